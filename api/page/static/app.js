@@ -17,7 +17,7 @@ import { Jobs } from "./views/jobs.js";
 import { DeadLetters } from "./views/letters.js";
 import { Models } from "./views/models.js";
 import { Now, nowTitle } from "./views/now.js";
-import { Playground } from "./views/playground.js";
+import { forgetRuns, Playground } from "./views/playground.js";
 
 const VIEWS = [
   { path: "now", name: "Now", icon: "now", view: Now, allowed: () => mayRead() || mayOperate(), title: nowTitle },
@@ -29,20 +29,24 @@ const VIEWS = [
 ];
 
 function App() {
-  const { state, hasKey: keyed, tenant } = useStore(session);
+  const { state, hasKey: keyed, tenant, scopes } = useStore(session);
   const route = useRoute();
   const [dialog, setDialog] = useState(null);
-  const [epoch, setEpoch] = useState(0);
+  const identity = [keyed, tenant, ...scopes].join(" ");
   useEffect(() => {
     openSession();
-    return onKeyNeeded(() => session.value.state === "open" && session.set({ ...session.value, state: "locked", reason: "The key is no longer valid." }));
+    return onKeyNeeded(
+      () =>
+        session.value.state === "open" &&
+        session.set({ ...session.value, state: "locked", reason: "The key is no longer valid." }),
+    );
   }, []);
   useEffect(() => {
     if (state !== "open") return;
     reset();
     startOverview();
-    setEpoch((before) => before + 1);
-  }, [state, keyed, tenant]);
+  }, [state, identity]);
+  useEffect(forgetRuns, [tenant]);
   useEffect(() => {
     if (state !== "down") return undefined;
     const timer = setInterval(openSession, 3_000);
@@ -55,9 +59,11 @@ function App() {
     <a class="skip" href="#main" onClick=${skipped}>Skip to the content</a>
     <${Side} views=${views} current=${view} open=${setDialog} />
     <main id="main" tabindex="-1">
-      ${state === "open" && view && html`<${View} key=${epoch} view=${view} route=${route} />`}
-      ${state === "open" && !view && html`<h1>No view</h1><${Empty} icon="key" title="This key may see nothing here.">It needs the scope jobs:read, or admin.<//>`}
-      ${state === "down" && html`<h1>Not reachable</h1><${Empty} icon="dead" title="The service does not respond.">${session.value.reason} It is tried again every few seconds.<//>`}
+      ${state === "open" && view && html`<${View} key=${identity} view=${view} route=${route} />`}
+      ${state === "open" && !view && html`<h1>No view</h1>
+        <${Empty} icon="key" title="This key may see nothing here.">It needs the scope jobs:read, or admin.<//>`}
+      ${state === "down" && html`<h1>Not reachable</h1><${Empty} icon="dead" title="The service does not respond.">
+        ${session.value.reason} It is tried again every few seconds.<//>`}
       ${(state === "loading" || state === "locked") && html`<h1 class="unseen">fusequeue</h1>`}
     </main>
     ${state === "locked" && html`<${KeyPrompt} />`}
@@ -88,7 +94,8 @@ function View({ view, route }) {
   }, [view.path, id]);
   return html`
     <div class="view-head">
-      <h1 ref=${heading} tabindex="-1">${id ? html`<a href="#/jobs">Jobs</a> <span class="hint">/</span> Job` : title}</h1>
+      <h1 ref=${heading} tabindex="-1">${id ? html`<a href="#/jobs">Jobs</a> <span class="hint">/</span> Job` : title}
+        </h1>
       <${Connection} />
     </div>
     ${id ? html`<${JobPage} key=${id} id=${id} />` : html`<${view.view} key=${view.path} params=${route.params} />`}
@@ -100,7 +107,8 @@ function Connection() {
   const { error } = useStore(overview);
   const { connected } = useStore(live);
   const lost = error?.status === 0 || error?.passes || !connected;
-  return html`<p class="connection ${lost ? "is-lost" : ""}" role="status"><i></i>${lost ? "Reconnecting …" : "Live"}</p>`;
+  return html`<p class="connection ${lost ? "is-lost" : ""}" role="status"><i></i>${lost ? "Reconnecting …" : "Live"}
+    </p>`;
 }
 
 function Side({ views, current, open }) {
@@ -117,19 +125,27 @@ function Side({ views, current, open }) {
           ({ path, name, icon }) => html`
             <a key=${path} href="#/${path}" aria-current=${current?.path === path ? "page" : undefined}>
               <${Icon} name=${icon} /><span class="nav-name">${name}</span>
-              ${badges[path] > 0 && html`<span class="count" title=${titles[path]}>${count(badges[path])}<span class="unseen"> ${titles[path]}</span></span>`}
+              ${badges[path] > 0 && html`<span class="count" title=${titles[path]}>${count(badges[path])}
+                <span class="unseen"> ${titles[path]}</span></span>`}
             </a>
           `,
         )}
       </nav>
       <div class="side-end">
         <a href="docs"><${Icon} name="docs" /><span class="nav-name">API reference</span></a>
-        <button type="button" onClick=${() => open("help")}><${Icon} name="help" /><span class="nav-name">Keyboard</span><kbd>?</kbd></button>
-        ${state === "open" && keyed && html`
-          <button type="button" onClick=${() => open("key")}><${Icon} name="key" /><span class="nav-name">Change key</span></button>
+        <button type="button" onClick=${() => open("help")}><${Icon} name="help" />
+          <span class="nav-name">Keyboard</span><kbd>?</kbd></button>
+        ${
+          state === "open" &&
+          keyed &&
+          html`
+          <button type="button" onClick=${() => open("key")}><${Icon} name="key" />
+            <span class="nav-name">Change key</span></button>
           ${hasKey() && html`<${Button} kind="quiet forget" action=${() => useKey(null)}>Forget the key<//>`}
-        `}
-        ${state === "open" && html`<p class="who hint">${keyed ? `tenant ${tenant}` : "no keys required"}<br />pool ${pool}</p>`}
+        `
+        }
+        ${state === "open" && html`<p class="who hint">${keyed ? `tenant ${tenant}` : "no keys required"}
+          <br />pool ${pool}</p>`}
       </div>
     </header>
   `;

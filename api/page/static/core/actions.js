@@ -110,7 +110,13 @@ export function bodyOf(job) {
   if (job.last_image) body.last_image = job.last_image.id;
   if (job.adapters.length) body.adapters = job.adapters.map(({ id, scale }) => ({ id, scale }));
   if (job.controls.length) {
-    body.controls = job.controls.map(({ id, image, scale, start, end }) => ({ id, image: image.id, scale, start, end }));
+    body.controls = job.controls.map(({ id, image, scale, start, end }) => ({
+      id,
+      image: image.id,
+      scale,
+      start,
+      end,
+    }));
   }
   if (job.task.endsWith("video")) Object.assign(body, { frames: job.frames, fps: job.fps });
   if (job.layers) body.layers = job.layers;

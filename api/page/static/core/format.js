@@ -77,21 +77,29 @@ export const REASONS = {
 };
 
 const REMEDIES = {
-  out_of_memory: "Use a smaller size, fewer images or fewer frames, or lower max_batch of the model; then submit it again.",
-  invalid_input_image: "Upload another image as PNG, JPEG or WebP; this one cannot be decoded or has a side the model refuses.",
-  non_finite_latents: "The model produced NaN: use another seed, a lower guidance, or a dtype with more range (bfloat16 or float32).",
-  model_unavailable: "`fusequeue doctor` checks the model's files and says what to do; the worker's log has the first error.",
+  out_of_memory:
+    "Use a smaller size, fewer images or fewer frames, or lower max_batch of the model; then submit it again.",
+  invalid_input_image:
+    "Upload another image as PNG, JPEG or WebP; this one cannot be decoded or has a side the model refuses.",
+  non_finite_latents:
+    "The model produced NaN: use another seed, a lower guidance, or a dtype with more range (bfloat16 or float32).",
+  model_unavailable:
+    "`fusequeue doctor` checks the model's files and says what to do; the worker's log has the first error.",
   adapter_unavailable: "Check the adapter's file in models.toml; the worker's log has the reason.",
   deadline_exceeded: "Submit it with a longer deadline_s, with a higher priority, or add workers.",
   upload_failed: "The storage refused the result: check it with `fusequeue doctor`, then submit the job again.",
-  worker_lost: "It took its workers with it, or they were killed: see the dead letters, and the workers' logs for memory.",
+  worker_lost:
+    "It took its workers with it, or they were killed: see the dead letters, and the workers' logs for memory.",
   encoding_failed: "Use another output format; the worker's log has the reason.",
-  inference_failed: "The pipeline refused the request: read the message, change the field it names, and submit it again.",
+  inference_failed:
+    "The pipeline refused the request: read the message, change the field it names, and submit it again.",
 };
 
 /** What to do about an error of a job. */
 export function remedy(error) {
   if (REMEDIES[error.code]) return REMEDIES[error.code];
   if (error.param) return `Change ${error.param} and submit the job again.`;
-  return error.retryable ? "It can pass by itself: submit the job again." : "The worker's log has this job's id and the reason.";
+  return error.retryable
+    ? "It can pass by itself: submit the job again."
+    : "The worker's log has this job's id and the reason.";
 }

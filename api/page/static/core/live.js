@@ -125,5 +125,7 @@ export function reset() {
 export function current(job) {
   const now = live.value.jobs.get(job.id);
   if (!now || (ended(job.status) && !now.job)) return job;
-  return now.job ?? { ...job, status: now.status ?? job.status, phase: now.phase, progress: now.progress ?? job.progress };
+  return (
+    now.job ?? { ...job, status: now.status ?? job.status, phase: now.phase, progress: now.progress ?? job.progress }
+  );
 }

@@ -16,7 +16,16 @@ const EVERY_MS = 5_000; // of those from before the page was opened
 const MOST_FINISHED = 2_000;
 const SCAN_EVERY_MS = 6_000; // a list by state reads up to 1,000 jobs
 
-const empty = () => ({ at: 0, error: null, queues: null, workers: null, scale: null, running: [], recent: [], samples: [] });
+const empty = () => ({
+  at: 0,
+  error: null,
+  queues: null,
+  workers: null,
+  scale: null,
+  running: [],
+  recent: [],
+  samples: [],
+});
 
 export const overview = createStore(empty());
 
@@ -101,7 +110,9 @@ async function recentJobs(queues, workers) {
   const runs = [...found.values()].filter((job) => job.status === "running").length;
   if (runs < expected && Date.now() - scannedAt > SCAN_EVERY_MS && found.size >= 50) {
     scannedAt = Date.now();
-    const list = await call(withQuery("v1/jobs", { status: "running", limit: Math.min(100, workers ? expected : 100) }));
+    const list = await call(
+      withQuery("v1/jobs", { status: "running", limit: Math.min(100, workers ? expected : 100) }),
+    );
     for (const job of list.data) found.set(job.id, job);
   }
   return [...found.values()];

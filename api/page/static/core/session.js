@@ -1,6 +1,6 @@
 // Who uses the page, and what that key allows.
 
-import { call, setKey } from "./api.js";
+import { call, hasKey, setKey } from "./api.js";
 import { createStore } from "./hooks.js";
 
 /** `state`: "loading", "locked" (a key is needed), "open" or "down". */
@@ -13,7 +13,8 @@ export async function openSession() {
     session.set({ ...rest, hasKey: has_key, state: "open", reason: "" });
   } catch (error) {
     const state = error.status === 401 ? "locked" : "down";
-    session.set({ ...session.value, state, reason: error.message });
+    const isAsked = state === "locked" && !hasKey(); // for the first time: nothing was refused
+    session.set({ ...session.value, state, reason: isAsked ? "" : error.message });
   }
   return session.value.state === "open";
 }

@@ -24,7 +24,10 @@ export function Tile({ name, value, unit, note, samples, lines, format, least = 
   const move = (event) => {
     const box = frame.current.getBoundingClientRect();
     const at = (WIDTH * (event.clientX - box.left)) / box.width;
-    const near = shown.reduce((best, sample) => (Math.abs(x(sample) - at) < Math.abs(x(best) - at) ? sample : best), shown[0]);
+    const near = shown.reduce(
+      (best, sample) => (Math.abs(x(sample) - at) < Math.abs(x(best) - at) ? sample : best),
+      shown[0],
+    );
     setHovered(near ?? null);
   };
   const peak = Math.max(0, ...shown.map((sample) => lines.at(-1)[1](sample) ?? 0));
@@ -71,7 +74,8 @@ export function Bar({ parts, label }) {
   return html`
     <div class="bar" role="img" aria-label="${label}: ${parts.map(([name, , , text]) => `${name} ${text}`).join(", ")}">
       ${parts.map(
-        ([name, value, kind]) => html`<div key=${name} class=${kind} style=${{ flexGrow: value / total }} title=${name}></div>`,
+        ([name, value, kind]) =>
+          html`<div key=${name} class=${kind} style=${{ flexGrow: value / total }} title=${name}></div>`,
       )}
     </div>
   `;

@@ -22,7 +22,8 @@ export function Dialog({ title, onClose, children, kind = "" }) {
   return html`
     <dialog ref=${dialog} class=${kind} aria-labelledby="dialog-title" onCancel=${cancel} onClick=${clicked}>
       <div class="dialog-body">
-        <header><h2 id="dialog-title">${title}</h2>${onClose && html`<${Button} kind="quiet" icon="close" label="Close" action=${onClose} />`}</header>
+        <header><h2 id="dialog-title">${title}</h2>
+          ${onClose && html`<${Button} kind="quiet" icon="close" label="Close" action=${onClose} />`}</header>
         ${children}
       </div>
     </dialog>
@@ -72,10 +73,14 @@ function Question({ question }) {
     <${Dialog} title=${title} onClose=${() => close()}>
       <p>${text}</p>
       ${count && html`<p class="counted" role="status">${total ? matching : error ? "" : "Counting …"}</p>`}
-      ${done !== null && count && html`
+      ${
+        done !== null &&
+        count &&
+        html`
         <${Progress} label="Done so far" value=${total?.more ? 0 : (100 * done) / Math.max(1, total.total)} />
         <p role="status">${plural(done, noun)} so far</p>
-      `}
+      `
+      }
       ${error && html`<p class="fault" role="alert">${error.message}</p>`}
       <footer>
         <${Button} action=${() => close()}>${done === null ? "Keep" : "Stop"}<//>
@@ -151,7 +156,8 @@ export const Help = ({ onClose }) => html`
             <h3>${name}</h3>
             <dl>
               ${keys.map(
-                ([all, text]) => html`<div key=${text}><dt>${all.map((one) => html`<kbd>${one}</kbd>`)}</dt><dd>${text}</dd></div>`,
+                ([all, text]) =>
+                  html`<div key=${text}><dt>${all.map((one) => html`<kbd>${one}</kbd>`)}</dt><dd>${text}</dd></div>`,
               )}
             </dl>
           </section>

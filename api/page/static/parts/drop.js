@@ -15,7 +15,12 @@ async function upload(file) {
   const body = new FormData();
   body.append("file", file, file.name || "pasted.png");
   const input = await call("v1/inputs", { method: "POST", body });
-  return { id: input.id, name: file.name || "pasted", url: URL.createObjectURL(file), size: `${input.width} × ${input.height}` };
+  return {
+    id: input.id,
+    name: file.name || "pasted",
+    url: URL.createObjectURL(file),
+    size: `${input.width} × ${input.height}`,
+  };
 }
 
 const imagesOf = (data) => [...(data?.files ?? [])].filter((file) => file.type.startsWith("image/"));
@@ -58,11 +63,14 @@ export function Drops({ label, name, most, images, onChange, fault }) {
       <span>${label}</span>
       <div class="drops ${over ? "is-over" : ""}" onDragOver=${dragged} onDragEnter=${dragged} onDragLeave=${dragged} onDrop=${dropped}>
         ${images.map((image, index) => html`<${Chosen} key=${image.id} image=${image} remove=${() => onChange(images.filter((_, at) => at !== index))} />`)}
-        ${images.length < most && html`
+        ${
+          images.length < most &&
+          html`
           <button type="button" class="drop" aria-label="Choose a image: ${label}" onClick=${() => fileInput.current.click()}>
             <${Icon} name="image" /><span>${busy ? "Uploading …" : "Drop, paste or choose"}</span>
           </button>
-        `}
+        `
+        }
         <input ref=${fileInput} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES.join(",")} multiple=${most > 1}
           onChange=${(event) => add([...event.target.files])} />
       </div>
@@ -109,7 +117,10 @@ function Stored({ id }) {
   useEffect(() => {
     if (isJob) call(`v1/jobs/${id}`).then(setJob, () => {});
   }, [id]);
-  if (isJob) return job?.artifacts[0] ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" />` : html`<span class="missing">…</span>`;
+  if (isJob)
+    return job?.artifacts[0]
+      ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" />`
+      : html`<span class="missing">…</span>`;
   return html`<${StoredInput} id=${id} />`;
 }
 

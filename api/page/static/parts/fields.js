@@ -20,13 +20,15 @@ export const Text = ({ label, value, onChange, fault, ...rest }) => html`
 export const Select = ({ label, name, value, options, onChange, fault }) => html`
   <${Field} label=${label} fault=${fault}>
     <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${options.map(([option, text]) => html`<option key=${text} value=${option} selected=${option === value}>${text}</option>`)}
+      ${options.map(([option, text]) => html`<option key=${text} value=${option} selected=${option === value}>${text}
+        </option>`)}
     </select>
   <//>
 `;
 
 export const Check = ({ label, name, value, onChange }) => html`
-  <label class="check"><input type="checkbox" name=${name} checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>
+  <label class="check">
+    <input type="checkbox" name=${name} checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>
 `;
 
 /** A number with a slider and a field; the field also takes what the slider's steps leave out. */

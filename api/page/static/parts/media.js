@@ -22,13 +22,23 @@ export function ArtifactView({ job, artifact, others, size = "" }) {
   const src = local(isVideo(artifact) ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
   const [missing, setMissing] = useState(false);
   const images = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
-  const open = () => enlarge(images, Math.max(0, images.findIndex((one) => one.artifact.url === artifact.url)));
+  const open = () =>
+    enlarge(
+      images,
+      Math.max(
+        0,
+        images.findIndex((one) => one.artifact.url === artifact.url),
+      ),
+    );
   return html`
     <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
-      ${missing
-        ? html`<span class="missing">no longer kept</span>`
-        : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(true)} />`}
-      ${isVideo(artifact) && html`<span class="tag">${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}
+      ${
+        missing
+          ? html`<span class="missing">no longer kept</span>`
+          : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(true)} />`
+      }
+      ${isVideo(artifact) && html`<span class="tag">
+        ${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}
       ${artifact.flagged && html`<span class="tag">flagged</span>`}
     </button>
   `;
@@ -44,7 +54,10 @@ export function useInputUrl(id) {
     let closed = false;
     request(path)
       .then((response) => response.blob())
-      .then((blob) => closed || setUrl((made = URL.createObjectURL(blob))), () => setUrl(null));
+      .then(
+        (blob) => closed || setUrl((made = URL.createObjectURL(blob))),
+        () => setUrl(null),
+      );
     return () => {
       closed = true;
       if (made) URL.revokeObjectURL(made);
@@ -88,13 +101,19 @@ export function Lightbox() {
   return html`
     <${Dialog} title=${place} kind="lightbox" onClose=${() => lightbox.set(null)}>
       <div class="stage">
-        ${isVideo(artifact)
-          ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}></video>`
-          : html`<img key=${src} src=${src} alt=${job.prompt} />`}
-        ${images.length > 1 && html`
+        ${
+          isVideo(artifact)
+            ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}>
+              </video>`
+            : html`<img key=${src} src=${src} alt=${job.prompt} />`
+        }
+        ${
+          images.length > 1 &&
+          html`
           <${Button} kind="turn previous" icon="left" label="Previous image" action=${() => turn(shown, -1)} />
           <${Button} kind="turn next" icon="right" label="Next image" action=${() => turn(shown, 1)} />
-        `}
+        `
+        }
       </div>
       <div class="caption">
         <p>${job.prompt}</p>

@@ -17,7 +17,9 @@ function python(value, indent = "") {
   if (value === null) return "None";
   if (Array.isArray(value)) return `[${value.map((one) => python(one, indent)).join(", ")}]`;
   if (typeof value === "object") {
-    return `{${Object.entries(value).map(([name, one]) => `"${name}": ${python(one, indent)}`).join(", ")}}`;
+    return `{${Object.entries(value)
+      .map(([name, one]) => `"${name}": ${python(one, indent)}`)
+      .join(", ")}}`;
   }
   return JSON.stringify(value);
 }

@@ -65,13 +65,15 @@ export const ErrorNote = ({ error, retry }) =>
   html`
     <div class="note is-failed" role="alert">
       <${Icon} name="dead" />
-      <div><p class="strong">${error.status === 403 ? "This key may not see this." : "This could not be read."}</p><p>${error.message}</p></div>
+      <div><p class="strong">${error.status === 403 ? "This key may not see this." : "This could not be read."}</p><p>
+        ${error.message}</p></div>
       ${retry && html`<${Button} action=${retry}>Try again<//>`}
     </div>
   `;
 
 export const Skeleton = ({ rows = 3 }) => html`
-  <div class="skeleton" role="status" aria-label="Loading">${Array.from({ length: rows }, () => html`<div></div>`)}</div>
+  <div class="skeleton" role="status" aria-label="Loading">${Array.from({ length: rows }, () => html`<div></div>`)}
+    </div>
 `;
 
 export function Ago({ time }) {
@@ -118,9 +120,13 @@ export function Toasts() {
   const [toasts, setToasts] = useState([]);
   showToast = (one) => {
     setToasts((before) => [...before.slice(-3), one]);
-    setTimeout(() => setToasts((before) => before.filter((other) => other !== one)), one.state === "failed" ? 9_000 : 4_000);
+    setTimeout(
+      () => setToasts((before) => before.filter((other) => other !== one)),
+      one.state === "failed" ? 9_000 : 4_000,
+    );
   };
-  return html`<div class="toasts">${toasts.map(({ text, state, id }) => html`<div key=${id} class="toast is-${state}">${text}</div>`)}</div>`;
+  return html`<div class="toasts">${toasts.map(({ text, state, id }) => html`<div key=${id} class="toast is-${state}">
+    ${text}</div>`)}</div>`;
 }
 
 /** Definitions in two columns; those without a value are left out. */

@@ -11,24 +11,40 @@ import { Ago, Badge, Button, Copy, Empty, ErrorNote, Facts, Panel, Progress, Ske
 
 const PAGE = 20;
 const MOST_ERROR_BYTES = 1_000_000; // of an error file that are counted
-const STATES = { completed: "succeeded", failed: "failed", expired: "expired", cancelled: "canceled", cancelling: "canceled", validating: "queued" };
+const STATES = {
+  completed: "succeeded",
+  failed: "failed",
+  expired: "expired",
+  cancelled: "canceled",
+  cancelling: "canceled",
+  validating: "queued",
+};
 const OPEN = ["validating", "in_progress", "finalizing", "cancelling"];
 
 export function Batches({ params }) {
   const after = params.get("after") ?? "";
-  const { data, error, loading, reload } = useLoaded((signal) => call(withQuery("v1/batches", { limit: PAGE, after }), { signal }), [after], 3_000);
+  const { data, error, loading, reload } = useLoaded(
+    (signal) => call(withQuery("v1/batches", { limit: PAGE, after }), { signal }),
+    [after],
+    3_000,
+  );
   const batches = data?.data ?? [];
   return html`
     <${ErrorNote} error=${error} retry=${reload} />
     ${loading && !data && html`<${Skeleton} rows=${4} />`}
-    ${data && !batches.length && html`
+    ${
+      data &&
+      !batches.length &&
+      html`
       <${Panel} title="No batches">
         <${Empty} icon="batches" title="A batch is thousands of requests in one file.">
           They run at priority bulk, in the slots that other jobs leave free: <code>fusequeue backfill prompts.csv</code>, or <code>client.batches.create</code> of OpenAI's SDK.
         <//>
       <//>
-    `}
-    <div class="stack">${batches.map((batch) => html`<${Batch} key=${batch.id} batch=${batch} reload=${reload} />`)}</div>
+    `
+    }
+    <div class="stack">${batches.map((batch) => html`<${Batch} key=${batch.id} batch=${batch} reload=${reload} />`)}
+      </div>
     <nav class="pager" aria-label="Pages">
       ${after && html`<${Button} icon="left" action=${() => go("#/batches")}>Newest<//>`}
       ${data?.has_more && html`<${Button} action=${() => go(`#/batches?after=${encodeURIComponent(data.last_id)}`)}>Older<//>`}
@@ -49,7 +65,13 @@ function Batch({ batch, reload }) {
   const left = timeLeft(batch);
   const cancel = async () => {
     const run = async () => (await call(`v1/batches/${batch.id}/cancel`, { method: "POST" }), true);
-    await confirm({ title: "Cancel this batch?", text: "Finished results are kept; running jobs stop at their next step.", verb: "Cancel the batch", danger: true, run });
+    await confirm({
+      title: "Cancel this batch?",
+      text: "Finished results are kept; running jobs stop at their next step.",
+      verb: "Cancel the batch",
+      danger: true,
+      run,
+    });
     reload();
   };
   const ended = batch.completed_at ?? batch.failed_at ?? batch.expired_at ?? batch.cancelled_at;
@@ -59,7 +81,8 @@ function Batch({ batch, reload }) {
         <${Badge} state=${state}>${words(batch.status)}<//>
         <h2 class="mono">${batch.id}</h2><${Copy} text=${batch.id} label="Copy the id" />
         <span class="grow"></span>
-        <span class="number">${count(completed)} of ${plural(total, "line")}${failed ? html`, <span class="fault">${count(failed)} failed</span>` : ""}</span>
+        <span class="number">${count(completed)} of ${plural(total, "line")}${failed ? html`, <span class="fault">
+          ${count(failed)} failed</span>` : ""}</span>
         ${mayWrite() && OPEN.includes(batch.status) && html`<${Button} icon="cancel" action=${cancel} disabled=${batch.status === "cancelling"}>Cancel<//>`}
       </header>
       <${Progress} value=${total ? (100 * (completed + failed)) / total : 0} label="Lines of ${batch.id}" state=${state} />
@@ -75,14 +98,17 @@ function Batch({ batch, reload }) {
         <${File} id=${batch.output_file_id} name="Results" />
         <${File} id=${batch.error_file_id} name="Errors" />
       </div>
-      ${batch.errors && html`<ul class="plain">${batch.errors.data.slice(0, 20).map((fault) => html`<li key=${`${fault.line}${fault.message}`}><code>${fault.code}</code> ${fault.line ? `line ${fault.line}: ` : ""}${fault.message}</li>`)}</ul>`}
+      ${batch.errors && html`<ul class="plain">
+        ${batch.errors.data.slice(0, 20).map((fault) => html`<li key=${`${fault.line}${fault.message}`}><code>
+        ${fault.code}</code> ${fault.line ? `line ${fault.line}: ` : ""}${fault.message}</li>`)}</ul>`}
       ${batch.error_file_id && html`<${ErrorCodes} id=${batch.error_file_id} />`}
     </article>
   `;
 }
 
 const File = ({ id, name }) =>
-  id && html`
+  id &&
+  html`
     <${Button} icon="download" action=${async () => save(await (await request(`v1/files/${id}/content`)).blob(), `${id}.jsonl`)}>${name}<//>
   `;
 
@@ -99,7 +125,8 @@ function ErrorCodes({ id }) {
     setCodes([...found].sort((a, b) => b[1] - a[1]));
   };
   if (!codes) return html`<p><${Button} action=${read}>Errors by code<//></p>`;
-  return html`<ul class="plain" aria-label="Errors by code">${codes.map(([code, times]) => html`<li key=${code}><code>${code}</code> <span class="strong number">${count(times)}</span></li>`)}</ul>`;
+  return html`<ul class="plain" aria-label="Errors by code">${codes.map(([code, times]) => html`<li key=${code}><code>
+    ${code}</code> <span class="strong number">${count(times)}</span></li>`)}</ul>`;
 }
 
 function codeOf(line) {

@@ -23,7 +23,9 @@ export function Filters({ filters, change }) {
         <legend class="unseen">State</legend>
         ${STATES.map(
           (state) => html`
-            <label key=${state} class="chip is-${state}"><input type="checkbox" checked=${chosen.has(state)} onChange=${() => toggle(state)} /><i></i>${state}</label>
+            <label key=${state} class="chip is-${state}">
+              <input type="checkbox" checked=${chosen.has(state)} onChange=${() => toggle(state)} /><i></i>${state}
+              </label>
           `,
         )}
       </fieldset>

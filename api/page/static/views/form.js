@@ -21,29 +21,45 @@ export function Form({ models, model, values, setValues, fault, generate }) {
   const has = fieldsOf(values.task, model);
   const { limits } = model;
   const button = useRef(null);
-  const faultOf = (name) => fault?.faults.find((one) => one.param?.split(".")[0] === name)?.message ?? (fault?.param?.split(".")[0] === name ? fault.message : null);
+  const faultOf = (name) =>
+    fault?.faults.find((one) => one.param?.split(".")[0] === name)?.message ??
+    (fault?.param?.split(".")[0] === name ? fault.message : null);
   const pressed = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       button.current.base.click();
     }
   };
-  const field = (name) => ({ name, value: values[name], fault: faultOf(name), onChange: (value) => set({ [name]: value }) });
+  const field = (name) => ({
+    name,
+    value: values[name],
+    fault: faultOf(name),
+    onChange: (value) => set({ [name]: value }),
+  });
   const tooLong = values.prompt.length > limits.max_prompt_chars;
   const unnamed = fault && !fault.faults.length && !fault.param;
   return html`
     <form class="panel form" aria-label="Request" onKeyDown=${pressed} onSubmit=${(event) => event.preventDefault()}>
       <div class="form-row">
         <${Select} label="Model" ...${field("model")} options=${models.map((one) => [one.id, one.id])}
-          onChange=${(id) => setValues(blank(models.find((one) => one.id === id), values))} />
+          onChange=${(id) =>
+            setValues(
+              blank(
+                models.find((one) => one.id === id),
+                values,
+              ),
+            )} />
         ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} />`}
       </div>
       <${Field} label="Prompt" fault=${faultOf("prompt")} note=${`${values.prompt.length} of ${limits.max_prompt_chars}`} noteFault=${tooLong}>
         <textarea name="prompt" rows="4" required placeholder="a red circle on a blue ground, left" value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
       <//>
-      ${has.image && html`
+      ${
+        has.image &&
+        html`
         <${Drops} label=${has.images > 1 ? `Images, up to ${has.images}` : "Image"} name="image" most=${has.images} images=${values.images} fault=${faultOf("image") ?? faultOf("images")} onChange=${(images) => set({ images })} />
-      `}
+      `
+      }
       ${has.mask && html`<${Drop} label="Mask: white is repainted" name="mask" image=${values.mask} fault=${faultOf("mask")} onChange=${(mask) => set({ mask })} />`}
       ${has.last_image && html`<${Drop} label="Last frame" name="last_image" image=${values.last_image} fault=${faultOf("last_image")} onChange=${(last_image) => set({ last_image })} />`}
       <${Size} model=${model} values=${values} set=${set} field=${field} />
@@ -53,10 +69,13 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         ${values.guidance_scale_2 !== null && html`<${Range} label="Guidance, less noisy steps" ...${field("guidance_scale_2")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />`}
         ${has.strength && html`<${Range} label="Strength" ...${field("strength")} min=${0.05} max=${1} step=${0.05} />`}
         <${Range} label="Images" ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
-        ${has.frames && html`
+        ${
+          has.frames &&
+          html`
           <${Range} label="Frames" ...${field("frames")} min=${1} max=${limits.max_frames} step=${limits.frames_multiple} />
           <${Range} label="Frames per second" ...${field("fps")} min=${1} max=${60} step=${1} />
-        `}
+        `
+        }
         ${has.layers && html`<${Range} label="Layers" ...${field("layers")} min=${1} max=${limits.max_layers} step=${1} />`}
         <${Field} label="Seed" fault=${faultOf("seed")}>
           <div class="joined">
@@ -74,7 +93,14 @@ export function Form({ models, model, values, setValues, fault, generate }) {
           <div class="form-grid">
             ${model.schedulers.length > 0 && html`<${Select} label="Scheduler" ...${field("scheduler")} options=${[["", "the model's own"], ...model.schedulers.map((name) => [name, name])]} />`}
             ${model.step_cache.allowed.length > 0 && html`<${Select} label="Step cache" ...${field("step_cache")} options=${levels(model, values.step_cache)} />`}
-            ${has.format && html`<${Select} label="Format" ...${field("output_format")} options=${[["", "png"], ["jpeg", "jpeg"], ["webp", "webp"]]} />`}
+            ${
+              has.format &&
+              html`<${Select} label="Format" ...${field("output_format")} options=${[
+                ["", "png"],
+                ["jpeg", "jpeg"],
+                ["webp", "webp"],
+              ]} />`
+            }
             <${Select} label="Priority" ...${field("priority")} options=${["interactive", "standard", "bulk"].map((name) => [name, name])} />
             <${Text} label="Deadline, seconds" ...${field("deadline_s")} placeholder="none" inputmode="decimal" />
             <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
@@ -87,7 +113,8 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${!mayWrite() || !values.prompt.trim() || tooLong}>
           Generate${values.n > 1 ? ` ${plural(values.n, "image")}` : ""}
         <//>
-        <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}</span>
+        <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}
+          </span>
       </footer>
     </form>
   `;
@@ -101,7 +128,8 @@ function levels(model, chosen) {
 
 /** Sides of about as many pixels as the model's default, at a ratio. */
 function sides(ratio, { defaults, limits }) {
-  const fit = (side) => Math.max(limits.min_side, Math.min(limits.max_side, Math.round(side / limits.multiple_of) * limits.multiple_of));
+  const fit = (side) =>
+    Math.max(limits.min_side, Math.min(limits.max_side, Math.round(side / limits.multiple_of) * limits.multiple_of));
   const pixels = defaults.width * defaults.height;
   return { width: fit(Math.sqrt(pixels * ratio)), height: fit(Math.sqrt(pixels / ratio)) };
 }
@@ -146,8 +174,15 @@ function Adapters({ model, values, set, fault }) {
 }
 
 function Controls({ model, values, set, fault }) {
-  const change = (index, changes) => set({ controls: values.controls.map((control, at) => (at === index ? { ...control, ...changes } : control)) });
-  const add = (id) => set({ controls: [...values.controls, { id, image: null, scale: model.controls.find((one) => one.id === id).scale, start: 0, end: 1 }] });
+  const change = (index, changes) =>
+    set({ controls: values.controls.map((control, at) => (at === index ? { ...control, ...changes } : control)) });
+  const add = (id) =>
+    set({
+      controls: [
+        ...values.controls,
+        { id, image: null, scale: model.controls.find((one) => one.id === id).scale, start: 0, end: 1 },
+      ],
+    });
   const full = values.controls.length >= model.limits.max_controls;
   return html`
     <fieldset class="group"><legend>Control images</legend>
@@ -164,7 +199,8 @@ function Controls({ model, values, set, fault }) {
           </div>
         `,
       )}
-      ${!full && html`<div class="actions">${model.controls.map(({ id }) => html`<${Button} key=${id} action=${() => add(id)}>Add ${id}<//>`)}</div>`}
+      ${!full && html`<div class="actions">
+        ${model.controls.map(({ id }) => html`<${Button} key=${id} action=${() => add(id)}>Add ${id}<//>`)}</div>`}
       ${fault && html`<p class="fault" role="alert">${fault}</p>`}
     </fieldset>
   `;

@@ -37,14 +37,18 @@ export function JobPage({ id }) {
         <${Images} job=${job} previews=${jobs.get(id)?.previews ?? []} />
         <${Timeline} job=${job} />
         <${Panel} title="Events" note=${events.length ? "since this page was opened" : ""}>
-          <ol class="events">${events.map((event) => html`<li key=${event.key}><time class="mono hint">${clock(event.at)}</time><span>${event.text}</span></li>`)}</ol>
+          <ol class="events">${events.map((event) => html`<li key=${event.key}><time class="mono hint">
+            ${clock(event.at)}</time><span>${event.text}</span></li>`)}</ol>
           ${!events.length && html`<p class="hint pad">None since this page was opened.</p>`}
         <//>
       </div>
       <div class="column">
         <${Request} job=${job} />
         <${Panel} title="The same call"><${Snippets} body=${bodyOf(job)} /><//>
-        <details class="panel raw"><summary>Raw JSON</summary><div class="snippets"><div class="snippets-bar"><span class="grow"></span><${Copy} text=${JSON.stringify(job, null, 2)} label="Copy the JSON">Copy<//></div><pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(job, null, 2)}</code></pre></div></details>
+        <details class="panel raw"><summary>Raw JSON</summary><div class="snippets"><div class="snippets-bar">
+          <span class="grow"></span><${Copy} text=${JSON.stringify(job, null, 2)} label="Copy the JSON">Copy<//></div>
+          <pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(job, null, 2)}</code></pre></div>
+          </details>
       </div>
     </div>
   `;
@@ -54,9 +58,16 @@ export function JobPage({ id }) {
 function useEvents(id, now) {
   const [events, setEvents] = useState([]);
   useEffect(() => setEvents([]), [id]);
-  const text = now?.status && [now.status, now.phase && words(now.phase), now.worker && now.status === "running" && `on ${now.worker}`].filter(Boolean).join(" · ");
+  const text =
+    now?.status &&
+    [now.status, now.phase && words(now.phase), now.worker && now.status === "running" && `on ${now.worker}`]
+      .filter(Boolean)
+      .join(" · ");
   useEffect(() => {
-    if (text) setEvents((before) => [{ at: Date.now(), text, key: before.length ? before[0].key + 1 : 0 }, ...before].slice(0, MOST_EVENTS));
+    if (text)
+      setEvents((before) =>
+        [{ at: Date.now(), text, key: before.length ? before[0].key + 1 : 0 }, ...before].slice(0, MOST_EVENTS),
+      );
   }, [id, text]);
   return events;
 }
@@ -84,7 +95,13 @@ function Actions({ job, reload }) {
   };
   const remove = async () => {
     const run = async () => (await deleteJob(job.id), true);
-    const done = await confirm({ title: "Delete this job?", text: "The job and its images are deleted for good.", verb: "Delete", danger: true, run });
+    const done = await confirm({
+      title: "Delete this job?",
+      text: "The job and its images are deleted for good.",
+      verb: "Delete",
+      danger: true,
+      run,
+    });
     if (done) {
       toast("Deleted the job");
       go("#/jobs");
@@ -109,7 +126,9 @@ function Images({ job, previews }) {
     <${Panel} title=${job.artifacts.length ? "Result" : "Preview"} note=${expected ? progressText(job) : ""} actions=${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}>
       ${expected > 0 && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />`}
       <div class="results">
-        ${job.artifacts.map((artifact) => html`<figure key=${artifact.index}><${ArtifactView} job=${job} artifact=${artifact} size="large" /><figcaption class="hint mono">seed ${artifact.seed}</figcaption></figure>`)}
+        ${job.artifacts.map((artifact) => html`<figure key=${artifact.index}>
+          <${ArtifactView} job=${job} artifact=${artifact} size="large" />
+          <figcaption class="hint mono">seed ${artifact.seed}</figcaption></figure>`)}
         ${Array.from({ length: expected }, (_, index) => html`<${Preview} key=${index} job=${job} src=${previews[index]} />`)}
       </div>
     <//>
@@ -117,11 +136,14 @@ function Images({ job, previews }) {
 }
 
 export const progressText = ({ progress, phase, status }) =>
-  status === "queued" ? "queued" : `${words(phase ?? "starting")}${progress.total ? ` · step ${progress.step} of ${progress.total}` : ""}`;
+  status === "queued"
+    ? "queued"
+    : `${words(phase ?? "starting")}${progress.total ? ` · step ${progress.step} of ${progress.total}` : ""}`;
 
 export const Preview = ({ job, src }) => html`
   <div class="preview is-${job.status}" style=${{ aspectRatio: `${job.width} / ${job.height}` }}>
-    ${src ? html`<img src=${src} alt="Preview of ${job.prompt}" />` : html`<span class="hint">${job.status === "queued" ? "queued" : "…"}</span>`}
+    ${src ? html`<img src=${src} alt="Preview of ${job.prompt}" />` : html`<span class="hint">
+      ${job.status === "queued" ? "queued" : "…"}</span>`}
   </div>
 `;
 
@@ -137,10 +159,14 @@ function Timeline({ job }) {
   const batching = job.batching;
   return html`
     <${Panel} title="Timeline">
-      ${parts.length > 0 && html`
+      ${
+        parts.length > 0 &&
+        html`
         <${Bar} label="Timeline" parts=${parts.map(([name, ms, kind]) => [name, ms, kind, duration(ms)])} />
-        <ul class="legend">${parts.map(([name, ms, kind]) => html`<li key=${name}><i class=${kind}></i>${name} <span class="strong number">${duration(ms)}</span></li>`)}</ul>
-      `}
+        <ul class="legend">${parts.map(([name, ms, kind]) => html`<li key=${name}><i class=${kind}></i>
+          ${name} <span class="strong number">${duration(ms)}</span></li>`)}</ul>
+      `
+      }
       <${Facts} facts=${{
         Created: html`${dateTime(job.created_at)}, <${Ago} time=${job.created_at} />`,
         Claimed: job.started_at && dateTime(job.started_at),
@@ -150,7 +176,11 @@ function Timeline({ job }) {
         "Kept until": job.expires_at && dateTime(job.expires_at),
         "Device time": device_seconds !== null && `${figure(device_seconds)} s`,
         Forwards: batching && `${batching.forwards}, ${figure(batching.mean_rows)} rows in the mean`,
-        "Batch mates": batching && (batching.solo_reason ? `none: ${words(batching.solo_reason)}` : `up to ${batching.max_jobs} jobs in a forward`),
+        "Batch mates":
+          batching &&
+          (batching.solo_reason
+            ? `none: ${words(batching.solo_reason)}`
+            : `up to ${batching.max_jobs} jobs in a forward`),
         "Skipped steps": batching?.skipped_steps,
       }} />
     <//>
@@ -167,8 +197,11 @@ function Request({ job }) {
   const metadata = Object.entries(job.metadata);
   return html`
     <${Panel} title="Request">
-      <div class="prompt-text"><p>${job.prompt}</p>${job.negative_prompt && html`<p class="hint">without: ${job.negative_prompt}</p>`}</div>
-      ${inputs.length > 0 && html`<div class="inputs">${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} />`)}</div>`}
+      <div class="prompt-text"><p>${job.prompt}</p>
+        ${job.negative_prompt && html`<p class="hint">without: ${job.negative_prompt}</p>`}</div>
+      ${inputs.length > 0 && html`<div class="inputs">
+        ${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} />`)}
+        </div>`}
       <${Facts} facts=${{
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
@@ -182,12 +215,20 @@ function Request({ job }) {
         Scheduler: job.scheduler,
         "Step cache": job.step_cache && `every ${job.step_cache.every} steps`,
         Adapters: job.adapters.map((adapter) => `${adapter.id} ${adapter.scale}`).join(", "),
-        Controls: job.controls.map((control) => `${control.id} ${control.scale}, ${control.start} to ${control.end}`).join("; "),
+        Controls: job.controls
+          .map((control) => `${control.id} ${control.scale}, ${control.start} to ${control.end}`)
+          .join("; "),
         Reproducible: job.reproducible && "yes",
         Format: `${job.output_format}${job.output_format === "png" ? "" : ` at ${job.output_quality}`}`,
         Priority: job.priority,
         Batch: job.batch_id && html`<a href="#/jobs?batch_id=${job.batch_id}">${job.batch_id}</a>`,
-        Metadata: metadata.length > 0 && metadata.map(([key, value]) => html`<a key=${key} class="tag" href="#/jobs?metadata=${encodeURIComponent(`${key}=${value}`)}">${key}=${value}</a> `),
+        Metadata:
+          metadata.length > 0 &&
+          metadata.map(
+            ([key, value]) =>
+              html`<a key=${key} class="tag" href="#/jobs?metadata=${encodeURIComponent(`${key}=${value}`)}">
+                ${key}=${value}</a> `,
+          ),
       }} />
     <//>
   `;

@@ -9,7 +9,19 @@ import { current, follow, live } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
 import { ArtifactView, Thumb } from "../parts/media.js";
-import { Ago, Badge, Button, Empty, ErrorNote, JobLink, Panel, Segments, Skeleton, toast, toastError } from "../parts/ui.js";
+import {
+  Ago,
+  Badge,
+  Button,
+  Empty,
+  ErrorNote,
+  JobLink,
+  Panel,
+  Segments,
+  Skeleton,
+  toast,
+  toastError,
+} from "../parts/ui.js";
 import { FILTERS, Filters } from "./filters.js";
 
 const PAGE = 50;
@@ -20,30 +32,41 @@ export function Jobs({ params }) {
   const filters = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
   const view = params.get("view") === "gallery" ? "gallery" : "table";
   const after = params.get("after") ?? "";
-  const change = (changes) => go(withQuery("#/jobs", { ...filters, view: view === "table" ? "" : view, ...changes }), { replace: true });
+  const change = (changes) =>
+    go(withQuery("#/jobs", { ...filters, view: view === "table" ? "" : view, ...changes }), { replace: true });
   const query = withQuery("v1/jobs", { ...queryOf(filters), limit: PAGE, after });
   const { data, error, loading, reload } = useLoaded((signal) => filled(query, signal), [query], after ? 0 : EVERY_MS);
   useStore(live);
   const jobs = (data?.data ?? []).map(current);
-  const active = jobs.filter((job) => !ended(job.status)).map((job) => job.id).slice(0, 32);
+  const active = jobs
+    .filter((job) => !ended(job.status))
+    .map((job) => job.id)
+    .slice(0, 32);
   useEffect(() => follow(active), [active.join()]);
   const [selected, setSelected] = useState(new Set());
   useEffect(() => setSelected(new Set()), [query]);
-  const toggle = (id) => setSelected((before) => (before.has(id) ? new Set([...before].filter((one) => one !== id)) : new Set([...before, id])));
+  const toggle = (id) =>
+    setSelected((before) =>
+      before.has(id) ? new Set([...before].filter((one) => one !== id)) : new Set([...before, id]),
+    );
   const list = useRef(null);
   useKeys((event) => keyed(event, list.current, toggle, () => change({ view: view === "table" ? "gallery" : "" })));
   const props = { jobs, selected, toggle, setSelected };
   return html`
     <${Filters} filters=${filters} change=${(changes) => change({ ...changes, after: "" })} />
     <div class="toolbar">
-      <${Segments} label="Layout" value=${view} options=${[["table", "Table", "table"], ["gallery", "Gallery", "gallery"]]} onChange=${(name) => change({ view: name === "table" ? "" : name })} />
+      <${Segments} label="Layout" value=${view} options=${[
+        ["table", "Table", "table"],
+        ["gallery", "Gallery", "gallery"],
+      ]} onChange=${(name) => change({ view: name === "table" ? "" : name })} />
       <p class="grow hint" role="status">${data ? shownText(jobs, data, after) : ""}</p>
       ${mayWrite() && html`<${Actions} jobs=${jobs} selected=${selected} filters=${filters} reload=${reload} />`}
     </div>
     <${ErrorNote} error=${error} retry=${reload} />
     <div ref=${list}>
       ${loading && !data && html`<${Skeleton} rows=${8} />`}
-      ${data && !jobs.length && html`<${Panel} title="No jobs"><${Empty} icon="jobs" title="No job matches.">${data.has_more ? "None among those read so far: go on to older ones." : html`Change the filters, or <a href="#/playground">send a prompt</a>.`}<//><//>`}
+      ${data && !jobs.length && html`<${Panel} title="No jobs"><${Empty} icon="jobs" title="No job matches.">
+        ${data.has_more ? "None among those read so far: go on to older ones." : html`Change the filters, or <a href="#/playground">send a prompt</a>.`}<//><//>`}
       ${jobs.length > 0 && (view === "table" ? html`<${Table} ...${props} />` : html`<${Gallery} ...${props} />`)}
     </div>
     <nav class="pager" aria-label="Pages">
@@ -53,14 +76,17 @@ export function Jobs({ params }) {
   `;
 }
 
-const shownText = (jobs, data, after) => `${plural(jobs.length, "job")}${after ? ", older" : ""}${data.has_more ? ", more on the next page" : ""}`;
+const shownText = (jobs, data, after) =>
+  `${plural(jobs.length, "job")}${after ? ", older" : ""}${data.has_more ? ", more on the next page" : ""}`;
 
 /** A page of a filtered list; the service reads a bounded number of jobs a request, so one can be short. */
 async function filled(query, signal) {
   let page = await call(query, { signal });
   const data = [...page.data];
   for (let requests = 1; page.has_more && data.length === 0 && requests < 10; requests += 1) {
-    page = await call(`${query.replace(/&?after=[^&]*/, "")}&after=${encodeURIComponent(page.next_cursor)}`, { signal });
+    page = await call(`${query.replace(/&?after=[^&]*/, "")}&after=${encodeURIComponent(page.next_cursor)}`, {
+      signal,
+    });
     data.push(...page.data);
   }
   return { ...page, data };
@@ -89,16 +115,21 @@ function Table({ jobs, selected, toggle, setSelected }) {
       <table class="jobs">
         <thead>
           <tr>
-            ${mayWrite() && html`<th scope="col"><input type="checkbox" aria-label="Select all on this page" checked=${all} onChange=${toggleAll} /></th>`}
-            <th scope="col">Prompt</th><th scope="col">State</th><th scope="col">Model</th><th scope="col" class="number">Size</th><th scope="col" class="number">Waited</th><th scope="col" class="number">Took</th><th scope="col">Created</th><th scope="col">Id</th>
+            ${mayWrite() && html`<th scope="col">
+              <input type="checkbox" aria-label="Select all on this page" checked=${all} onChange=${toggleAll} /></th>`}
+            <th scope="col">Prompt</th><th scope="col">State</th><th scope="col">Model</th>
+              <th scope="col" class="number">Size</th><th scope="col" class="number">Waited</th>
+              <th scope="col" class="number">Took</th><th scope="col">Created</th><th scope="col">Id</th>
           </tr>
         </thead>
         <tbody>
           ${jobs.map(
             (job) => html`
               <tr key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""} onClick=${(event) => event.target.closest("a, input, button") || go(`#/jobs/${job.id}`)}>
-                ${mayWrite() && html`<td><input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
-                <td class="prompt"><div><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} /><span class="cut" title=${job.prompt}>${job.prompt}</span></div></td>
+                ${mayWrite() && html`<td>
+                  <input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
+                <td class="prompt"><div><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} />
+                  <span class="cut" title=${job.prompt}>${job.prompt}</span></div></td>
                 <td><${State} job=${job} /></td>
                 <td>${job.model}</td>
                 <td class="number">${job.width} × ${job.height}${job.n > 1 ? ` · ${job.n}` : ""}</td>
@@ -115,7 +146,8 @@ function Table({ jobs, selected, toggle, setSelected }) {
   `;
 }
 
-const tookMs = (job) => (job.started_at && job.finished_at ? Date.parse(job.finished_at) - Date.parse(job.started_at) : null);
+const tookMs = (job) =>
+  job.started_at && job.finished_at ? Date.parse(job.finished_at) - Date.parse(job.started_at) : null;
 
 function State({ job }) {
   if (job.status === "running") return html`<${Badge} state="running">${job.progress.percent}%<//>`;
@@ -131,7 +163,8 @@ function Gallery({ jobs, selected, toggle }) {
           <li key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""}>
             ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} size="large" /></a>`}
             <p class="cut" title=${job.prompt}>${job.prompt}</p>
-            <p class="run-line hint">${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span><a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
+            <p class="run-line hint">
+              ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span><a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
           </li>
         `,
       )}
@@ -155,7 +188,10 @@ function Actions({ jobs, selected, filters, reload }) {
     const all = { ...filters, status: statuses.join(",") };
     const done = await confirm({
       title: `${verb} all jobs that match?`,
-      text: action === "cancel" ? "Queued jobs end at once, running ones at their next step." : "The jobs and their images are deleted for good.",
+      text:
+        action === "cancel"
+          ? "Queued jobs end at once, running ones at their next step."
+          : "The jobs and their images are deleted for good.",
       verb,
       danger: true,
       count: (signal) => (statuses.length ? countMatching(all, statuses, signal) : { total: 0 }),
@@ -166,21 +202,36 @@ function Actions({ jobs, selected, filters, reload }) {
   };
   const remove = (ids) => async () => {
     const run = async (progress) => (await each(ids, deleteJob, progress)).done;
-    const done = await confirm({ title: "Delete the selected jobs?", text: "The jobs and their images are deleted for good.", verb: "Delete", danger: true, count: () => ({ total: ids.length }), run });
+    const done = await confirm({
+      title: "Delete the selected jobs?",
+      text: "The jobs and their images are deleted for good.",
+      verb: "Delete",
+      danger: true,
+      count: () => ({ total: ids.length }),
+      run,
+    });
     if (done !== null) announce(`Deleted ${plural(done, "job")}`);
     reload();
   };
   return html`
     <div class="actions">
-      ${chosen.length > 0 && html`
+      ${
+        chosen.length > 0 &&
+        html`
         <span class="hint">${chosen.length} selected</span>
         ${open.length > 0 && html`<${Button} icon="cancel" action=${on("Canceled", open, cancelJob)}>Cancel ${open.length}<//>`}
         ${closed.length > 0 && html`<${Button} icon="trash" action=${remove(closed)}>Delete ${closed.length}<//>`}
-      `}
-      ${!chosen.length && html`
-        <${Button} icon="cancel" disabled=${false} action=${matching("Cancel", "cancel", ["queued", "running"])}>${filtered ? "Cancel all matching" : "Cancel all open"}<//>
-        <${Button} icon="trash" action=${matching("Delete", "delete", ENDED)}>${filtered ? "Delete all matching" : "Delete all ended"}<//>
-      `}
+      `
+      }
+      ${
+        !chosen.length &&
+        html`
+        <${Button} icon="cancel" disabled=${false} action=${matching("Cancel", "cancel", ["queued", "running"])}>
+          ${filtered ? "Cancel all matching" : "Cancel all open"}<//>
+        <${Button} icon="trash" action=${matching("Delete", "delete", ENDED)}>
+          ${filtered ? "Delete all matching" : "Delete all ended"}<//>
+      `
+      }
     </div>
   `;
 }

@@ -14,7 +14,8 @@ export function Models() {
   return html`
     <${ErrorNote} error=${error} retry=${reload} />
     ${loading && !data && html`<${Skeleton} rows=${4} />`}
-    ${data && !data.data.length && html`<${Panel} title="No models"><${Empty} icon="models" title="No models.">List them in models.toml.<//><//>`}
+    ${data && !data.data.length && html`<${Panel} title="No models">
+      <${Empty} icon="models" title="No models.">List them in models.toml.<//><//>`}
     <div class="cards">${(data?.data ?? []).map((model) => html`<${Model} key=${model.id} model=${model} workers=${workers} queues=${queues} />`)}</div>
   `;
 }
@@ -24,7 +25,9 @@ const range = (least, most) => (least === most ? String(most) : `${least} to ${m
 function Model({ model, workers, queues }) {
   const { defaults, limits } = model;
   const video = model.tasks.some((task) => task.endsWith("video"));
-  const waiting = queues?.filter((queue) => queue.model === model.id).reduce((sum, queue) => sum + Object.values(queue.jobs).reduce((a, b) => a + b, 0), 0);
+  const waiting = queues
+    ?.filter((queue) => queue.model === model.id)
+    .reduce((sum, queue) => sum + Object.values(queue.jobs).reduce((a, b) => a + b, 0), 0);
   return html`
     <article class="panel model" aria-label="Model ${model.id}">
       <header>
@@ -38,13 +41,18 @@ function Model({ model, workers, queues }) {
         Steps: `${defaults.steps}; ${range(limits.min_steps, limits.max_steps)}`,
         Guidance: `${defaults.guidance_scale}; up to ${limits.max_guidance_scale}`,
         Strength: model.tasks.some((task) => ["image_to_image", "inpaint"].includes(task)) && defaults.strength,
-        Frames: video && `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
+        Frames:
+          video &&
+          `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
         Images: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
         Prompt: `up to ${limits.max_prompt_chars} characters`,
         Schedulers: model.schedulers.join(", ") || "the model's own",
         Adapters: model.adapters.map((adapter) => `${adapter.id} (${adapter.scale})`).join(", "),
         Controls: model.controls.map((control) => `${control.id} (${words(control.kind)})`).join(", "),
-        "Step cache": [model.step_cache.default, ...model.step_cache.allowed.filter((level) => level !== model.step_cache.default)].join(", "),
+        "Step cache": [
+          model.step_cache.default,
+          ...model.step_cache.allowed.filter((level) => level !== model.step_cache.default),
+        ].join(", "),
         "Mixed in a forward": model.mixed_fields.join(", "),
         "Waits for batch mates": `up to ${model.window_ms} ms`,
       }} />
@@ -62,7 +70,8 @@ function Holders({ model, workers, waiting }) {
     <ul class="plain holders" aria-label="Workers">
       ${serving.slice(0, 12).map((worker) => {
         const [kind, text] = state(worker);
-        return html`<li key=${worker.id}><${Badge} state=${kind}>${text}<//> <span title=${worker.id}>${worker.host || worker.id}</span> <span class="hint">${worker.device}</span></li>`;
+        return html`<li key=${worker.id}><${Badge} state=${kind}>${text}<//> <span title=${worker.id}>
+          ${worker.host || worker.id}</span> <span class="hint">${worker.device}</span></li>`;
       })}
       ${serving.length > 12 && html`<li class="hint">and ${plural(serving.length - 12, "more worker")}</li>`}
       ${!serving.length && html`<li><${Badge} state="failed">no worker serves it<//></li>`}

@@ -104,26 +104,34 @@ function readiness(queue, workers) {
 }
 
 /** The shape in a signature, `model:shape:digest`, without the 1 frame of an image. */
-const shapeOf = ({ signature, model }) => signature.slice(model.length + 1).split(":")[0].replace(/x1$/, "");
+const shapeOf = ({ signature, model }) =>
+  signature
+    .slice(model.length + 1)
+    .split(":")[0]
+    .replace(/x1$/, "");
 
 function Queues({ now }) {
   if (!now.queues) return null;
   const most = Math.max(1, ...now.queues.map((queue) => Object.values(queue.slots).reduce((a, b) => a + b, 0)));
   return html`
     <${Panel} title="Queues" note=${now.queues.length ? plural(now.queues.length, "signature") : ""}>
-      ${!now.queues.length
-        ? html`<${Empty} icon="jobs" title="Nothing is queued.">Jobs that can share forwards wait here, one row a signature.<//>`
-        : html`
+      ${
+        !now.queues.length
+          ? html`<${Empty} icon="jobs" title="Nothing is queued.">Jobs that can share forwards wait here, one row a signature.<//>`
+          : html`
             <div class="scroll" tabindex="0" role="region" aria-label="Signatures">
               <table class="dense">
-                <thead><tr><th scope="col">Signature</th><th scope="col">Depth</th><th scope="col" class="number">Running</th><th scope="col" class="number">Oldest</th><th scope="col">State</th></tr></thead>
+                <thead><tr><th scope="col">Signature</th><th scope="col">Depth</th>
+                  <th scope="col" class="number">Running</th><th scope="col" class="number">Oldest</th>
+                  <th scope="col">State</th></tr></thead>
                 <tbody>
                   ${now.queues.slice(0, 50).map((queue) => {
                     const [state, text] = readiness(queue, now.workers);
                     const priorities = Object.entries(queue.slots).filter(([, slots]) => slots);
                     return html`
                       <tr key=${queue.signature}>
-                        <td><span class="strong">${queue.model}</span> <span class="mono hint" title=${queue.signature}>${shapeOf(queue)}</span></td>
+                        <td><span class="strong">${queue.model}
+                          </span> <span class="mono hint" title=${queue.signature}>${shapeOf(queue)}</span></td>
                         <td>
                           <div class="depth" title=${priorities.map(([name, slots]) => `${name} ${slots}`).join(", ") || "none"}>
                             <span class="number">${count(priorities.reduce((sum, [, slots]) => sum + slots, 0))}</span>
@@ -132,15 +140,19 @@ function Queues({ now }) {
                         </td>
                         <td class="number">${count(queue.running_jobs)}</td>
                         <td class="number">${queue.oldest_age_ms === null ? "–" : duration(queue.oldest_age_ms)}</td>
-                        <td class="nowrap"><${Badge} state=${state}>${text}<//>${queue.eta_s ? html`<span class="hint eta">${duration(queue.eta_s * 1_000)} left</span>` : ""}</td>
+                        <td class="nowrap"><${Badge} state=${state}>${text}<//>
+                          ${queue.eta_s ? html`<span class="hint eta">
+                          ${duration(queue.eta_s * 1_000)} left</span>` : ""}</td>
                       </tr>
                     `;
                   })}
                 </tbody>
               </table>
             </div>
-            <p class="legend"><i class="is-interactive"></i>interactive <i class="is-standard"></i>standard <i class="is-bulk"></i>bulk</p>
-          `}
+            <p class="legend"><i class="is-interactive"></i>interactive <i class="is-standard">
+              </i>standard <i class="is-bulk"></i>bulk</p>
+          `
+      }
     <//>
   `;
 }
@@ -151,16 +163,21 @@ function Latest({ jobs }) {
   const failed = jobs.filter((job) => job.status === "failed").slice(0, 4);
   return html`
     <${Panel} title="Latest results" actions=${html`<a class="more" href="#/jobs">All jobs <${Icon} name="right" size=${14} /></a>`}>
-      ${!images.length && !failed.length
-        ? html`<${Empty} icon="image" title="No results yet.">Send a prompt and see it made, step by step.<br /><a class="button primary" href="#/playground">Open the playground</a><//>`
-        : html`
+      ${
+        !images.length && !failed.length
+          ? html`<${Empty} icon="image" title="No results yet.">Send a prompt and see it made, step by step.<br />
+            <a class="button primary" href="#/playground">Open the playground</a><//>`
+          : html`
             <div class="strip">${images.map((one) => html`<${ArtifactView} key=${one.artifact.url} ...${one} others=${images} />`)}</div>
             ${failed.map(
               (job) => html`
-                <p key=${job.id} class="line"><${Badge} state="failed" /> <${JobLink} id=${job.id} /> <span class="grow cut">${job.error?.message}</span> <${Ago} time=${job.finished_at} /></p>
+                <p key=${job.id} class="line">
+                  <${Badge} state="failed" /> <${JobLink} id=${job.id} /> <span class="grow cut">${job.error?.message}
+                  </span> <${Ago} time=${job.finished_at} /></p>
               `,
             )}
-          `}
+          `
+      }
     <//>
   `;
 }

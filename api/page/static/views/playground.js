@@ -20,6 +20,12 @@ const MOST_RUNS = 24;
 const runs = createStore([]);
 const draft = { values: null };
 
+/** Forget the runs: another tenant's page must not show them. */
+export function forgetRuns() {
+  runs.set([]);
+  draft.values = null;
+}
+
 export function Playground({ params }) {
   const { data, error, loading, reload } = useLoaded((signal) => call("v1/models", { signal }), []);
   if (loading && !data) return html`<${Skeleton} rows=${6} />`;
@@ -30,7 +36,9 @@ export function Playground({ params }) {
 
 function Desk({ models, params }) {
   const named = params.get("model");
-  const [values, setValues] = useState(() => draft.values ?? blank(models.find((model) => model.id === named) ?? models[0]));
+  const [values, setValues] = useState(
+    () => draft.values ?? blank(models.find((model) => model.id === named) ?? models[0]),
+  );
   const [shown, setShown] = useState(null);
   const [fault, setFault] = useState(null);
   const model = models.find((one) => one.id === values.model) ?? models[0];
@@ -68,9 +76,12 @@ function Desk({ models, params }) {
     <div class="columns playground" ref=${form}>
       <${Form} models=${models} model=${model} values=${values} setValues=${setValues} fault=${fault} generate=${() => start(body)} />
       <div class="column">
-        ${job
-          ? html`<${Run} key=${job.id} first=${job} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
-          : html`<${Panel} title="Result"><${Empty} icon="playground" title="Nothing generated yet.">Describe a image and press Generate. It appears here while its steps run.<//><//>`}
+        ${
+          job
+            ? html`<${Run} key=${job.id} first=${job} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
+            : html`<${Panel} title="Result">
+              <${Empty} icon="playground" title="Nothing generated yet.">Describe a image and press Generate. It appears here while its steps run.<//><//>`
+        }
         ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
         <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} /><//>
       </div>
@@ -90,21 +101,37 @@ function Run({ first, start, edit }) {
   const done = ended(job.status);
   useEffect(() => {
     if (!done) return;
-    announce(job.status === "succeeded" ? `${plural(job.artifacts.length, "image")} ready.` : `The job is ${job.status}.`);
+    announce(
+      job.status === "succeeded" ? `${plural(job.artifacts.length, "image")} ready.` : `The job is ${job.status}.`,
+    );
     runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
   }, [done]);
   const note = job.status === "queued" ? place(job.queue) : progressText(job);
   return html`
     <${Panel} title=${done ? "Result" : "Generating"} kind="run-panel"
-      actions=${html`<${Badge} state=${job.status} />${!done && mayWrite() && html`<${Button} icon="cancel" disabled=${job.cancel_requested} action=${() => cancelJob(job.id)}>Cancel<//>`}`}>
-      ${!done && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} /><p class="hint pad" role="status">${note}</p>`}
-      ${job.error && html`<div class="note is-failed" role="alert"><div><p><code>${job.error.code}</code> ${job.error.message}</p><p class="strong">${remedy(job.error)}</p></div></div>`}
+      actions=${html`<${Badge} state=${job.status} />
+        ${!done && mayWrite() && html`<${Button} icon="cancel" disabled=${job.cancel_requested} action=${() => cancelJob(job.id)}>Cancel<//>`}`}>
+      ${!done && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />
+        <p class="hint pad" role="status">${note}</p>`}
+      ${job.error && html`<div class="note is-failed" role="alert"><div><p><code>${job.error.code}
+        </code> ${job.error.message}</p><p class="strong">${remedy(job.error)}</p></div></div>`}
       <div class="results ${job.n === 1 ? "single" : ""}">
-        ${done
-          ? job.artifacts.map((artifact) => html`<figure key=${artifact.index}><${ArtifactView} job=${job} artifact=${artifact} size="large" /></figure>`)
-          : Array.from({ length: job.n * Math.max(1, job.layers) }, (_, index) => html`<${Preview} key=${index} job=${job} src=${now?.previews?.[index]} />`)}
+        ${
+          done
+            ? job.artifacts.map(
+                (artifact) =>
+                  html`<figure key=${artifact.index}><${ArtifactView} job=${job} artifact=${artifact} size="large" />
+                    </figure>`,
+              )
+            : Array.from(
+                { length: job.n * Math.max(1, job.layers) },
+                (_, index) => html`<${Preview} key=${index} job=${job} src=${now?.previews?.[index]} />`,
+              )
+        }
       </div>
-      ${done && html`
+      ${
+        done &&
+        html`
         <${Facts} facts=${{
           Prompt: job.prompt,
           Seed: html`<span class="mono">${job.seed}</span>`,
@@ -113,25 +140,31 @@ function Run({ first, start, edit }) {
           Guidance: job.guidance_scale,
           Waited: duration(job.metrics.queue_ms),
           "Ran for": job.metrics.inference_ms !== null && duration(job.metrics.inference_ms),
-          "Batch mates": job.batching && (job.batching.max_jobs > 1 ? `up to ${job.batching.max_jobs} jobs in a forward` : "none"),
+          "Batch mates":
+            job.batching && (job.batching.max_jobs > 1 ? `up to ${job.batching.max_jobs} jobs in a forward` : "none"),
         }} />
         <div class="actions pad">
-          ${mayWrite() && html`
+          ${
+            mayWrite() &&
+            html`
             <${Button} kind="primary" icon="dice" action=${() => start(withoutSeed(bodyOf(job)))}>Same with another seed<//>
             <${Button} icon="edit" action=${() => edit(bodyOf(job))}>Duplicate and edit<//>
             ${job.artifacts[0]?.kind === "image" && html`<${Button} icon="image" action=${() => edit({ ...withoutSeed(bodyOf(job)), task: undefined, image: job.id })}>Start from it<//>`}
-          `}
+          `
+          }
           ${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}
           <a class="button" href="#/jobs/${job.id}">Open job</a>
         </div>
-      `}
+      `
+      }
     <//>
   `;
 }
 
 function place(queue) {
   if (!queue) return "Queued.";
-  const ahead = queue.position === null ? "" : queue.position ? `${plural(queue.position, "job")} ahead. ` : "Next in the queue. ";
+  const ahead =
+    queue.position === null ? "" : queue.position ? `${plural(queue.position, "job")} ahead. ` : "Next in the queue. ";
   const eta = queue.eta_s ? ` Ready in about ${duration(queue.eta_s * 1_000)}.` : "";
   return `${ahead}${queue.reason && queue.reason !== "jobs_ahead" ? REASONS[queue.reason] : ""}${eta}`;
 }

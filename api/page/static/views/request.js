@@ -51,7 +51,9 @@ export function blank(model, before = null) {
     deadline_s: "",
     reproducible: false,
     metadata: "",
-    ...(before?.images?.length ? { task: model.tasks.find((task) => WITH_IMAGE.includes(task)) ?? model.tasks[0] } : {}),
+    ...(before?.images?.length
+      ? { task: model.tasks.find((task) => WITH_IMAGE.includes(task)) ?? model.tasks[0] }
+      : {}),
   };
 }
 
@@ -105,7 +107,11 @@ function isAmbiguous(task, body, model) {
 
 function metadataOf(text) {
   const pairs = text.split(",").map((pair) => pair.split("="));
-  return Object.fromEntries(pairs.filter(([key, ...value]) => key.trim() && value.length).map(([key, ...value]) => [key.trim(), value.join("=").trim()]));
+  return Object.fromEntries(
+    pairs
+      .filter(([key, ...value]) => key.trim() && value.length)
+      .map(([key, ...value]) => [key.trim(), value.join("=").trim()]),
+  );
 }
 
 const reference = (id) => ({ id, url: null, name: id });
@@ -126,7 +132,9 @@ export function valuesFrom(body, models) {
   values.last_image = body.last_image ? reference(body.last_image) : null;
   values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
   values.controls = (body.controls ?? []).map((control) => ({ ...control, image: reference(control.image) }));
-  values.metadata = Object.entries(body.metadata ?? {}).map((pair) => pair.join("=")).join(", ");
+  values.metadata = Object.entries(body.metadata ?? {})
+    .map((pair) => pair.join("="))
+    .join(", ");
   if (!body.task && values.images.length) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;

@@ -22,7 +22,8 @@ export function Workers({ now }) {
     <${Panel} kind="workers" title=${now.workers ? "Workers" : "Running"} note=${now.workers ? "" : plural(running.length, "job")}>
       ${now.workers && !workers.length && html`<${Empty} icon="worker" title="No worker is alive.">Start one with <code>fusequeue worker</code>; <code>fusequeue doctor</code> says what is missing.<//>`}
       ${workers.map((worker) => html`<${Worker} key=${worker.id} worker=${worker} running=${running.filter((job) => at(job) === worker.id)} jobs=${jobs} />`)}
-      ${!now.workers && !running.length && html`<${Empty} icon="now" title="None of your jobs is running."><a href="#/playground">Send a prompt</a> to see one.<//>`}
+      ${!now.workers && !running.length && html`<${Empty} icon="now" title="None of your jobs is running.">
+        <a href="#/playground">Send a prompt</a> to see one.<//>`}
       ${elsewhere.length > 0 && html`<${Rows} running=${elsewhere} jobs=${jobs} />`}
     <//>
   `;
@@ -38,14 +39,19 @@ function Worker({ worker, running, jobs }) {
       <header>
         <${Badge} state=${STATES[worker.state]}>${worker.state}<//>
         <span class="strong cut" title=${worker.id}>${worker.host || worker.id}</span>
-        <span class="hint">${worker.device}${worker.models_bytes ? ` · ${bytes(worker.models_bytes)} of models` : ""}</span>
-        <span class="hint grow cut">${worker.loaded.length ? `loaded: ${worker.loaded.join(", ")}` : "nothing loaded"}</span>
-        <span class="number strong">${worker.running_slots}<span class="hint"> of ${plural(worker.slots, "slot")}</span></span>
+        <span class="hint">${worker.device}${worker.models_bytes ? ` · ${bytes(worker.models_bytes)} of models` : ""}
+          </span>
+        <span class="hint grow cut">${worker.loaded.length ? `loaded: ${worker.loaded.join(", ")}` : "nothing loaded"}
+          </span>
+        <span class="number strong">${worker.running_slots}<span class="hint"> of ${plural(worker.slots, "slot")}
+          </span></span>
       </header>
       <${Slots} worker=${worker} running=${running} />
-      ${troubles.map(([model, trouble]) => html`<p key=${model} class="fault">${model}: ${trouble.reason ?? trouble.error ?? "unavailable"}</p>`)}
+      ${troubles.map(([model, trouble]) => html`<p key=${model} class="fault">
+        ${model}: ${trouble.reason ?? trouble.error ?? "unavailable"}</p>`)}
       ${running.length > 0 && html`<${Rows} running=${running} jobs=${jobs} />`}
-      ${others > 0 && session.value.hasKey && html`<p class="hint">${plural(others, "job")} of other tenants, or just started</p>`}
+      ${others > 0 && session.value.hasKey && html`<p class="hint">
+        ${plural(others, "job")} of other tenants, or just started</p>`}
       ${!worker.running_jobs && html`<p class="hint idle">Idle: it claims a job as soon as one is ready.</p>`}
     </article>
   `;
@@ -59,11 +65,14 @@ function Slots({ worker, running }) {
   const free = Math.max(0, worker.slots - all.length);
   return html`
     <div class="slots" role="img" aria-label="${worker.running_slots} of ${worker.slots} slots are in use">
-      ${all.slice(0, 64).map((job, index) =>
-        job === "other"
-          ? html`<i key=${`o${index}`} class="other"></i>`
-          : html`<i key=${job.id + index} class="hue-${hue(job)}" title=${job.prompt}><b style=${{ height: `${job.progress.percent}%` }}></b></i>`,
-      )}
+      ${all
+        .slice(0, 64)
+        .map((job, index) =>
+          job === "other"
+            ? html`<i key=${`o${index}`} class="other"></i>`
+            : html`<i key=${job.id + index} class="hue-${hue(job)}" title=${job.prompt}>
+              <b style=${{ height: `${job.progress.percent}%` }}></b></i>`,
+        )}
       ${Array.from({ length: Math.min(free, 64) }, (_, index) => html`<i key=${`f${index}`} class="free"></i>`)}
     </div>
   `;
@@ -88,9 +97,12 @@ function Run({ job, previews }) {
     <li class="run hue-${hue(job)}">
       <${Thumb} job=${job} previews=${previews} />
       <div class="grow">
-        <p class="run-line"><span class="cut grow" title=${job.prompt}>${mayRead() ? job.prompt : ""}</span><span class="number hint">${job.n > 1 ? `${job.n} images · ` : ""}${job.width} × ${job.height}</span></p>
+        <p class="run-line"><span class="cut grow" title=${job.prompt}>${mayRead() ? job.prompt : ""}</span>
+          <span class="number hint">${job.n > 1 ? `${job.n} images · ` : ""}${job.width} × ${job.height}</span></p>
         <${Progress} value=${percent} label="Steps of ${job.id}" />
-        <p class="run-line hint"><${JobLink} id=${job.id} /><span>${job.priority}</span><span class="grow">${job.cancel_requested ? "stops at its next step" : words(job.phase ?? "starting")}</span><span class="number">${total ? `step ${step} of ${total}` : ""}</span></p>
+        <p class="run-line hint"><${JobLink} id=${job.id} /><span>${job.priority}</span><span class="grow">
+          ${job.cancel_requested ? "stops at its next step" : words(job.phase ?? "starting")}</span>
+          <span class="number">${total ? `step ${step} of ${total}` : ""}</span></p>
       </div>
       ${mayWrite() && html`<${Button} kind="quiet" icon="cancel" label="Cancel ${job.id}" action=${() => cancelJob(job.id)} />`}
     </li>
