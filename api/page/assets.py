@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api.responses import etag_matches
 from shared.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
@@ -100,10 +101,11 @@ def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
 @router.get("/")
 async def get_page(request: Request) -> Response:
     """Return the document; it needs no key, and holds no data."""
-    etag = f'"{page().version}"'
-    if request.headers.get("if-none-match") == etag:
-        return Response(status_code=304, headers={"ETag": etag})
-    return _response(request, page().document, {"ETag": etag, "Cache-Control": "no-cache"})
+    tag = f'"{page().version}"'
+    headers = {"ETag": f"W/{tag}", "Cache-Control": "no-cache"}  # weak: it is that of both encodings
+    if etag_matches(request.headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers=headers)
+    return _response(request, page().document, headers)
 
 
 @router.head("/page/{version}/{name:path}")
