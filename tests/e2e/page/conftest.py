@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -117,5 +118,6 @@ def _dead_letter(stack: Any, prompt: str) -> str:
         finally:
             await queue.close()
 
-    asyncio.run(asyncio.wait_for(die(), 60))
+    with ThreadPoolExecutor(1) as pool:  # playwright's loop runs in this thread
+        pool.submit(asyncio.run, asyncio.wait_for(die(), 60)).result()
     return job_id

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 import pytest
-from harness.http_server import BODY, ROOT, StreamingCall, claimed, deliver, serving
+from harness.http_server import BODY, ROOT, WORKER, StreamingCall, deliver, serving
 
 from shared.auth import Scope
 from shared.job import Phase, Progress
@@ -189,7 +189,7 @@ async def test_one_stream_follows_several_jobs_with_previews_to_their_end(
     first, second = [(await api.post("/page/jobs", json=BODY)).json()["id"] for _ in range(2)]
     reader = StreamingCall(api, f"/page/live?jobs={first},{second},job_gone")
     await reader.wait_for(f'"id":"{second}","status":"queued"')
-    claims = {job_id: await claimed(fake_queue, job_id) for job_id in (first, second)}
+    claims = {claim.job.id: claim for claim in await fake_queue.claims.claim(WORKER, ["demo"], 2)}
     claim = claims[first]
     await reader.wait_for(f'"id":"{first}","status":"running"')
     await fake_queue.previews.put(first, claim.epoch, 0, 1, b"image")
@@ -204,7 +204,7 @@ async def test_one_stream_follows_several_jobs_with_previews_to_their_end(
     (preview,) = [data for kind, data in seen if kind == "preview"]
     assert preview == {"id": first, "index": 0, "url": "data:image/png;base64,aW1hZ2U="}
     running = [data for kind, data in seen if kind == "job" and data["status"] == "running" and "worker" in data]
-    assert {str(data["worker"]) for data in running} == {"w1"}
+    assert {str(data["worker"]) for data in running} == {WORKER}
     ended = {str(data["id"]): data for kind, data in seen if kind == "end"}
     assert ended == {job_id: (await api.get(f"/v1/jobs/{job_id}")).json() for job_id in (first, second)}
 
