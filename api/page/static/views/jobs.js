@@ -129,7 +129,7 @@ function Table({ jobs, selected, toggle, setSelected }) {
                 ${mayWrite() && html`<td>
                   <input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
                 <td class="prompt"><div><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} />
-                  <span class="cut" title=${job.prompt}>${job.prompt}</span></div></td>
+                  <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt}</a></div></td>
                 <td><${State} job=${job} /></td>
                 <td>${job.model}</td>
                 <td class="number">${job.width} × ${job.height}${job.n > 1 ? ` · ${job.n}` : ""}</td>
@@ -164,7 +164,8 @@ function Gallery({ jobs, selected, toggle }) {
             ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} size="large" /></a>`}
             <p class="cut" title=${job.prompt}>${job.prompt}</p>
             <p class="run-line hint">
-              ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span><a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
+              ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span>
+              <a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
           </li>
         `,
       )}

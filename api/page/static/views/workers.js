@@ -100,7 +100,7 @@ function Run({ job, previews }) {
         <p class="run-line"><span class="cut grow" title=${job.prompt}>${mayRead() ? job.prompt : ""}</span>
           <span class="number hint">${job.n > 1 ? `${job.n} images · ` : ""}${job.width} × ${job.height}</span></p>
         <${Progress} value=${percent} label="Steps of ${job.id}" />
-        <p class="run-line hint"><${JobLink} id=${job.id} /><span>${job.priority}</span><span class="grow">
+        <p class="run-line hint"><${JobLink} id=${job.id} /><span class="priority">${job.priority}</span><span class="grow">
           ${job.cancel_requested ? "stops at its next step" : words(job.phase ?? "starting")}</span>
           <span class="number">${total ? `step ${step} of ${total}` : ""}</span></p>
       </div>
