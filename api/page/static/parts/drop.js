@@ -48,7 +48,11 @@ export function Drops({ label, name, most, images, onChange, fault }) {
       setBusy((count) => count - 1);
     }
   };
-  usePaste(add);
+  usePaste((files) => {
+    if (latest.current.length >= most) return false;
+    add(files);
+    return true;
+  });
   const dropped = (event) => {
     event.preventDefault();
     setOver(false);
@@ -84,16 +88,15 @@ export const Drop = ({ image, onChange, ...rest }) => html`
   <${Drops} most=${1} images=${image ? [image] : []} onChange=${(images) => onChange(images[0] ?? null)} ...${rest} />
 `;
 
-/** Images that are pasted anywhere go to the first field for images that is empty. */
-function usePaste(add) {
-  const latest = useRef(add);
-  latest.current = add;
+/** Images that are pasted anywhere go to the first field for images that has room: `take` returns whether it has. */
+function usePaste(take) {
+  const latest = useRef(take);
+  latest.current = take;
   useEffect(() => {
     const pasted = (event) => {
       const files = imagesOf(event.clipboardData);
       if (!files.length || event.defaultPrevented) return;
-      event.preventDefault();
-      latest.current(files);
+      if (latest.current(files)) event.preventDefault();
     };
     addEventListener("paste", pasted);
     return () => removeEventListener("paste", pasted);
