@@ -65,7 +65,8 @@ async def _messages(
         while left:
             message: bytes | None = SSE_KEEPALIVE
             with contextlib.suppress(TimeoutError):
-                message = await asyncio.wait_for(messages.get(), context.services.settings.sse_keepalive_s)
+                async with asyncio.timeout(context.services.settings.sse_keepalive_s):
+                    message = await messages.get()
             with contextlib.suppress(Unavailable):
                 await authenticator.caller(authorization)
             if message is None:

@@ -123,7 +123,7 @@ function Side({ views, current, open }) {
       <nav aria-label="Views">
         ${views.map(
           ({ path, name, icon }) => html`
-            <a key=${path} href="#/${path}" aria-current=${current?.path === path ? "page" : undefined}>
+            <a key=${path} href="#/${path}" title=${name} aria-current=${current?.path === path ? "page" : undefined}>
               <${Icon} name=${icon} /><span class="nav-name">${name}</span>
               ${badges[path] > 0 && html`<span class="count" title=${titles[path]}>${count(badges[path])}
                 <span class="unseen"> ${titles[path]}</span></span>`}
