@@ -56,8 +56,8 @@ async def _messages(
     records: list[JobRecord], gone: list[bytes], context: RequestContext, authorization: list[str]
 ) -> AsyncGenerator[bytes]:
     """Yield the messages of all jobs as they come, and end when the key is revoked."""
-    for message in gone:
-        yield message
+    for one in gone:
+        yield one
     messages: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=2 * MAX_JOBS)
     tasks = [asyncio.create_task(_follow(record, context, messages)) for record in records]
     left, authenticator = len(tasks), context.services.authenticator
