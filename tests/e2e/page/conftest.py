@@ -24,7 +24,7 @@ from shared.config.settings import Settings
 from shared.queue import Queue
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MS = 12_000
+WAIT_MS = 30_000
 WIDE = {"width": 1440, "height": 900}
 OpenPage = Callable[..., Page]
 

@@ -89,7 +89,7 @@ const REMEDIES = {
   deadline_exceeded: "Submit it with a longer deadline_s, with a higher priority, or add workers.",
   upload_failed: "The storage refused the result: check it with `fusequeue doctor`, then submit the job again.",
   worker_lost:
-    "It took its workers with it, or they were killed: see the dead letters, and the workers' logs for memory.",
+    "Each worker that ran it was lost, at last while it ran solo: their logs say how they ended. Once the cause is found, redrive its dead letter.",
   encoding_failed: "Use another output format; the worker's log has the reason.",
   inference_failed:
     "The pipeline refused the request: read the message, change the field it names, and submit it again.",

@@ -10,9 +10,7 @@ import { confirm } from "../parts/dialogs.js";
 import { Ago, Badge, Button, Copy, Empty, ErrorNote, Panel, Skeleton, toast, toastError } from "../parts/ui.js";
 
 const PAGE = 50;
-const CAUSES = {
-  worker_lost: "It took several workers with it: each was lost while running it, the last ones without batch mates.",
-};
+const CAUSE = "The workers' logs have its id and the reason.";
 
 export function DeadLetters({ params }) {
   const after = params.get("after") ?? "";
@@ -136,12 +134,14 @@ function Letter({ letter, selected, toggle, reload }) {
         }
       </header>
       <div class="letter-body">
-        <p><span class="strong">${CAUSES[letter.reason] ?? "It failed permanently."}</span> ${letter.detail}</p>
-        ${job?.error && html`<p><code>${job.error.code}</code> ${job.error.message}</p><p class="hint">
-          ${remedy(job.error)}</p>`}
-        ${job ? html`<p class="hint cut">
-          ${job.model} · ${job.width} × ${job.height} · ${plural(job.attempts, "attempt")} · ${job.prompt}
-          </p>` : html`<p class="hint">Its entry in the queue could not be read: it can only be purged.</p>`}
+        ${job && html`<p class="strong cut" title=${job.prompt}>${job.prompt}</p>`}
+        <p>${letter.detail}</p>
+        ${job
+          ? html`
+              <p class="hint">${job.error ? remedy(job.error) : CAUSE}</p>
+              <p class="hint">${job.model} · ${job.width} × ${job.height} · ${plural(job.attempts, "attempt")}</p>
+            `
+          : html`<p class="hint">Its entry in the queue could not be read: it can only be purged.</p>`}
       </div>
     </article>
   `;

@@ -77,7 +77,7 @@ function Tiles({ now }) {
     now.workers && {
       name: "GPU busy",
       value: percent(last.busy),
-      note: scale?.wanted > scale?.alive ? `${scale.wanted} workers wanted` : "of the engines' time",
+      note: scale?.wanted > scale?.alive ? `${plural(scale.wanted, "worker")} wanted` : "of the engines' time",
       lines: [["is-accent", (sample) => sample.busy]],
       format: percent,
     },
@@ -168,7 +168,12 @@ function Latest({ jobs }) {
           ? html`<${Empty} icon="image" title="No results yet.">Send a prompt and see it made, step by step.<br />
             <a class="button primary" href="#/playground">Open the playground</a><//>`
           : html`
-            <div class="strip">${images.map((one) => html`<${ArtifactView} key=${one.artifact.url} ...${one} others=${images} />`)}</div>
+            ${
+              images.length > 0 &&
+              html`<div class="strip">
+                ${images.map((one) => html`<${ArtifactView} key=${one.artifact.url} ...${one} others=${images} />`)}
+              </div>`
+            }
             ${failed.map(
               (job) => html`
                 <p key=${job.id} class="line">
