@@ -71,6 +71,7 @@ async function read(mine) {
     if (mine !== generation) return;
     for (const job of jobs) if (ended(job.status)) keep(job);
     const running = jobs.filter((job) => job.status === "running" && !live.value.jobs.get(job.id)?.job);
+    running.sort((one, other) => (one.created_at < other.created_at ? -1 : 1)); // rows stay where they are
     followRunning(running);
     const now = serverNow();
     const sample = { ...figures(now), ...depths(queues?.data, workers?.data, running) };
