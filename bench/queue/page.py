@@ -37,7 +37,7 @@ TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnima
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--repeats", type=int, default=5, help="of each interaction")
+    parser.add_argument("--repeats", type=int, default=4, help="of each interaction, and of what undoes it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
@@ -93,7 +93,7 @@ def interactions(browser: Browser, url: str, args: argparse.Namespace) -> dict[s
         "select a job": lambda page: page.locator("tbody input").first.click(),
         "select all of a page": lambda page: page.locator("thead input").click(),
         "filter by state": lambda page: page.locator(".chip").first.click(),
-        "table to gallery and back": lambda page: page.keyboard.press("v"),
+        "table to gallery, or back": lambda page: page.keyboard.press("v"),
         "next job by key": lambda page: page.keyboard.press("j"),
         "open a job and return": open_job,
         "go to another view and return": other_view,
@@ -103,7 +103,7 @@ def interactions(browser: Browser, url: str, args: argparse.Namespace) -> dict[s
     elements = 0
     for name, act in kinds.items():
         page.evaluate("window.interactions = []")
-        for _ in range(args.repeats):
+        for _ in range(2 * args.repeats):
             act(page)
             page.evaluate(TWO_FRAMES)
             elements = max(elements, page.evaluate("document.querySelectorAll('*').length"))
