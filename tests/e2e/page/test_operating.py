@@ -12,14 +12,17 @@ from playwright.sync_api import expect
 
 def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, working: Any) -> None:
     page = open_page(working.url)
-    job_id = working.submit(prompt="a red circle", steps=100, n=8)
+    expect(page.get_by_role("img", name="0 of 16 slots are in use")).to_be_visible()
+    job_id, mate = [working.submit(prompt=f"a {colour} circle", steps=100, n=8) for colour in ("red", "blue")]
     row = page.locator(".run").filter(has_text=job_id[-6:])
     expect(row).to_be_visible()
     expect(row).to_contain_text(re.compile(r"step \d+ of 800"))
-    expect(page.get_by_role("img", name="8 of 16 slots are in use")).to_be_visible()
+    expect(page.get_by_role("img", name="16 of 16 slots are in use")).to_be_visible()
     row.get_by_role("button", name=f"Cancel {job_id}").click()
     assert working.finish(job_id)["status"] == "canceled"
     expect(row).to_have_count(0)
+    assert working.job(mate)["status"] != "canceled"
+    working.client.post(f"/v1/jobs/{mate}/cancel")
 
 
 def test_a_job_s_page_has_its_timeline_events_and_json(open_page: Any, working: Any) -> None:
