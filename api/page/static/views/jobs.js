@@ -107,7 +107,45 @@ function keyed(event, list, toggle, turn) {
   return undefined;
 }
 
+/**
+ * The elements of jobs, made anew only for those that changed: with 50 of them a click took 96 ms on a busy machine.
+ * `make(job, previews)` must use no other values that change, but for `selected`.
+ */
+function useRows(jobs, selected, make) {
+  const before = useRef(new Map());
+  const now = new Map();
+  for (const job of jobs) {
+    const { status, phase, progress, metrics, artifacts } = job;
+    const previews = live.value.jobs.get(job.id)?.previews;
+    const of = [status, phase, progress.step, metrics.queue_ms, artifacts[0]?.url, selected.has(job.id)].join(" ");
+    const known = before.current.get(job.id);
+    const isSame = known && known.of === of && known.previews === previews;
+    now.set(job.id, isSame ? known : { of, previews, row: make(job, previews) });
+  }
+  before.current = now;
+  return [...now.values()].map(({ row }) => row);
+}
+
 function Table({ jobs, selected, toggle, setSelected }) {
+  const rows = useRows(
+    jobs,
+    selected,
+    (job, previews) => html`
+    <tr key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""} onClick=${(event) => event.target.closest("a, input, button") || go(`#/jobs/${job.id}`)}>
+      ${mayWrite() && html`<td>
+        <input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
+      <td class="prompt"><div><${Thumb} job=${job} previews=${previews} />
+        <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt}</a></div></td>
+      <td><${State} job=${job} /></td>
+      <td>${job.model}</td>
+      <td class="number">${job.width} × ${job.height}${job.n > 1 ? ` · ${job.n}` : ""}</td>
+      <td class="number">${duration(job.metrics.queue_ms)}</td>
+      <td class="number">${duration(tookMs(job))}</td>
+      <td class="nowrap"><${Ago} time=${job.created_at} /></td>
+      <td><${JobLink} id=${job.id} /></td>
+    </tr>
+    `,
+  );
   const all = jobs.every((job) => selected.has(job.id));
   const toggleAll = () => setSelected(all ? new Set() : new Set(jobs.map((job) => job.id)));
   return html`
@@ -123,23 +161,7 @@ function Table({ jobs, selected, toggle, setSelected }) {
           </tr>
         </thead>
         <tbody>
-          ${jobs.map(
-            (job) => html`
-              <tr key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""} onClick=${(event) => event.target.closest("a, input, button") || go(`#/jobs/${job.id}`)}>
-                ${mayWrite() && html`<td>
-                  <input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
-                <td class="prompt"><div><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} />
-                  <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt}</a></div></td>
-                <td><${State} job=${job} /></td>
-                <td>${job.model}</td>
-                <td class="number">${job.width} × ${job.height}${job.n > 1 ? ` · ${job.n}` : ""}</td>
-                <td class="number">${duration(job.metrics.queue_ms)}</td>
-                <td class="number">${duration(tookMs(job))}</td>
-                <td class="nowrap"><${Ago} time=${job.created_at} /></td>
-                <td><${JobLink} id=${job.id} /></td>
-              </tr>
-            `,
-          )}
+          ${rows}
         </tbody>
       </table>
     </div>
@@ -156,19 +178,22 @@ function State({ job }) {
 
 function Gallery({ jobs, selected, toggle }) {
   const images = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact })));
+  const items = useRows(
+    jobs,
+    selected,
+    (job, previews) => html`
+    <li key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""}>
+      ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${previews} size="large" /></a>`}
+      <p class="cut" title=${job.prompt}>${job.prompt}</p>
+      <p class="run-line hint">
+        ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span>
+        <a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
+    </li>
+    `,
+  );
   return html`
     <ul class="gallery">
-      ${jobs.map(
-        (job) => html`
-          <li key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""}>
-            ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} size="large" /></a>`}
-            <p class="cut" title=${job.prompt}>${job.prompt}</p>
-            <p class="run-line hint">
-              ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span>
-              <a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
-          </li>
-        `,
-      )}
+      ${items}
     </ul>
   `;
 }
