@@ -24,7 +24,7 @@ import {
 } from "../parts/ui.js";
 import { FILTERS, Filters } from "./filters.js";
 
-const PAGE = 50;
+const PAGE = 30;
 const EVERY_MS = 5_000;
 const ENDED = ["succeeded", "failed", "canceled", "expired"];
 
