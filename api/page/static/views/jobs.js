@@ -108,7 +108,7 @@ function keyed(event, list, toggle, turn) {
 }
 
 /**
- * The elements of jobs, made anew only for those that changed: with 50 of them a click took 96 ms on a busy machine.
+ * The elements of jobs, made again only for those that changed: with 50 of them a click took 96 ms on a busy machine.
  * `make(job, previews)` must use no other values that change, but for `selected`.
  */
 function useRows(jobs, selected, make) {
