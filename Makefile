@@ -71,9 +71,9 @@ lint: $(READY)
 bench: $(READY)
 	for name in simulate swaps fleet syncs engine preempt interactive over_http step_cache pool devices; do $(BIN)/python -m bench.$$name || exit; done
 
-# A million queued jobs (about 4 GB), and ten thousand event streams.
+# A million queued jobs (about 4 GB), ten thousand event streams, and the page with ten thousand queued jobs.
 bench-scale: $(READY)
-	for name in queue queue.subscribers; do $(BIN)/python -m bench.$$name || exit; done
+	for name in queue queue.subscribers queue.page; do $(BIN)/python -m bench.$$name || exit; done
 
 bench-engine: $(READY)
 	$(BIN)/python -m bench.engine

@@ -23,6 +23,7 @@ from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
 from api.http.middleware import BodyLimits, RequestLog
 from api.keys_required import KeysRequired
+from api.page import assets, live, session
 from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
 from api.routes import artifacts, bulk, events, health, inputs, job_lists, jobs, models, operations, webhooks
@@ -118,12 +119,14 @@ def _include_routes(app: FastAPI) -> None:
     replicate = (replicate_predictions, replicate_models, replicate_files)
     for module in (*native, *openai, *replicate, huggingface, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
+    app.include_router(live.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
     # own.
+    # The page's files hold no data; its session is that of any key.
     signed = (artifacts.router, events.router, replicate_streams.router, fal.upload_router)
-    for open_router in (*signed, health.router):
+    for open_router in (*signed, health.router, session.router, assets.router):
         app.include_router(open_router)
 
 
@@ -139,6 +142,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
     return {
         "/v1/inputs": upload,
         "/v1/jobs": with_image,
+        "/page/jobs": with_image,
         "/v1/images/generations": with_image,
         f"{predictions}/predictions": with_image,
         f"{predictions}/models/*/predictions": with_image,

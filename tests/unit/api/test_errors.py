@@ -168,7 +168,8 @@ async def test_a_too_large_body_is_refused_with_and_without_content_length(fake_
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nothing", 404, "not_found"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", "/v1/nothing", 404, "not_found"),
         ("GET", "/v1/jobs/", 404, "not_found"),
         ("GET", "/v1/jobs/no-such", 404, "not_found"),

@@ -21,7 +21,8 @@ from shared.queue import Queue
 from shared.webhooks import SigningSecret, WebhookEndpoint, new_secret
 
 ALL = frozenset(Scope)
-OPEN = {"/health", "/healthz", "/readyz", "/docs", "/openapi.json"}
+OPEN = {"/", "/health", "/healthz", "/readyz", "/docs", "/openapi.json"}
+PAGE_FILE = "/page/x/x"
 
 
 @pytest.fixture
@@ -67,6 +68,8 @@ async def test_only_open_routes_respond_without_a_key(
         response = await api.request(method, path)
         if path in OPEN:
             assert response.status_code == 200, path
+        elif path == PAGE_FILE:
+            assert response.status_code == 404, "no such file, with a key too"
         elif method == "HEAD":
             assert response.status_code == 401, path
         else:

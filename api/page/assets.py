@@ -1,0 +1,125 @@
+"""The page's files. All are read once; their URLs name their version, so that browsers keep them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.responses import etag_matches
+from shared.errors import NotFound
+
+router = APIRouter(include_in_schema=False)
+
+TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+CONTENT_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
+    "X-Content-Type-Options": "nosniff",
+}
+_FOREVER = "public, max-age=31536000, immutable"
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file, also compressed."""
+
+    body: bytes
+    compressed: bytes
+    content_type: str
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> Asset:
+        return cls(body, gzip.compress(body, mtime=0), TYPES[name.rpartition(".")[2]])
+
+
+@dataclass(frozen=True)
+class Page:
+    """The document, and the other files by their paths below `/page/{version}/`."""
+
+    document: Asset
+    assets: Mapping[str, Asset]
+    version: str
+
+
+@functools.cache
+def page() -> Page:
+    """Return the page; its version is a digest of its files."""
+    bodies = dict(_files(resources.files(__package__) / "static"))
+    digest = hashlib.sha256()
+    for name in sorted(bodies):
+        digest.update(name.encode() + b"\0" + bodies[name])
+    version = digest.hexdigest()[:16]
+    folder = f"page/{version}"
+    # All modules are requested at once: a browser would find each only in the one that imports it.
+    modules = (name for name in sorted(bodies) if name.endswith(".js"))
+    preloads = "\n".join(f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules)
+    document = bodies.pop("index.html").decode().replace("{folder}", folder).replace("{preloads}", preloads)
+    assets = {name: Asset.of(name, body) for name, body in bodies.items()}
+    return Page(Asset.of("index.html", document.encode()), assets, version)
+
+
+def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
+    files: list[tuple[str, bytes]] = []
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            files += _files(entry, f"{prefix}{entry.name}/")
+        elif entry.name.rpartition(".")[2] in TYPES:
+            files.append((prefix + entry.name, entry.read_bytes()))
+    return files
+
+
+@router.head("/")
+@router.get("/")
+async def get_page(request: Request) -> Response:
+    """Return the document; it needs no key, and holds no data."""
+    tag = f'"{page().version}"'
+    headers = {"ETag": f"W/{tag}", "Cache-Control": "no-cache"}  # weak: it is that of both encodings
+    if etag_matches(request.headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers=headers)
+    return _response(request, page().document, headers)
+
+
+@router.head("/page/{version}/{name:path}")
+@router.get("/page/{version}/{name:path}")
+async def get_asset(request: Request, version: str, name: str) -> Response:
+    """Return a file of the page. Another version is that of a document from before an update: reload it."""
+    asset = page().assets.get(name) if version == page().version else None
+    if asset is None:
+        raise NotFound("there is no such file of the page; load the page again", param="name")
+    return _response(request, asset, {"Cache-Control": _FOREVER})
+
+
+def _response(request: Request, asset: Asset, headers: dict[str, str]) -> Response:
+    body = asset.body
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers = asset.compressed, {**headers, "Content-Encoding": "gzip"}
+    return Response(body, headers={**_HEADERS, **headers, "Content-Type": asset.content_type})

@@ -1,0 +1,50 @@
+"""Routes for the page itself: what its key allows, and jobs with previews."""
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from api.context import JOBS_SCOPE, CallerDep, Context, ServicesDep
+from api.http.bodies import max_json_bytes, read_body, release_body
+from api.http.middleware import JSON_TYPES, require_type
+from api.responses import job_response
+from api.submission import IdempotencyKey, idempotency, parse_job, submit
+from shared.auth import Scope
+from shared.runtime import strict_json
+
+router = APIRouter(prefix="/page", include_in_schema=False)
+
+PREVIEWS = 6
+"""Previews of each image: as many decodes of small latents, in forwards of the VAE that batch mates share."""
+
+
+class Session(BaseModel):
+    """The caller of the page. Without keys it may do everything."""
+
+    has_key: bool
+    tenant: str
+    scopes: tuple[Scope, ...]
+    pool: str
+
+
+@router.get("/session")
+async def get_session(caller: CallerDep, services: ServicesDep) -> Session:
+    """Return what the caller may do."""
+    return Session(
+        has_key=caller.has_key,
+        tenant=caller.tenant,
+        scopes=tuple(sorted(Scope if caller.scopes is None else caller.scopes)),
+        pool=services.settings.namespace,
+    )
+
+
+@router.post("/jobs", dependencies=[JOBS_SCOPE])
+async def submit_job_with_previews(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
+    """Submit a job as `POST /v1/jobs` does, with previews of its images."""
+    require_type(request, JSON_TYPES)
+    raw = await read_body(request, max_json_bytes(context.services.settings))
+    body = parse_job(strict_json.decode(raw), context.services)
+    accepted = await submit(body, context, idempotency(key, raw), previews=PREVIEWS)
+    del raw  # an image in it takes megabytes
+    release_body(request)
+    return job_response(await context.job_object(accepted.record), status=202)

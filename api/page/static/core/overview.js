@@ -1,0 +1,200 @@
+// The service at a glance, read every few seconds while the page is visible: queues, workers, jobs that run or ended.
+
+import { call, serverNow, withQuery } from "./api.js";
+import { ended, quantile } from "./format.js";
+import { createStore } from "./hooks.js";
+import { follow, live, onEnd } from "./live.js";
+import { may, mayOperate, mayRead, session } from "./session.js";
+
+const WATCHED_MS = 2_000;
+const UNWATCHED_MS = 6_000; // only the numbers beside the navigation are visible
+const SAMPLES = 300; // ten minutes
+const WINDOW_MS = 10_000; // of rates
+const WAITS_MS = 60_000;
+const EARLIER_MS = 300_000;
+const EVERY_MS = 5_000; // of those from before the page was opened
+const MOST_FINISHED = 2_000;
+const SCAN_EVERY_MS = 6_000; // a list by state reads up to 1,000 jobs
+
+const empty = () => ({
+  at: 0,
+  error: null,
+  queues: null,
+  workers: null,
+  scale: null,
+  running: [],
+  recent: [],
+  samples: [],
+});
+
+export const overview = createStore(empty());
+
+let finished = new Map(); // id -> job that has ended
+let counters = new Map(); // id of a worker -> its counters at the last change
+let timer = 0;
+let unfollow = () => {};
+let followedIds = "";
+let scannedAt = 0;
+let generation = 0;
+
+/** Begin to read; what was read by another key is forgotten. */
+export function startOverview() {
+  generation += 1;
+  finished = new Map();
+  counters = new Map();
+  unfollow();
+  followedIds = "";
+  unfollow = () => {};
+  overview.set(empty());
+  refresh();
+}
+
+/** Read now, for example after an action. */
+export function refresh() {
+  clearTimeout(timer);
+  if (session.value.state === "open") read(generation);
+}
+
+document.addEventListener("visibilitychange", () => document.hidden || refresh());
+onEnd((job) => keep(job));
+
+async function read(mine) {
+  if (document.hidden) return;
+  const optional = (allowed, path) => (allowed ? call(path) : Promise.resolve(null));
+  try {
+    const [queues, workers, scale] = await Promise.all([
+      optional(mayOperate(), "v1/queues"),
+      optional(mayOperate(), "v1/workers"),
+      optional(may("metrics") || mayOperate(), `v1/scale/${encodeURIComponent(session.value.pool)}`),
+    ]);
+    const jobs = mayRead() ? await recentJobs(queues?.data ?? null, workers?.data ?? null) : [];
+    if (mine !== generation) return;
+    for (const job of jobs) if (ended(job.status)) keep(job);
+    const running = jobs.filter((job) => job.status === "running" && !live.value.jobs.get(job.id)?.job);
+    running.sort((one, other) => (one.created_at < other.created_at ? -1 : 1)); // rows stay where they are
+    followRunning(running);
+    const now = serverNow();
+    const sample = { ...figures(now), ...depths(queues?.data, workers?.data, running) };
+    const samples = overview.value.samples.length ? overview.value.samples : earlier(now);
+    overview.set({
+      at: now,
+      error: null,
+      queues: queues?.data ?? null,
+      workers: workers?.data ?? null,
+      scale,
+      running,
+      recent: newest(),
+      samples: [...samples.slice(1 - SAMPLES), sample],
+    });
+  } catch (error) {
+    if (mine !== generation) return;
+    overview.set({ ...overview.value, error });
+  }
+  clearTimeout(timer);
+  const isFirst = overview.value.samples.length < 2; // rates need two
+  timer = setTimeout(() => read(mine), isFirst ? 700 : overview.watched ? WATCHED_MS : UNWATCHED_MS);
+}
+
+/**
+ * Jobs that run or have ended lately. With thousands queued the newest are all queued, so the list begins at the oldest
+ * queued one; what runs although it is newer (of a higher priority) is among the newest, or found by its state.
+ */
+async function recentJobs(queues, workers) {
+  const oldest = Math.max(0, ...(queues ?? []).map((queue) => queue.oldest_age_ms ?? 0));
+  const lists = [call("v1/jobs?limit=50")];
+  if (oldest) {
+    const before = new Date(serverNow() - oldest + 1_000).toISOString();
+    lists.push(call(withQuery("v1/jobs", { created_before: before, limit: 100 })));
+  }
+  const found = new Map((await Promise.all(lists)).flatMap((list) => list.data.map((job) => [job.id, job])));
+  const expected = workers?.reduce((sum, worker) => sum + worker.running_jobs, 0) ?? 1;
+  const runs = [...found.values()].filter((job) => job.status === "running").length;
+  if (runs < expected && Date.now() - scannedAt > SCAN_EVERY_MS && found.size >= 50) {
+    scannedAt = Date.now();
+    const list = await call(
+      withQuery("v1/jobs", { status: "running", limit: Math.min(100, workers ? expected : 100) }),
+    );
+    for (const job of list.data) found.set(job.id, job);
+  }
+  return [...found.values()];
+}
+
+function followRunning(running) {
+  const ids = running.slice(0, 64).map((job) => job.id);
+  const text = ids.toSorted().join(",");
+  if (text === followedIds) return;
+  const before = unfollow;
+  followedIds = text;
+  unfollow = follow(ids);
+  before();
+}
+
+function keep(job) {
+  finished.delete(job.id);
+  finished.set(job.id, job);
+  for (const id of finished.keys()) {
+    if (finished.size <= MOST_FINISHED) break;
+    finished.delete(id);
+  }
+}
+
+const newest = () =>
+  [...finished.values()]
+    .filter((job) => job.finished_at)
+    .sort((a, b) => (a.finished_at < b.finished_at ? 1 : -1))
+    .slice(0, 24);
+
+/** Samples from before the page was opened, as far as the jobs say. */
+function earlier(now) {
+  const ends = [...finished.values()].map((job) => Date.parse(job.finished_at)).filter((at) => now - at < EARLIER_MS);
+  const begin = Math.min(...ends);
+  const samples = [];
+  for (let at = now - EVERY_MS; at > begin; at -= EVERY_MS) samples.unshift(figures(at));
+  return samples;
+}
+
+/** Images per second and waits at a time. */
+function figures(now) {
+  let images = 0;
+  const waits = [];
+  for (const job of finished.values()) {
+    const age = job.finished_at ? now - Date.parse(job.finished_at) : Infinity;
+    if (age < 0) continue;
+    if (age < WINDOW_MS && job.status === "succeeded") images += job.artifacts.length;
+    if (age < WAITS_MS && job.metrics.queue_ms !== null) waits.push(job.metrics.queue_ms);
+  }
+  waits.sort((a, b) => a - b);
+  return { at: now, images: images / (WINDOW_MS / 1_000), p50: quantile(waits, 0.5), p95: quantile(waits, 0.95) };
+}
+
+/** Slots queued and running now, and what the engines have done since the last sample. */
+function depths(queues, workers, running) {
+  const total = (values) => values.reduce((sum, value) => sum + value, 0);
+  return {
+    queued: queues ? total(queues.map((queue) => total(Object.values(queue.slots)))) : null,
+    running: workers ? total(workers.map((worker) => worker.running_slots)) : total(running.map((job) => job.n)),
+    ...(workers ? engine(workers) : { fill: null, busy: null, steps: null }),
+  };
+}
+
+/** Batch fill, busy share and steps per second since the last sample, from the workers' counters. */
+function engine(workers) {
+  const sum = { rows: 0, capacity: 0, busy: 0, seconds: 0, rate: 0 };
+  for (const worker of workers) {
+    const before = counters.get(worker.id);
+    counters.set(worker.id, worker);
+    if (!before || worker.beat_at_ms <= before.beat_at_ms || worker.forwards < before.forwards) continue;
+    const seconds = (worker.beat_at_ms - before.beat_at_ms) / 1_000;
+    sum.rows += worker.forward_rows - before.forward_rows;
+    sum.capacity += (worker.forwards - before.forwards) * worker.slots;
+    sum.busy += worker.busy_s - before.busy_s;
+    sum.seconds += seconds;
+    sum.rate += (worker.forward_rows - before.forward_rows) / seconds;
+  }
+  for (const id of counters.keys()) if (!workers.some((worker) => worker.id === id)) counters.delete(id);
+  return {
+    fill: sum.capacity ? Math.min(1, sum.rows / sum.capacity) : null,
+    busy: sum.seconds ? Math.min(1, sum.busy / sum.seconds) : null,
+    steps: sum.seconds ? sum.rate : null,
+  };
+}

@@ -1,0 +1,39 @@
+// Who uses the page, and what that key allows.
+
+import { call, hasKey, setKey } from "./api.js";
+import { createStore } from "./hooks.js";
+
+/** `state`: "loading", "locked" (a key is needed), "open" or "down". */
+export const session = createStore({ state: "loading", scopes: [], tenant: "", pool: "", hasKey: false, reason: "" });
+
+/** Ask the service what the present key allows. */
+export async function openSession() {
+  try {
+    const { has_key, ...rest } = await call("page/session");
+    session.set({ ...rest, hasKey: has_key, state: "open", reason: "" });
+  } catch (error) {
+    const state = error.status === 401 ? "locked" : "down";
+    const isAsked = state === "locked" && !hasKey(); // for the first time: nothing was refused
+    session.set({ ...session.value, state, reason: isAsked ? "" : error.message });
+  }
+  return session.value.state === "open";
+}
+
+/** Use another key, or none. */
+export function useKey(key) {
+  setKey(key);
+  return openSession();
+}
+
+export const may = (scope) => session.value.scopes.includes(scope);
+export const mayRead = () => may("jobs:read");
+export const mayWrite = () => may("jobs:write");
+export const mayOperate = () => may("admin");
+
+const announcement = () => document.getElementById("announcer");
+
+/** Say something to screen readers. */
+export function announce(text) {
+  const element = announcement();
+  if (element) element.textContent = text;
+}

@@ -1,0 +1,133 @@
+// Images for a request: dropped, pasted or chosen, and uploaded at once as inputs.
+
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
+import { call, local } from "../core/api.js";
+import { announce } from "../core/session.js";
+import { Icon } from "./icons.js";
+import { useInputUrl } from "./media.js";
+import { Button } from "./ui.js";
+
+const TYPES = ["image/png", "image/jpeg", "image/webp"];
+
+/** Upload a image; returns its id with an address to show it by. */
+async function upload(file) {
+  if (!TYPES.includes(file.type)) throw new Error(`${file.name || "The file"} is not a PNG, JPEG or WebP.`);
+  const body = new FormData();
+  body.append("file", file, file.name || "pasted.png");
+  const input = await call("v1/inputs", { method: "POST", body });
+  return {
+    id: input.id,
+    name: file.name || "pasted",
+    url: URL.createObjectURL(file),
+    size: `${input.width} × ${input.height}`,
+  };
+}
+
+const imagesOf = (data) => [...(data?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+
+/** Several images, at most `most`; a further one replaces the last. */
+export function Drops({ label, name, most, images, onChange, fault }) {
+  const [busy, setBusy] = useState(0);
+  const [refused, setRefused] = useState(null);
+  const [over, setOver] = useState(false);
+  const fileInput = useRef(null);
+  const latest = useRef(images);
+  latest.current = images;
+  const add = async (files) => {
+    for (const file of files.slice(0, most)) {
+      setRefused(null);
+      setBusy((count) => count + 1);
+      try {
+        const image = await upload(file);
+        latest.current = [...latest.current.slice(0, most - 1), image];
+        onChange(latest.current);
+        announce(`Uploaded ${image.name}`);
+      } catch (error) {
+        setRefused(error.message);
+      }
+      setBusy((count) => count - 1);
+    }
+  };
+  usePaste((files) => {
+    if (latest.current.length >= most) return false;
+    add(files);
+    return true;
+  });
+  const dropped = (event) => {
+    event.preventDefault();
+    setOver(false);
+    add(imagesOf(event.dataTransfer));
+  };
+  const dragged = (event) => {
+    event.preventDefault();
+    setOver(event.type !== "dragleave");
+  };
+  return html`
+    <div class="field">
+      <span>${label}</span>
+      <div class="drops ${over ? "is-over" : ""}" onDragOver=${dragged} onDragEnter=${dragged} onDragLeave=${dragged} onDrop=${dropped}>
+        ${images.map((image, index) => html`<${Chosen} key=${image.id} image=${image} remove=${() => onChange(images.filter((_, at) => at !== index))} />`)}
+        ${
+          images.length < most &&
+          html`
+          <button type="button" class="drop" aria-label="Choose a image: ${label}" onClick=${() => fileInput.current.click()}>
+            <${Icon} name="image" /><span>${busy ? "Uploading …" : "Drop, paste or choose"}</span>
+          </button>
+        `
+        }
+        <input ref=${fileInput} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES.join(",")} multiple=${most > 1}
+          onChange=${(event) => add([...event.target.files])} />
+      </div>
+      ${(refused ?? fault) && html`<em class="fault" role="alert">${refused ?? fault}</em>`}
+    </div>
+  `;
+}
+
+/** One image, or none. */
+export const Drop = ({ image, onChange, ...rest }) => html`
+  <${Drops} most=${1} images=${image ? [image] : []} onChange=${(images) => onChange(images[0] ?? null)} ...${rest} />
+`;
+
+/** Images that are pasted anywhere go to the first field for images that has room: `take` returns whether it has. */
+function usePaste(take) {
+  const latest = useRef(take);
+  latest.current = take;
+  useEffect(() => {
+    const pasted = (event) => {
+      const files = imagesOf(event.clipboardData);
+      if (!files.length || event.defaultPrevented) return;
+      if (latest.current(files)) event.preventDefault();
+    };
+    addEventListener("paste", pasted);
+    return () => removeEventListener("paste", pasted);
+  }, []);
+}
+
+function Chosen({ image, remove }) {
+  return html`
+    <figure class="chosen">
+      ${image.url ? html`<img src=${image.url} alt=${image.name} />` : html`<${Stored} id=${image.id} />`}
+      <figcaption class="cut">${image.size ?? image.name}</figcaption>
+      <${Button} kind="quiet" icon="close" label="Remove ${image.name}" action=${remove} />
+    </figure>
+  `;
+}
+
+/** A image known by its id: an input, or a job whose first image is meant. */
+function Stored({ id }) {
+  const isJob = id.startsWith("job_");
+  const [job, setJob] = useState(null);
+  useEffect(() => {
+    if (isJob) call(`v1/jobs/${id}`).then(setJob, () => {});
+  }, [id]);
+  if (isJob)
+    return job?.artifacts[0]
+      ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" />`
+      : html`<span class="missing">…</span>`;
+  return html`<${StoredInput} id=${id} />`;
+}
+
+function StoredInput({ id }) {
+  const url = useInputUrl(id);
+  return url ? html`<img src=${url} alt="Input ${id}" />` : html`<span class="missing">…</span>`;
+}

@@ -1,0 +1,47 @@
+// Fields of a form, each with its label and what is wrong with it.
+
+import { html } from "../vendor/htm-preact-3.1.1.js";
+
+/** A label above a control that is given as the child. */
+export const Field = ({ label, fault, note, noteFault, children }) => html`
+  <label class="field ${fault ? "is-faulty" : ""}">
+    <span>${label}${note && html`<small class=${noteFault ? "fault" : ""}>${note}</small>`}</span>
+    ${children}
+    ${fault && html`<em class="fault" role="alert">${fault}</em>`}
+  </label>
+`;
+
+export const Text = ({ label, value, onChange, fault, ...rest }) => html`
+  <${Field} label=${label} fault=${fault}>
+    <input autocomplete="off" value=${value} onInput=${(event) => onChange(event.target.value)} aria-invalid=${Boolean(fault)} ...${rest} />
+  <//>
+`;
+
+export const Select = ({ label, name, value, options, onChange, fault }) => html`
+  <${Field} label=${label} fault=${fault}>
+    <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
+      ${options.map(([option, text]) => html`<option key=${text} value=${option} selected=${option === value}>${text}
+        </option>`)}
+    </select>
+  <//>
+`;
+
+export const Check = ({ label, name, value, onChange }) => html`
+  <label class="check">
+    <input type="checkbox" name=${name} checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>
+`;
+
+/** A number with a slider and a field; the field also takes what the slider's steps leave out. */
+export function Range({ label, name, value, min, max, step, onChange, fault }) {
+  const read = (event) => event.target.value !== "" && onChange(Number(event.target.value));
+  return html`
+    <div class="field range ${fault ? "is-faulty" : ""}" role="group" aria-label=${label}>
+      <span aria-hidden="true">${label}</span>
+      <div class="joined">
+        <input type="range" tabindex="-1" aria-label="${label}, slider" min=${min} max=${max} step=${step} value=${value} onInput=${read} />
+        <input type="number" name=${name} aria-label=${label} min=${min} max=${max} step=${step} value=${value} onInput=${read} aria-invalid=${Boolean(fault)} />
+      </div>
+      ${fault && html`<em class="fault" role="alert">${fault}</em>`}
+    </div>
+  `;
+}

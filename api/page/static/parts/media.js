@@ -1,0 +1,144 @@
+// Images and videos of jobs, input images, and the lightbox.
+
+import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
+import { local, request } from "../core/api.js";
+import { save } from "../core/actions.js";
+import { bytes } from "../core/format.js";
+import { createStore, useStore } from "../core/hooks.js";
+import { hasKey } from "../core/api.js";
+import { Dialog } from "./dialogs.js";
+import { Icon } from "./icons.js";
+import { Button, Copy } from "./ui.js";
+
+export const isVideo = (artifact) => artifact.kind === "video";
+
+const lightbox = createStore(null);
+
+/** Show images large; each is `{ job, artifact }`. */
+export const enlarge = (images, index = 0) => lightbox.set({ images, index });
+
+/** A finished image, or the first frame of a video, as a button that enlarges it. */
+export function ArtifactView({ job, artifact, others, size = "" }) {
+  const src = local(isVideo(artifact) ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
+  const [missing, setMissing] = useState(false);
+  const images = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
+  const open = () =>
+    enlarge(
+      images,
+      Math.max(
+        0,
+        images.findIndex((one) => one.artifact.url === artifact.url),
+      ),
+    );
+  return html`
+    <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
+      ${
+        missing
+          ? html`<span class="missing">no longer kept</span>`
+          : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(true)} />`
+      }
+      ${isVideo(artifact) && html`<span class="tag">
+        ${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}
+      ${artifact.flagged && html`<span class="tag">flagged</span>`}
+    </button>
+  `;
+}
+
+/** The address of an input image: where keys are required, its bytes are fetched with the key. */
+export function useInputUrl(id) {
+  const [url, setUrl] = useState(null);
+  useEffect(() => {
+    const path = `v1/inputs/${id}/content`;
+    if (!hasKey()) return setUrl(new URL(path, document.baseURI).href);
+    let made = null;
+    let closed = false;
+    request(path)
+      .then((response) => response.blob())
+      .then(
+        (blob) => closed || setUrl((made = URL.createObjectURL(blob))),
+        () => setUrl(null),
+      );
+    return () => {
+      closed = true;
+      if (made) URL.revokeObjectURL(made);
+    };
+  }, [id]);
+  return url;
+}
+
+export function InputImage({ image, name }) {
+  const url = useInputUrl(image.id);
+  return html`
+    <figure class="input-image">
+      ${url ? html`<img src=${url} alt="Input: ${name}" loading="lazy" />` : html`<span class="missing">…</span>`}
+      <figcaption>${name} · ${image.width} × ${image.height}</figcaption>
+    </figure>
+  `;
+}
+
+/** Save a result, fetched so that its name is the job's. */
+export async function download(job, artifact) {
+  const response = await request(local(artifact.url));
+  save(await response.blob(), `${job.id}-${artifact.index}.${artifact.content_type.split("/")[1]}`);
+}
+
+export function Lightbox() {
+  const shown = useStore(lightbox);
+  useEffect(() => {
+    if (!shown) return undefined;
+    const pressed = (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (step) turn(shown, step);
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, [shown]);
+  if (!shown) return null;
+  const { images, index } = shown;
+  const { job, artifact } = images[index];
+  const src = local(artifact.url);
+  const place = images.length > 1 ? `${index + 1} of ${images.length}` : "Image";
+  return html`
+    <${Dialog} title=${place} kind="lightbox" onClose=${() => lightbox.set(null)}>
+      <div class="stage">
+        ${
+          isVideo(artifact)
+            ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}>
+              </video>`
+            : html`<img key=${src} src=${src} alt=${job.prompt} />`
+        }
+        ${
+          images.length > 1 &&
+          html`
+          <${Button} kind="turn previous" icon="left" label="Previous image" action=${() => turn(shown, -1)} />
+          <${Button} kind="turn next" icon="right" label="Next image" action=${() => turn(shown, 1)} />
+        `
+        }
+      </div>
+      <div class="caption">
+        <p>${job.prompt}</p>
+        <p class="hint">${job.model} · ${artifact.width} × ${artifact.height} · seed ${artifact.seed} · ${bytes(artifact.bytes)}</p>
+        <div class="actions">
+          <a class="button" href="#/jobs/${job.id}" onClick=${() => lightbox.set(null)}>Open job</a>
+          <${Copy} text=${String(artifact.seed)} label="Copy seed">Seed<//>
+          <${Button} icon="download" action=${() => download(job, artifact)}>Save<//>
+        </div>
+      </div>
+    <//>
+  `;
+}
+
+function turn({ images, index }, step) {
+  lightbox.set({ images, index: (index + step + images.length) % images.length });
+}
+
+/** What a job looks like now: a result, a preview, or a sign of its state. */
+export function Thumb({ job, previews = [], size = "" }) {
+  const artifact = job.artifacts?.[0];
+  const src = artifact ? local(artifact.thumbnail_url ?? artifact.url) : previews.find(Boolean);
+  return html`
+    <span class="thumb is-${job.status} ${size}">
+      ${src ? html`<img src=${src} alt="" loading="lazy" decoding="async" />` : html`<${Icon} name="image" size=${16} />`}
+    </span>
+  `;
+}

@@ -1,0 +1,108 @@
+// The same request in other clients' words.
+
+import { html, useState } from "../vendor/htm-preact-3.1.1.js";
+import { address, hasKey } from "../core/api.js";
+import { Copy, Segments } from "./ui.js";
+
+const OPENAI_FIELDS = new Set(["model", "prompt", "n"]);
+const IMAGE_FIELDS = ["image", "images", "mask", "last_image"];
+
+const origin = () => address("").replace(/\/$/, "");
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** A value as Python writes it. */
+function python(value, indent = "") {
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (value === null) return "None";
+  if (Array.isArray(value)) return `[${value.map((one) => python(one, indent)).join(", ")}]`;
+  if (typeof value === "object") {
+    return `{${Object.entries(value)
+      .map(([name, one]) => `"${name}": ${python(one, indent)}`)
+      .join(", ")}}`;
+  }
+  return JSON.stringify(value);
+}
+
+function curl(body) {
+  const key = hasKey() ? ' \\\n  -H "Authorization: Bearer $FUSEQUEUE_API_KEY"' : "";
+  return `curl -s ${origin()}/v1/jobs -H 'Prefer: wait=60' -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body))}`;
+}
+
+function client(body) {
+  const { model, prompt, ...fields } = body;
+  const named = Object.entries(fields).map(([name, value]) => `, ${name}=${python(value)}`);
+  const key = hasKey() ? ', api_key="fq_..."' : "";
+  return `from pathlib import Path
+
+from fusequeue import Client
+
+with Client("${origin()}"${key}) as client:
+    job = client.submit(${python(model)}, ${python(prompt)}${named.join("")})
+    print(client.download(client.wait(job.id).require_success(), Path("images")))`;
+}
+
+function command(body) {
+  const { model, prompt, ...fields } = body;
+  const values = Object.entries(fields).map(([name, value]) => {
+    const text = typeof value === "string" ? value : JSON.stringify(value);
+    return ` -s ${/^[\w.,-]+$/.test(text) ? `${name}=${text}` : quoted(`${name}=${text}`)}`;
+  });
+  return `fusequeue submit ${quoted(prompt)} --model ${model}${values.join("")} -o images --url ${origin()}`;
+}
+
+function openai(body) {
+  const edits = IMAGE_FIELDS.some((name) => name in body);
+  const video = body.task?.endsWith("video") || "frames" in body;
+  if (video) return openaiVideo(body);
+  const own = Object.fromEntries(Object.entries(body).filter(([name]) => !OPENAI_FIELDS.has(name)));
+  const named = Object.entries(body).filter(([name]) => OPENAI_FIELDS.has(name));
+  const extra = Object.keys(own).filter((name) => !IMAGE_FIELDS.includes(name));
+  const lines = named.map(([name, value]) => `    ${name}=${python(value)},`);
+  if (edits) lines.push('    image=open("input.png", "rb"),');
+  if ("mask" in body) lines.push('    mask=open("mask.png", "rb"),');
+  if (extra.length) lines.push(`    extra_body=${python(Object.fromEntries(extra.map((name) => [name, own[name]])))},`);
+  return `${openaiClient()}response = client.images.${edits ? "edit" : "generate"}(\n${lines.join("\n")}\n)
+Path("result.png").write_bytes(base64.b64decode(response.data[0].b64_json))`;
+}
+
+function openaiVideo({ model, prompt, width, height, ...fields }) {
+  const size = width && height ? `\n    size="${width}x${height}",` : "";
+  const extra = Object.keys(fields).length ? `\n    extra_body=${python(fields)},` : "";
+  return `${openaiClient()}video = client.videos.create_and_poll(
+    model=${python(model)},
+    prompt=${python(prompt)},${size}${extra}
+)
+client.videos.download_content(video.id).write_to_file("result.mp4")`;
+}
+
+const openaiClient = () => `import base64
+from pathlib import Path
+
+from openai import OpenAI
+
+client = OpenAI(base_url="${origin()}/v1", api_key="${hasKey() ? "fq_..." : "unused"}")
+`;
+
+const FORMS = { curl, python: client, cli: command, openai };
+const TABS = [
+  ["curl", "curl"],
+  ["python", "Python"],
+  ["cli", "CLI"],
+  ["openai", "OpenAI"],
+];
+
+/** The equivalent calls of a request body, each to be copied. */
+export function Snippets({ body }) {
+  const [form, setForm] = useState("curl");
+  const text = FORMS[form](body);
+  return html`
+    <div class="snippets">
+      <div class="snippets-bar">
+        <${Segments} label="Client" value=${form} options=${TABS} onChange=${setForm} />
+        <${Copy} text=${text} label="Copy the call">Copy<//>
+      </div>
+      <pre tabindex="0" aria-label="The call with ${form}"><code>${text}</code></pre>
+    </div>
+  `;
+}

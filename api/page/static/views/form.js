@@ -1,0 +1,207 @@
+// The form of the playground, made of what the model allows.
+
+import { html, useRef } from "../vendor/htm-preact-3.1.1.js";
+import { plural, words } from "../core/format.js";
+import { mayWrite } from "../core/session.js";
+import { Button } from "../parts/ui.js";
+import { Drop, Drops } from "../parts/drop.js";
+import { Check, Field, Range, Select, Text } from "../parts/fields.js";
+import { blank, fieldsOf } from "./request.js";
+
+const RATIOS = [
+  ["1:1", 1],
+  ["3:2", 3 / 2],
+  ["2:3", 2 / 3],
+  ["16:9", 16 / 9],
+  ["9:16", 9 / 16],
+];
+
+export function Form({ models, model, values, setValues, fault, generate }) {
+  const set = (changes) => setValues((before) => ({ ...before, ...changes }));
+  const has = fieldsOf(values.task, model);
+  const { limits } = model;
+  const button = useRef(null);
+  const faultOf = (name) =>
+    fault?.faults.find((one) => one.param?.split(".")[0] === name)?.message ??
+    (fault?.param?.split(".")[0] === name ? fault.message : null);
+  const pressed = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      button.current.base.click();
+    }
+  };
+  const field = (name) => ({
+    name,
+    value: values[name],
+    fault: faultOf(name),
+    onChange: (value) => set({ [name]: value }),
+  });
+  const tooLong = values.prompt.length > limits.max_prompt_chars;
+  const unnamed = fault && !fault.faults.length && !fault.param;
+  return html`
+    <form class="panel form" aria-label="Request" onKeyDown=${pressed} onSubmit=${(event) => event.preventDefault()}>
+      <div class="form-row">
+        <${Select} label="Model" ...${field("model")} options=${models.map((one) => [one.id, one.id])}
+          onChange=${(id) =>
+            setValues(
+              blank(
+                models.find((one) => one.id === id),
+                values,
+              ),
+            )} />
+        ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} />`}
+      </div>
+      <${Field} label="Prompt" fault=${faultOf("prompt")} note=${`${values.prompt.length} of ${limits.max_prompt_chars}`} noteFault=${tooLong}>
+        <textarea name="prompt" rows="4" required placeholder="a red circle on a blue ground, left" value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
+      <//>
+      ${
+        has.image &&
+        html`
+        <${Drops} label=${has.images > 1 ? `Images, up to ${has.images}` : "Image"} name="image" most=${has.images} images=${values.images} fault=${faultOf("image") ?? faultOf("images")} onChange=${(images) => set({ images })} />
+      `
+      }
+      ${has.mask && html`<${Drop} label="Mask: white is repainted" name="mask" image=${values.mask} fault=${faultOf("mask")} onChange=${(mask) => set({ mask })} />`}
+      ${has.last_image && html`<${Drop} label="Last frame" name="last_image" image=${values.last_image} fault=${faultOf("last_image")} onChange=${(last_image) => set({ last_image })} />`}
+      <${Size} model=${model} values=${values} set=${set} field=${field} />
+      <div class="form-grid">
+        <${Range} label="Steps" ...${field("steps")} min=${limits.min_steps} max=${limits.max_steps} step=${1} />
+        <${Range} label="Guidance" ...${field("guidance_scale")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />
+        ${values.guidance_scale_2 !== null && html`<${Range} label="Guidance, less noisy steps" ...${field("guidance_scale_2")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />`}
+        ${has.strength && html`<${Range} label="Strength" ...${field("strength")} min=${0.05} max=${1} step=${0.05} />`}
+        <${Range} label="Images" ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
+        ${
+          has.frames &&
+          html`
+          <${Range} label="Frames" ...${field("frames")} min=${1} max=${limits.max_frames} step=${limits.frames_multiple} />
+          <${Range} label="Frames per second" ...${field("fps")} min=${1} max=${60} step=${1} />
+        `
+        }
+        ${has.layers && html`<${Range} label="Layers" ...${field("layers")} min=${1} max=${limits.max_layers} step=${1} />`}
+        <${Field} label="Seed" fault=${faultOf("seed")}>
+          <div class="joined">
+            <input name="seed" inputmode="numeric" pattern="[0-9]*" placeholder="random" autocomplete="off" value=${values.seed} onInput=${(event) => set({ seed: event.target.value.replaceAll(/\D/g, "") })} />
+            <${Button} icon="dice" label="A random seed" action=${() => set({ seed: String(Math.floor(Math.random() * 2 ** 31)) })} />
+          </div>
+        <//>
+      </div>
+      ${model.adapters.length > 0 && html`<${Adapters} model=${model} values=${values} set=${set} fault=${faultOf("adapters")} />`}
+      ${has.controls && html`<${Controls} model=${model} values=${values} set=${set} fault=${faultOf("controls")} />`}
+      <details>
+        <summary>More</summary>
+        <div class="form-stack">
+          <${Text} label="Negative prompt" ...${field("negative_prompt")} />
+          <div class="form-grid">
+            ${model.schedulers.length > 0 && html`<${Select} label="Scheduler" ...${field("scheduler")} options=${[["", "the model's own"], ...model.schedulers.map((name) => [name, name])]} />`}
+            ${model.step_cache.allowed.length > 0 && html`<${Select} label="Step cache" ...${field("step_cache")} options=${levels(model, values.step_cache)} />`}
+            ${
+              has.format &&
+              html`<${Select} label="Format" ...${field("output_format")} options=${[
+                ["", "png"],
+                ["jpeg", "jpeg"],
+                ["webp", "webp"],
+              ]} />`
+            }
+            <${Select} label="Priority" ...${field("priority")} options=${["interactive", "standard", "bulk"].map((name) => [name, name])} />
+            <${Text} label="Deadline, seconds" ...${field("deadline_s")} placeholder="none" inputmode="decimal" />
+            <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
+          </div>
+          <${Check} label="Reproducible: identical bits whatever shares its batch" ...${field("reproducible")} />
+        </div>
+      </details>
+      ${unnamed && html`<p class="fault" role="alert">${fault.message}</p>`}
+      <footer class="form-footer">
+        <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${!mayWrite() || !values.prompt.trim() || tooLong}>
+          Generate${values.n > 1 ? ` ${plural(values.n, "image")}` : ""}
+        <//>
+        <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}
+          </span>
+      </footer>
+    </form>
+  `;
+}
+
+function levels(model, chosen) {
+  const named = model.step_cache.allowed.filter((level) => level !== "schedule");
+  const all = [["", `default: ${model.step_cache.default}`], ...["off", ...named].map((level) => [level, level])];
+  return typeof chosen === "object" ? [[chosen, `every ${chosen.every} steps`], ...all] : all;
+}
+
+/** Sides of about as many pixels as the model's default, at a ratio. */
+function sides(ratio, { defaults, limits }) {
+  const fit = (side) =>
+    Math.max(limits.min_side, Math.min(limits.max_side, Math.round(side / limits.multiple_of) * limits.multiple_of));
+  const pixels = defaults.width * defaults.height;
+  return { width: fit(Math.sqrt(pixels * ratio)), height: fit(Math.sqrt(pixels / ratio)) };
+}
+
+function Size({ model, values, set, field }) {
+  const { limits } = model;
+  const side = { min: limits.min_side, max: limits.max_side, step: limits.multiple_of };
+  return html`
+    <div class="size">
+      <${Range} label="Width" ...${field("width")} ...${side} />
+      <${Range} label="Height" ...${field("height")} ...${side} />
+      <div class="ratios" role="group" aria-label="Ratio">
+        ${RATIOS.map(([name, ratio]) => {
+          const size = sides(ratio, model);
+          const pressed = size.width === values.width && size.height === values.height;
+          return html`<button key=${name} type="button" aria-pressed=${pressed} title="${size.width} × ${size.height}" onClick=${() => set(size)}><i style=${{ aspectRatio: String(ratio) }}></i>${name}</button>`;
+        })}
+      </div>
+    </div>
+  `;
+}
+
+function Adapters({ model, values, set, fault }) {
+  const change = (id, scale) => {
+    const { [id]: _, ...rest } = values.adapters;
+    set({ adapters: scale === null ? rest : { ...rest, [id]: scale } });
+  };
+  return html`
+    <fieldset class="group"><legend>Adapters</legend>
+      ${model.adapters.map(({ id, scale, max_scale }) => {
+        const used = id in values.adapters;
+        return html`
+          <div key=${id} class="group-row">
+            <${Check} label=${id} name="adapters" value=${used} onChange=${(on) => change(id, on ? scale : null)} />
+            ${used && html`<${Range} label="Scale of ${id}" name="adapters" value=${values.adapters[id]} min=${-max_scale} max=${max_scale} step=${0.05} onChange=${(value) => change(id, value)} />`}
+          </div>
+        `;
+      })}
+      ${fault && html`<p class="fault" role="alert">${fault}</p>`}
+    </fieldset>
+  `;
+}
+
+function Controls({ model, values, set, fault }) {
+  const change = (index, changes) =>
+    set({ controls: values.controls.map((control, at) => (at === index ? { ...control, ...changes } : control)) });
+  const add = (id) =>
+    set({
+      controls: [
+        ...values.controls,
+        { id, image: null, scale: model.controls.find((one) => one.id === id).scale, start: 0, end: 1 },
+      ],
+    });
+  const full = values.controls.length >= model.limits.max_controls;
+  return html`
+    <fieldset class="group"><legend>Control images</legend>
+      ${values.controls.map(
+        (control, index) => html`
+          <div key=${index} class="control">
+            <${Drop} label=${control.id} name="controls" image=${control.image} onChange=${(image) => change(index, { image })} />
+            <div class="form-grid">
+              <${Range} label="Scale" name="controls" value=${control.scale} min=${0} max=${model.controls.find((one) => one.id === control.id)?.max_scale ?? 2} step=${0.05} onChange=${(scale) => change(index, { scale })} />
+              <${Range} label="From" name="controls" value=${control.start} min=${0} max=${0.95} step=${0.05} onChange=${(start) => change(index, { start })} />
+              <${Range} label="To" name="controls" value=${control.end} min=${0.05} max=${1} step=${0.05} onChange=${(end) => change(index, { end })} />
+            </div>
+            <${Button} icon="trash" action=${() => set({ controls: values.controls.filter((_, at) => at !== index) })}>Remove<//>
+          </div>
+        `,
+      )}
+      ${!full && html`<div class="actions">
+        ${model.controls.map(({ id }) => html`<${Button} key=${id} action=${() => add(id)}>Add ${id}<//>`)}</div>`}
+      ${fault && html`<p class="fault" role="alert">${fault}</p>`}
+    </fieldset>
+  `;
+}

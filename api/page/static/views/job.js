@@ -1,0 +1,235 @@
+// One job: its images or previews, timeline, batching, error with a remedy, request, and what can be done with it.
+
+import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
+import { call } from "../core/api.js";
+import { bodyOf, cancelJob, deleteJob, submit, withoutSeed } from "../core/actions.js";
+import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words } from "../core/format.js";
+import { go, useLoaded, useStore } from "../core/hooks.js";
+import { current, follow, live } from "../core/live.js";
+import { mayWrite } from "../core/session.js";
+import { Bar } from "../parts/charts.js";
+import { confirm } from "../parts/dialogs.js";
+import { ArtifactView, download, InputImage } from "../parts/media.js";
+import { Snippets } from "../parts/snippets.js";
+import { Ago, Badge, Button, Copy, ErrorNote, Facts, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
+
+const MOST_EVENTS = 60;
+
+export function JobPage({ id }) {
+  const { data, error, loading, reload } = useLoaded((signal) => call(`v1/jobs/${id}`, { signal }), [id], 2_000);
+  const { jobs } = useStore(live);
+  useEffect(() => follow([id]), [id]);
+  const events = useEvents(id, jobs.get(id));
+  if (loading && !data) return html`<${Skeleton} rows=${6} />`;
+  if (!data) return html`<${ErrorNote} error=${error} retry=${reload} />`;
+  const job = current(data);
+  return html`
+    <div class="job-head">
+      <${Badge} state=${job.status}>${job.cancel_requested && !ended(job.status) ? "stopping" : job.status}<//>
+      <span class="mono">${job.id}</span><${Copy} text=${job.id} label="Copy the id" />
+      <span class="grow"></span>
+      <${Actions} job=${job} reload=${reload} />
+    </div>
+    ${job.status === "queued" && html`<${Waiting} job=${job} />`}
+    ${job.error && html`<${Failure} error=${job.error} />`}
+    <div class="columns job">
+      <div class="column">
+        <${Images} job=${job} previews=${jobs.get(id)?.previews ?? []} />
+        <${Timeline} job=${job} />
+        <${Panel} title="Events" note=${events.length ? "since this page was opened" : ""}>
+          <ol class="events">${events.map((event) => html`<li key=${event.key}><time class="mono hint">
+            ${clock(event.at)}</time><span>${event.text}</span></li>`)}</ol>
+          ${!events.length && html`<p class="hint pad">None since this page was opened.</p>`}
+        <//>
+      </div>
+      <div class="column">
+        <${Request} job=${job} />
+        <${Panel} title="The same call"><${Snippets} body=${bodyOf(job)} /><//>
+        <details class="panel raw"><summary>Raw JSON</summary><div class="snippets"><div class="snippets-bar">
+          <span class="grow"></span><${Copy} text=${JSON.stringify(job, null, 2)} label="Copy the JSON">Copy<//></div>
+          <pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(job, null, 2)}</code></pre></div>
+          </details>
+      </div>
+    </div>
+  `;
+}
+
+/** The changes of state and phase seen so far, the newest first. */
+function useEvents(id, now) {
+  const [events, setEvents] = useState([]);
+  useEffect(() => setEvents([]), [id]);
+  const text =
+    now?.status &&
+    [now.status, now.phase && words(now.phase), now.worker && now.status === "running" && `on ${now.worker}`]
+      .filter(Boolean)
+      .join(" · ");
+  useEffect(() => {
+    if (text)
+      setEvents((before) =>
+        [{ at: Date.now(), text, key: before.length ? before[0].key + 1 : 0 }, ...before].slice(0, MOST_EVENTS),
+      );
+  }, [id, text]);
+  return events;
+}
+
+const Waiting = ({ job }) => html`
+  <p class="note is-queued" role="status">
+    ${job.queue?.reason ? REASONS[job.queue.reason] : "It waits."}
+    ${job.queue?.position ? ` ${plural(job.queue.position, "job")} of its signature ahead.` : ""}
+    ${job.queue?.eta_s ? ` It should end in about ${duration(job.queue.eta_s * 1_000)}.` : ""}
+  </p>
+`;
+
+const Failure = ({ error }) => html`
+  <div class="note is-failed" role="alert">
+    <div class="grow"><p><code>${error.code}</code> ${error.message}</p><p class="strong">${remedy(error)}</p></div>
+  </div>
+`;
+
+function Actions({ job, reload }) {
+  const again = async () => go(`#/jobs/${(await submit(withoutSeed(bodyOf(job)))).id}`);
+  const retry = async () => go(`#/jobs/${(await submit(bodyOf(job))).id}`);
+  const cancel = async () => {
+    await cancelJob(job.id);
+    reload();
+  };
+  const remove = async () => {
+    const run = async () => (await deleteJob(job.id), true);
+    const done = await confirm({
+      title: "Delete this job?",
+      text: "The job and its images are deleted for good.",
+      verb: "Delete",
+      danger: true,
+      run,
+    });
+    if (done) {
+      toast("Deleted the job");
+      go("#/jobs");
+    }
+  };
+  if (!mayWrite()) return null;
+  return html`
+    <div class="actions">
+      ${!ended(job.status) && html`<${Button} icon="cancel" action=${cancel} disabled=${job.cancel_requested}>Cancel<//>`}
+      ${["failed", "canceled", "expired"].includes(job.status) && html`<${Button} icon="redo" action=${retry}>Submit again<//>`}
+      <${Button} icon="dice" action=${again}>Another seed<//>
+      <a class="button primary" href="#/playground?from=${job.id}">Duplicate and edit</a>
+      ${ended(job.status) && html`<${Button} icon="trash" label="Delete" action=${remove} />`}
+    </div>
+  `;
+}
+
+function Images({ job, previews }) {
+  const expected = job.status === "queued" || job.status === "running" ? job.n * Math.max(1, job.layers) : 0;
+  if (!job.artifacts.length && !expected) return null;
+  return html`
+    <${Panel} title=${job.artifacts.length ? "Result" : "Preview"} note=${expected ? progressText(job) : ""} actions=${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}>
+      ${expected > 0 && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />`}
+      <div class="results">
+        ${job.artifacts.map((artifact) => html`<figure key=${artifact.index}>
+          <${ArtifactView} job=${job} artifact=${artifact} size="large" />
+          <figcaption class="hint mono">seed ${artifact.seed}</figcaption></figure>`)}
+        ${Array.from({ length: expected }, (_, index) => html`<${Preview} key=${index} job=${job} src=${previews[index]} />`)}
+      </div>
+    <//>
+  `;
+}
+
+export const progressText = ({ progress, phase, status }) =>
+  status === "queued"
+    ? "queued"
+    : `${words(phase ?? "starting")}${progress.total ? ` · step ${progress.step} of ${progress.total}` : ""}`;
+
+export const Preview = ({ job, src }) => html`
+  <div class="preview is-${job.status}" style=${{ aspectRatio: `${job.width} / ${job.height}` }}>
+    ${src ? html`<img src=${src} alt="Preview of ${job.prompt}" />` : html`<span class="hint">
+      ${job.status === "queued" ? "queued" : "…"}</span>`}
+  </div>
+`;
+
+/** Where its time went: waiting, loading, forwards, upload. */
+function Timeline({ job }) {
+  const { queue_ms, load_ms, inference_ms, upload_ms, device_seconds } = job.metrics;
+  const parts = [
+    ["queued", queue_ms, "is-queued"],
+    ["loading", load_ms, "is-loading"],
+    ["forwards", inference_ms, "is-running"],
+    ["upload", upload_ms, "is-succeeded"],
+  ].filter(([, ms]) => ms !== null);
+  const batching = job.batching;
+  return html`
+    <${Panel} title="Timeline">
+      ${
+        parts.length > 0 &&
+        html`
+        <${Bar} label="Timeline" parts=${parts.map(([name, ms, kind]) => [name, ms, kind, duration(ms)])} />
+        <ul class="legend">${parts.map(([name, ms, kind]) => html`<li key=${name}><i class=${kind}></i>
+          ${name} <span class="strong number">${duration(ms)}</span></li>`)}</ul>
+      `
+      }
+      <${Facts} facts=${{
+        Created: html`${dateTime(job.created_at)}, <${Ago} time=${job.created_at} />`,
+        Claimed: job.started_at && dateTime(job.started_at),
+        Ended: job.finished_at && dateTime(job.finished_at),
+        Attempts: job.attempts > 1 && job.attempts,
+        Deadline: job.deadline_at && dateTime(job.deadline_at),
+        "Kept until": job.expires_at && dateTime(job.expires_at),
+        "Device time": device_seconds !== null && `${figure(device_seconds)} s`,
+        Forwards: batching && `${batching.forwards}, ${figure(batching.mean_rows)} rows in the mean`,
+        "Batch mates":
+          batching &&
+          (batching.solo_reason
+            ? `none: ${words(batching.solo_reason)}`
+            : `up to ${batching.max_jobs} jobs in a forward`),
+        "Skipped steps": batching?.skipped_steps,
+      }} />
+    <//>
+  `;
+}
+
+function Request({ job }) {
+  const inputs = [
+    ...job.images.map((image, index) => [job.images.length > 1 ? `image ${index + 1}` : "image", image]),
+    ...(job.mask ? [["mask", job.mask]] : []),
+    ...(job.last_image ? [["last image", job.last_image]] : []),
+    ...job.controls.map((control) => [`control ${control.id}`, control.image]),
+  ];
+  const metadata = Object.entries(job.metadata);
+  return html`
+    <${Panel} title="Request">
+      <div class="prompt-text"><p>${job.prompt}</p>
+        ${job.negative_prompt && html`<p class="hint">without: ${job.negative_prompt}</p>`}</div>
+      ${inputs.length > 0 && html`<div class="inputs">
+        ${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} />`)}
+        </div>`}
+      <${Facts} facts=${{
+        Model: html`<a href="#/models">${job.model}</a>`,
+        Task: words(job.task),
+        Size: `${job.width} × ${job.height}`,
+        Images: job.n,
+        Frames: job.task.endsWith("video") && `${job.frames} at ${job.fps} fps`,
+        Steps: job.steps,
+        Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),
+        Seed: html`<span class="mono">${job.seed}</span>`,
+        Strength: job.strength,
+        Scheduler: job.scheduler,
+        "Step cache": job.step_cache && `every ${job.step_cache.every} steps`,
+        Adapters: job.adapters.map((adapter) => `${adapter.id} ${adapter.scale}`).join(", "),
+        Controls: job.controls
+          .map((control) => `${control.id} ${control.scale}, ${control.start} to ${control.end}`)
+          .join("; "),
+        Reproducible: job.reproducible && "yes",
+        Format: `${job.output_format}${job.output_format === "png" ? "" : ` at ${job.output_quality}`}`,
+        Priority: job.priority,
+        Batch: job.batch_id && html`<a href="#/jobs?batch_id=${job.batch_id}">${job.batch_id}</a>`,
+        Metadata:
+          metadata.length > 0 &&
+          metadata.map(
+            ([key, value]) =>
+              html`<a key=${key} class="tag" href="#/jobs?metadata=${encodeURIComponent(`${key}=${value}`)}">
+                ${key}=${value}</a> `,
+          ),
+      }} />
+    <//>
+  `;
+}

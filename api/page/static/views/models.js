@@ -1,0 +1,81 @@
+// The models: what they can do, their defaults and limits, and the workers that have them in memory.
+
+import { html } from "../vendor/htm-preact-3.1.1.js";
+import { call } from "../core/api.js";
+import { plural, words } from "../core/format.js";
+import { useLoaded, useStore } from "../core/hooks.js";
+import { overview } from "../core/overview.js";
+import { mayOperate, mayWrite } from "../core/session.js";
+import { Badge, Empty, ErrorNote, Facts, Panel, Skeleton } from "../parts/ui.js";
+
+export function Models() {
+  const { data, error, loading, reload } = useLoaded((signal) => call("v1/models", { signal }), []);
+  const { workers, queues } = useStore(overview);
+  return html`
+    <${ErrorNote} error=${error} retry=${reload} />
+    ${loading && !data && html`<${Skeleton} rows=${4} />`}
+    ${data && !data.data.length && html`<${Panel} title="No models">
+      <${Empty} icon="models" title="No models.">List them in models.toml.<//><//>`}
+    <div class="cards">${(data?.data ?? []).map((model) => html`<${Model} key=${model.id} model=${model} workers=${workers} queues=${queues} />`)}</div>
+  `;
+}
+
+const range = (least, most) => (least === most ? String(most) : `${least} to ${most}`);
+
+function Model({ model, workers, queues }) {
+  const { defaults, limits } = model;
+  const video = model.tasks.some((task) => task.endsWith("video"));
+  const waiting = queues
+    ?.filter((queue) => queue.model === model.id)
+    .reduce((sum, queue) => sum + Object.values(queue.jobs).reduce((a, b) => a + b, 0), 0);
+  return html`
+    <article class="panel model" aria-label="Model ${model.id}">
+      <header>
+        <h2>${model.id}</h2><span class="grow"></span>
+        ${mayWrite() && html`<a class="button primary" href="#/playground?model=${encodeURIComponent(model.id)}">Try it</a>`}
+      </header>
+      <p class="tags">${model.tasks.map((task) => html`<span key=${task} class="tag">${words(task)}</span>`)}</p>
+      ${mayOperate() && workers && html`<${Holders} model=${model} workers=${workers} waiting=${waiting} />`}
+      <${Facts} facts=${{
+        Size: `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,
+        Steps: `${defaults.steps}; ${range(limits.min_steps, limits.max_steps)}`,
+        Guidance: `${defaults.guidance_scale}; up to ${limits.max_guidance_scale}`,
+        Strength: model.tasks.some((task) => ["image_to_image", "inpaint"].includes(task)) && defaults.strength,
+        Frames:
+          video &&
+          `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
+        Images: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
+        Prompt: `up to ${limits.max_prompt_chars} characters`,
+        Schedulers: model.schedulers.join(", ") || "the model's own",
+        Adapters: model.adapters.map((adapter) => `${adapter.id} (${adapter.scale})`).join(", "),
+        Controls: model.controls.map((control) => `${control.id} (${words(control.kind)})`).join(", "),
+        "Step cache": [
+          model.step_cache.default,
+          ...model.step_cache.allowed.filter((level) => level !== model.step_cache.default),
+        ].join(", "),
+        "Mixed in a forward": model.mixed_fields.join(", "),
+        "Waits for batch mates": `up to ${model.window_ms} ms`,
+      }} />
+    </article>
+  `;
+}
+
+function Holders({ model, workers, waiting }) {
+  const serving = workers.filter((worker) => worker.models.includes(model.id));
+  const state = (worker) => {
+    if (worker.unavailable[model.id]) return ["failed", "unavailable"];
+    return worker.loaded.includes(model.id) ? ["succeeded", "in memory"] : ["canceled", "not loaded"];
+  };
+  return html`
+    <ul class="plain holders" aria-label="Workers">
+      ${serving.slice(0, 12).map((worker) => {
+        const [kind, text] = state(worker);
+        return html`<li key=${worker.id}><${Badge} state=${kind}>${text}<//> <span title=${worker.id}>
+          ${worker.host || worker.id}</span> <span class="hint">${worker.device}</span></li>`;
+      })}
+      ${serving.length > 12 && html`<li class="hint">and ${plural(serving.length - 12, "more worker")}</li>`}
+      ${!serving.length && html`<li><${Badge} state="failed">no worker serves it<//></li>`}
+      ${waiting > 0 && html`<li class="hint">${plural(waiting, "job")} queued</li>`}
+    </ul>
+  `;
+}

@@ -1,0 +1,184 @@
+// A prompt to its image: a form of the model's own limits, the job as it runs, and what can follow.
+
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
+import { call } from "../core/api.js";
+import { bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
+import { duration, ended, plural, REASONS, remedy } from "../core/format.js";
+import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
+import { current, follow, live } from "../core/live.js";
+import { announce, mayWrite } from "../core/session.js";
+import { ArtifactView, download, Thumb } from "../parts/media.js";
+import { Snippets } from "../parts/snippets.js";
+import { Badge, Button, Empty, ErrorNote, Facts, Panel, Progress, Skeleton } from "../parts/ui.js";
+import { Preview, progressText } from "./job.js";
+import { Form } from "./form.js";
+import { blank, bodyFrom, valuesFrom } from "./request.js";
+
+const MOST_RUNS = 24;
+
+/** The runs of this tab, the newest first, and the form: both outlive a look at another view. */
+const runs = createStore([]);
+const draft = { values: null };
+
+/** Forget the runs: another tenant's page must not show them. */
+export function forgetRuns() {
+  runs.set([]);
+  draft.values = null;
+}
+
+export function Playground({ params }) {
+  const { data, error, loading, reload } = useLoaded((signal) => call("v1/models", { signal }), []);
+  if (loading && !data) return html`<${Skeleton} rows=${6} />`;
+  if (!data) return html`<${ErrorNote} error=${error} retry=${reload} />`;
+  if (!data.data.length) return html`<${Empty} icon="models" title="No models.">List them in models.toml.<//>`;
+  return html`<${Desk} models=${data.data} params=${params} />`;
+}
+
+function Desk({ models, params }) {
+  const named = params.get("model");
+  const [values, setValues] = useState(
+    () => draft.values ?? blank(models.find((model) => model.id === named) ?? models[0]),
+  );
+  const [shown, setShown] = useState(null);
+  const [fault, setFault] = useState(null);
+  const model = models.find((one) => one.id === values.model) ?? models[0];
+  draft.values = values;
+  const from = params.get("from");
+  useEffect(() => {
+    if (from) call(`v1/jobs/${from}`).then((job) => setValues(valuesFrom(bodyOf(job), models)), setFault);
+  }, [from]);
+  useEffect(() => {
+    if (named && named !== values.model) setValues(blank(models.find((one) => one.id === named) ?? models[0], values));
+  }, [named]);
+  const all = useStore(runs);
+  const body = bodyFrom(values, model);
+  const start = async (request) => {
+    setFault(null);
+    try {
+      const job = await submit(request);
+      runs.set([job, ...all].slice(0, MOST_RUNS));
+      setShown(job.id);
+      announce("The job is queued.");
+    } catch (failure) {
+      setFault(failure);
+      document.querySelector(`[name="${failure.param?.split(".")[0]}"]`)?.focus();
+    }
+  };
+  const form = useRef(null);
+  useKeys((event) => {
+    if (event.key === "e") {
+      event.preventDefault();
+      form.current.querySelector("textarea").focus();
+    }
+  });
+  const job = all.find((one) => one.id === shown) ?? all[0];
+  return html`
+    <div class="columns playground" ref=${form}>
+      <${Form} models=${models} model=${model} values=${values} setValues=${setValues} fault=${fault} generate=${() => start(body)} />
+      <div class="column">
+        ${
+          job
+            ? html`<${Run} key=${job.id} first=${job} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
+            : html`<${Panel} title="Result">
+              <${Empty} icon="playground" title="Nothing generated yet.">Describe a image and press Generate. It appears here while its steps run.<//><//>`
+        }
+        ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
+        <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} /><//>
+      </div>
+    </div>
+  `;
+}
+
+/** One job from its submission to its images. */
+function Run({ first, start, edit }) {
+  const { jobs } = useStore(live);
+  useEffect(() => follow([first.id]), [first.id]);
+  const status = jobs.get(first.id)?.status ?? first.status;
+  const everyMs = ended(status) ? 0 : status === "queued" ? 1_000 : 4_000; // the stream has no position in the queue
+  const { data } = useLoaded((signal) => call(`v1/jobs/${first.id}`, { signal }), [first.id], everyMs);
+  const job = current(data ?? first);
+  const now = jobs.get(first.id);
+  const done = ended(job.status);
+  useEffect(() => {
+    if (!done) return;
+    announce(
+      job.status === "succeeded" ? `${plural(job.artifacts.length, "image")} ready.` : `The job is ${job.status}.`,
+    );
+    runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
+  }, [done]);
+  const note = job.status === "queued" ? place(job.queue) : progressText(job);
+  return html`
+    <${Panel} title=${done ? "Result" : "Generating"} kind="run-panel"
+      actions=${html`<${Badge} state=${job.status} />
+        ${!done && mayWrite() && html`<${Button} icon="cancel" disabled=${job.cancel_requested} action=${() => cancelJob(job.id)}>Cancel<//>`}`}>
+      ${!done && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />
+        <p class="hint pad" role="status">${note}</p>`}
+      ${job.error && html`<div class="note is-failed" role="alert"><div><p><code>${job.error.code}
+        </code> ${job.error.message}</p><p class="strong">${remedy(job.error)}</p></div></div>`}
+      <div class="results ${job.n === 1 ? "single" : ""}">
+        ${
+          done
+            ? job.artifacts.map(
+                (artifact) =>
+                  html`<figure key=${artifact.index}><${ArtifactView} job=${job} artifact=${artifact} size="large" />
+                    </figure>`,
+              )
+            : Array.from(
+                { length: job.n * Math.max(1, job.layers) },
+                (_, index) => html`<${Preview} key=${index} job=${job} src=${now?.previews?.[index]} />`,
+              )
+        }
+      </div>
+      ${
+        done &&
+        html`
+        <${Facts} facts=${{
+          Prompt: job.prompt,
+          Seed: html`<span class="mono">${job.seed}</span>`,
+          Size: `${job.width} × ${job.height}`,
+          Steps: job.steps,
+          Guidance: job.guidance_scale,
+          Waited: duration(job.metrics.queue_ms),
+          "Ran for": job.metrics.inference_ms !== null && duration(job.metrics.inference_ms),
+          "Batch mates":
+            job.batching && (job.batching.max_jobs > 1 ? `up to ${job.batching.max_jobs} jobs in a forward` : "none"),
+        }} />
+        <div class="actions pad">
+          ${
+            mayWrite() &&
+            html`
+            <${Button} kind="primary" icon="dice" action=${() => start(withoutSeed(bodyOf(job)))}>Same with another seed<//>
+            <${Button} icon="edit" action=${() => edit(bodyOf(job))}>Duplicate and edit<//>
+            ${job.artifacts[0]?.kind === "image" && html`<${Button} icon="image" action=${() => edit({ ...withoutSeed(bodyOf(job)), task: undefined, image: job.id })}>Start from it<//>`}
+          `
+          }
+          ${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}
+          <a class="button" href="#/jobs/${job.id}">Open job</a>
+        </div>
+      `
+      }
+    <//>
+  `;
+}
+
+function place(queue) {
+  if (!queue) return "Queued.";
+  const ahead =
+    queue.position === null ? "" : queue.position ? `${plural(queue.position, "job")} ahead. ` : "Next in the queue. ";
+  const eta = queue.eta_s ? ` Ready in about ${duration(queue.eta_s * 1_000)}.` : "";
+  return `${ahead}${queue.reason && queue.reason !== "jobs_ahead" ? REASONS[queue.reason] : ""}${eta}`;
+}
+
+const History = ({ all, shown, show }) => html`
+  <nav class="history" aria-label="Runs of this tab">
+    ${all.map((first) => {
+      const job = current(first);
+      const label = `${job.status}: ${job.prompt.slice(0, 80)}`;
+      return html`
+        <button key=${job.id} type="button" aria-label=${label} title=${label} aria-current=${job.id === shown} onClick=${() => show(job.id)}>
+          <${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} size="medium" />
+        </button>
+      `;
+    })}
+  </nav>
+`;

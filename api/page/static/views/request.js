@@ -1,0 +1,143 @@
+// The form's values and the request body that they mean.
+
+const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video"];
+const WITH_STRENGTH = ["image_to_image", "inpaint"];
+const PLAIN = ["steps", "guidance_scale", "width", "height"];
+
+/** Which fields a task has on a model. */
+export function fieldsOf(task, model) {
+  const video = task.endsWith("video");
+  return {
+    image: WITH_IMAGE.includes(task),
+    images: task === "edit" ? model.limits.max_input_images : 1,
+    mask: task === "inpaint",
+    last_image: task === "image_to_video" && model.limits.last_image !== "refused",
+    strength: WITH_STRENGTH.includes(task),
+    frames: video,
+    layers: model.limits.max_layers > 0,
+    controls: model.controls.length > 0 && ["text_to_image", "image_to_image", "inpaint"].includes(task),
+    format: !video,
+  };
+}
+
+/** The values of an untouched form; the prompt and the images of another model's form are kept. */
+export function blank(model, before = null) {
+  const { defaults } = model;
+  return {
+    model: model.id,
+    task: model.tasks[0],
+    prompt: before?.prompt ?? "",
+    negative_prompt: before?.negative_prompt ?? defaults.negative_prompt,
+    width: defaults.width,
+    height: defaults.height,
+    n: 1,
+    steps: defaults.steps,
+    guidance_scale: defaults.guidance_scale,
+    guidance_scale_2: defaults.guidance_scale_2,
+    strength: defaults.strength,
+    frames: defaults.frames,
+    fps: defaults.fps,
+    layers: defaults.layers,
+    seed: "",
+    scheduler: "",
+    step_cache: "",
+    adapters: {},
+    controls: [],
+    images: before?.images ?? [],
+    mask: before?.mask ?? null,
+    last_image: null,
+    output_format: "",
+    priority: "standard",
+    deadline_s: "",
+    reproducible: false,
+    metadata: "",
+    ...(before?.images?.length
+      ? { task: model.tasks.find((task) => WITH_IMAGE.includes(task)) ?? model.tasks[0] }
+      : {}),
+  };
+}
+
+/** The request body of the values: only what differs from the model's defaults, so that it is short to read. */
+export function bodyFrom(values, model) {
+  const { defaults } = model;
+  const has = fieldsOf(values.task, model);
+  const body = { model: values.model, prompt: values.prompt };
+  const put = (name, value, other) => {
+    if (value !== "" && value !== null && value !== undefined && value !== other) body[name] = value;
+  };
+  put("negative_prompt", values.negative_prompt, defaults.negative_prompt);
+  for (const name of PLAIN) put(name, values[name], defaults[name]);
+  put("n", values.n, 1);
+  put("seed", values.seed === "" ? "" : Number(values.seed));
+  put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
+  put("scheduler", values.scheduler);
+  put("step_cache", values.step_cache);
+  if (has.strength) put("strength", values.strength, values.task === "inpaint" ? undefined : defaults.strength);
+  if (has.frames) {
+    put("frames", values.frames, defaults.frames);
+    put("fps", values.fps, defaults.fps);
+  }
+  if (has.layers) put("layers", values.layers, defaults.layers);
+  const ids = values.images.map((image) => image.id).slice(0, has.images);
+  if (has.image && ids.length === 1) body.image = ids[0];
+  if (has.image && ids.length > 1) body.images = ids;
+  if (has.mask && values.mask) body.mask = values.mask.id;
+  if (has.last_image && values.last_image) body.last_image = values.last_image.id;
+  const adapters = Object.entries(values.adapters).map(([id, scale]) => ({ id, scale }));
+  if (adapters.length) body.adapters = adapters;
+  const controls = has.controls ? values.controls.filter((control) => control.image) : [];
+  if (controls.length) body.controls = controls.map(({ image, ...rest }) => ({ ...rest, image: image.id }));
+  if (has.format) put("output_format", values.output_format, "png");
+  put("priority", values.priority, "standard");
+  put("deadline_s", values.deadline_s === "" ? "" : Number(values.deadline_s));
+  if (values.reproducible) body.reproducible = true;
+  const metadata = metadataOf(values.metadata);
+  if (Object.keys(metadata).length) body.metadata = metadata;
+  if (isAmbiguous(values.task, body, model)) body.task = values.task;
+  return body;
+}
+
+/** Whether the other fields leave several tasks of the model, so that the request must name one. */
+function isAmbiguous(task, body, model) {
+  const image = "image" in body || "images" in body;
+  if (image !== WITH_IMAGE.includes(task)) return false; // incomplete: the service names the missing field
+  if (task === "inpaint") return false;
+  return model.tasks.filter((one) => WITH_IMAGE.includes(one) === image && one !== "inpaint").length > 1;
+}
+
+function metadataOf(text) {
+  const pairs = text.split(",").map((pair) => pair.split("="));
+  return Object.fromEntries(
+    pairs
+      .filter(([key, ...value]) => key.trim() && value.length)
+      .map(([key, ...value]) => [key.trim(), value.join("=").trim()]),
+  );
+}
+
+const reference = (id) => ({ id, url: null, name: id });
+
+/** The values that mean a request body. */
+export function valuesFrom(body, models) {
+  const model = models.find((one) => one.id === body.model) ?? models[0];
+  const values = blank(model);
+  for (const [name, value] of Object.entries(body)) {
+    if (name in values && value !== undefined && typeof values[name] !== "object") values[name] = value;
+  }
+  values.model = model.id;
+  values.seed = body.seed === undefined ? "" : String(body.seed);
+  values.step_cache = body.step_cache ?? "";
+  values.guidance_scale_2 = body.guidance_scale_2 ?? model.defaults.guidance_scale_2;
+  values.images = (body.images ?? (body.image ? [body.image] : [])).map(reference);
+  values.mask = body.mask ? reference(body.mask) : null;
+  values.last_image = body.last_image ? reference(body.last_image) : null;
+  values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
+  values.controls = (body.controls ?? []).map((control) => ({ ...control, image: reference(control.image) }));
+  values.metadata = Object.entries(body.metadata ?? {})
+    .map((pair) => pair.join("="))
+    .join(", ");
+  if (!body.task && values.images.length) {
+    const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video"];
+    values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
+  }
+  return values;
+}

@@ -1,0 +1,123 @@
+"""A headless Chromium, and services for its pages: one with a worker, one without, one with keys.
+
+Without a Chromium the tests are skipped, and fail if `CI` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from harness.http_server import ROOT
+from harness.queue import lose
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from shared.config.settings import Settings
+from shared.queue import Queue
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+WAIT_MS = 30_000
+WIDE = {"width": 1440, "height": 900}
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
+        reason = "no Chromium on the PATH: apt-get install chromium"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    expect.set_options(timeout=WAIT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Open a service's page in a browser of its own; no script may fail, and nothing break the content policy."""
+    contexts, faults = [], []
+
+    def opened(url: str, view: str = "", **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": WIDE, **options})
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.goto(f"{url}/{view}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    # A response with an error status is logged too: some tests want one.
+    assert [fault for fault in faults if not fault.startswith("Failed to load resource")] == []
+
+
+@pytest.fixture(scope="module")
+def working(browser: Browser, make_shared_stack: Callable[..., Any]) -> Any:
+    """A service with one worker."""
+    return make_shared_stack().start(workers=1)
+
+
+@pytest.fixture(scope="module")
+def waiting(browser: Browser, make_shared_stack: Callable[..., Any]) -> Any:
+    """A service without workers: its jobs stay queued."""
+    return make_shared_stack().start(workers=0)
+
+
+@pytest.fixture(scope="module")
+def keyed(browser: Browser, make_shared_stack: Callable[..., Any]) -> Any:
+    """A service that requires keys, with one worker."""
+    stack = make_shared_stack().start(workers=1)
+    stack.client.headers["Authorization"] = f"Bearer {_create_key(stack, 'jobs:read,jobs:write,metrics,admin')}"
+    return stack
+
+
+@pytest.fixture
+def create_key(keyed: Any) -> Callable[[str], str]:
+    """Create a key of the service with keys, with some scopes."""
+    return partial(_create_key, keyed)
+
+
+def _create_key(stack: Any, scopes: str) -> str:
+    command = [sys.executable, "-m", "cli.main", "keys", "create", "--scopes", scopes, "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, env=stack.env, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def dead_letter(waiting: Any) -> Callable[[str], str]:
+    """Submit a job to the service without workers and lose its claims until it is a dead letter; return its id."""
+    return partial(_dead_letter, waiting)
+
+
+def _dead_letter(stack: Any, prompt: str) -> str:
+    job_id = str(stack.submit(prompt=prompt))
+
+    async def die() -> None:
+        queue = Queue.connect(Settings(redis_url=stack.env["FUSEQUEUE_REDIS_URL"], max_attempts=1))
+        try:
+            while await queue.dead_letters.get(job_id) is None:
+                for claim in await queue.claims.claim("lost-worker", ["demo"], 1):
+                    await lose(queue, claim.job.id)
+                await queue.maintenance.reclaim()
+                await asyncio.sleep(0.05)
+        finally:
+            await queue.close()
+
+    with ThreadPoolExecutor(1) as pool:  # playwright's loop runs in this thread
+        pool.submit(asyncio.run, asyncio.wait_for(die(), 60)).result()
+    return job_id

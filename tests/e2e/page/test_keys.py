@@ -1,0 +1,85 @@
+"""The page of a service that requires keys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from harness.http_server import ROOT, png
+from playwright.sync_api import Page, expect
+
+STORED = """async () => [
+    localStorage.length, sessionStorage.length, document.cookie, (await indexedDB.databases()).length, location.href,
+]"""
+
+
+def enter(page: Page, key: str) -> None:
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Use this key").click()
+
+
+def test_it_asks_for_a_key_and_keeps_it_in_memory_only(open_page: Any, keyed: Any, create_key: Any) -> None:
+    """A wrong key is refused with its reason, a right one shows all; a reload asks again."""
+    key = create_key("jobs:read,jobs:write,metrics,admin")
+    page = open_page(keyed.url)
+    enter(page, "fq_wrong")
+    expect(page.get_by_role("alert")).to_contain_text("mistyped")
+    enter(page, key)
+    expect(page.get_by_role("heading", level=1, name="Now")).to_be_visible()
+    expect(page.locator(".worker")).to_have_count(1)
+    assert page.evaluate(STORED) == [0, 0, "", 0, f"{keyed.url}/"]
+    page.reload()
+    expect(page.get_by_label("API key")).to_be_visible()
+    expect(page.locator(".worker")).to_have_count(0)
+
+
+def test_a_prompt_becomes_an_image_with_a_key(open_page: Any, keyed: Any, create_key: Any) -> None:
+    """Its URL is signed; the preview and the events come with the key."""
+    page = open_page(keyed.url, "#/playground")
+    enter(page, create_key("jobs:read,jobs:write"))
+    page.locator("textarea").fill("a blue cross on a white ground")
+    page.get_by_role("spinbutton", name="Steps").fill("60")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator(".run-panel .preview img")).to_be_visible()
+    expect(page.locator(".run-panel .artifact img")).to_be_visible()
+    page.wait_for_function("document.querySelector('.run-panel .artifact img').naturalWidth > 0")
+    expect(page.get_by_role("link", name="Dead letters")).to_have_count(0)
+
+
+def test_an_input_image_is_fetched_with_the_key(open_page: Any, keyed: Any, create_key: Any, tmp_path: Any) -> None:
+    uploaded = keyed.client.post("/v1/inputs", files={"file": ("a.png", png())}).json()["id"]
+    job_id = keyed.submit(prompt="a red ring", image=uploaded, steps=4)
+    keyed.finish(job_id)
+    page = open_page(keyed.url, f"#/jobs/{job_id}")
+    enter(page, create_key("jobs:read"))
+    expect(page.locator(".input-image img")).to_be_visible()
+    assert page.locator(".input-image img").get_attribute("src").startswith("blob:")
+
+
+def test_a_reader_sees_no_buttons_that_change_something(open_page: Any, keyed: Any, create_key: Any) -> None:
+    job_id = keyed.submit(prompt="a white circle", steps=4)
+    keyed.finish(job_id)
+    key = create_key("jobs:read")
+    views = {"#/jobs": "tbody tr", f"#/jobs/{job_id}": ".job-head", "#/models": ".model", "": ".tiles"}
+    for view, ready in views.items():
+        page = open_page(keyed.url, view)
+        enter(page, key)
+        expect(page.locator(ready).first).to_be_visible()
+        shown = page.locator("main button, main a.button").all_inner_texts()
+        allowed = {"Table", "Gallery", "Clear", "Save", "Copy", "curl", "Python", "CLI", "OpenAI", "Older", ""}
+        assert {text.strip() for text in shown} <= allowed, view
+        assert page.locator("main input[type=checkbox]:not(.chip input)").count() == 0
+    page = open_page(keyed.url, "#/playground")
+    enter(page, key)
+    expect(page.get_by_role("button", name="Generate")).to_be_disabled()
+
+
+def test_a_revoked_key_is_asked_for_again(open_page: Any, keyed: Any, create_key: Any) -> None:
+    key = create_key("jobs:read")
+    page = open_page(keyed.url)
+    enter(page, key)
+    expect(page.locator(".tiles")).to_be_visible()
+    command = [sys.executable, "-m", "cli.main", "keys", "revoke", key]
+    subprocess.run(command, cwd=ROOT, env=keyed.env, capture_output=True, timeout=60, check=True)
+    expect(page.get_by_label("API key")).to_be_visible()

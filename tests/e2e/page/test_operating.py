@@ -1,0 +1,148 @@
+"""What operators do in a browser: watch, cancel one job or many, delete, redrive; also while the service restarts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from harness.waiting import wait_until
+from playwright.sync_api import expect
+
+
+def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, working: Any) -> None:
+    page = open_page(working.url)
+    expect(page.get_by_role("img", name="0 of 16 slots are in use")).to_be_visible()
+    job_id, mate = [working.submit(prompt=f"a {colour} circle", steps=100, n=8) for colour in ("red", "blue")]
+    row = page.locator(".run").filter(has_text=job_id[-6:])
+    expect(row).to_be_visible()
+    expect(row).to_contain_text(re.compile(r"step \d+ of 800"))
+    expect(page.get_by_role("img", name="16 of 16 slots are in use")).to_be_visible()
+    row.get_by_role("button", name=f"Cancel {job_id}").click()
+    assert working.finish(job_id)["status"] == "canceled"
+    expect(row).to_have_count(0)
+    assert working.job(mate)["status"] != "canceled"
+    working.client.post(f"/v1/jobs/{mate}/cancel")
+
+
+def test_a_job_s_page_has_its_timeline_events_and_json(open_page: Any, working: Any) -> None:
+    job_id = working.submit(prompt="a green ring on a white ground", steps=40, seed=5, metadata={"order": "12"})
+    page = open_page(working.url, f"#/jobs/{job_id}")
+    expect(page.locator(".job-head .badge")).to_have_text("succeeded")
+    expect(page.get_by_role("img", name=re.compile("^Timeline: queued .*, forwards .*, upload "))).to_be_visible()
+    expect(page.locator(".events")).to_contain_text("succeeded")
+    expect(page.get_by_role("button", name=re.compile("^Enlarge"))).to_be_visible()
+    page.get_by_text("Raw JSON").click()
+    expect(page.locator(".raw code")).to_contain_text(f'"id": "{job_id}"')
+    page.get_by_role("link", name="order=12").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_all_jobs_that_match_are_canceled_and_then_deleted_after_a_count(open_page: Any, waiting: Any) -> None:
+    sets = ["a"] * 130 + ["b"] * 20
+    lines = [{"model": "demo", "prompt": f"a circle {n}", "metadata": {"set": name}} for n, name in enumerate(sets)]
+    body = "\n".join(map(json.dumps, lines))
+    sent = waiting.client.post("/v1/jobs:bulk", content=body, headers={"Content-Type": "application/x-ndjson"})
+    assert sent.text.count('"id"') == 150
+    page = open_page(waiting.url, "#/jobs?metadata=set%3Da")
+    expect(page.locator("tbody tr")).to_have_count(30)
+    page.get_by_role("button", name="Cancel all matching").click()
+    expect(page.get_by_role("dialog")).to_contain_text("130 jobs")
+    page.get_by_role("button", name="Keep").click()
+    assert len(_listed(waiting, "a", status="queued")) == 100, "nothing before the confirmation"
+    page.get_by_role("button", name="Cancel all matching").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 130 jobs").click()
+    expect(page.get_by_text("Canceled 130 jobs").first).to_be_visible()
+    assert _listed(waiting, "a", status="queued") == []
+    assert len(_listed(waiting, "b", status="queued")) == 20
+    page.get_by_role("button", name="Delete all matching").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete 130 jobs").click()
+    expect(page.get_by_text("Deleted 130 jobs").first).to_be_visible()
+    assert _listed(waiting, "a") == []
+    waiting.client.post("/v1/jobs:cancel", params={"metadata.set": "b"})
+
+
+def _listed(stack: Any, name: str, **query: str) -> list[Any]:
+    data: list[Any] = stack.read("/v1/jobs", limit="100", **{"metadata.set": name}, **query)["data"]
+    return data
+
+
+def test_selected_jobs_are_canceled_with_the_keyboard(open_page: Any, waiting: Any) -> None:
+    ids = [waiting.submit(prompt=f"a square {n}", metadata={"set": "keys"}) for n in range(3)]
+    page = open_page(waiting.url, "#/jobs?metadata=set%3Dkeys")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    for key in "jxjx":
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Cancel 2").click()
+    expect(page.locator("tbody .badge.is-canceled")).to_have_count(2)
+    states = [waiting.job(job_id)["status"] for job_id in ids]
+    assert states == ["queued", "canceled", "canceled"], "the newest two are the first two rows"
+    waiting.client.post(f"/v1/jobs/{ids[0]}/cancel")
+
+
+def test_a_dead_letter_shows_its_cause_and_is_redriven(open_page: Any, waiting: Any, dead_letter: Any) -> None:
+    job_id = dead_letter("a prompt that ends its worker")
+    page = open_page(waiting.url, "#/dead-letters")
+    letter = page.get_by_role("article", name=f"Dead letter {job_id}")
+    expect(letter).to_contain_text("worker lost")
+    expect(letter).to_contain_text("a prompt that ends its worker")
+    letter.get_by_role("button", name="Redrive").click()
+    expect(letter).to_have_count(0)
+    assert waiting.job(job_id)["status"] == "queued"
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_a_dead_letter_is_purged_after_a_confirmation(open_page: Any, waiting: Any, dead_letter: Any) -> None:
+    job_id = dead_letter("another one")
+    page = open_page(waiting.url, "#/dead-letters")
+    page.get_by_role("button", name=f"Purge {job_id}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Purge", exact=True).click()
+    expect(page.get_by_text("No job has failed permanently.")).to_be_visible()
+    assert waiting.client.get(f"/v1/jobs/{job_id}").status_code == 404
+
+
+def test_it_reconnects_when_the_service_is_back(open_page: Any, waiting: Any) -> None:
+    page = open_page(waiting.url)
+    connection = page.locator(".connection")
+    expect(connection).to_have_text("Live")
+    waiting.api.kill()
+    expect(connection).to_have_text(re.compile("Reconnecting"))
+    waiting.api.start()
+    wait_until(waiting.ready, "the API is ready")
+    expect(connection).to_have_text("Live")
+
+
+def test_a_hidden_page_asks_for_nothing(open_page: Any, waiting: Any) -> None:
+    page = open_page(waiting.url, "docs")
+    page.clock.install()
+    page.goto(waiting.url)
+    expect(page.locator(".tiles")).to_be_visible()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.clock.run_for(10_000)
+    wait_until(lambda: page.evaluate("1") and requests, "a visible page reads")
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', { get: () => window.away ?? false, configurable: true }); "
+        "window.away = true; document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.wait_for_load_state("networkidle")
+    requests.clear()
+    for _ in range(20):
+        page.clock.run_for(5_000)
+    assert requests == []
+    page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    wait_until(lambda: page.evaluate("1") and requests, "it reads again when it is shown")
+
+
+def test_the_keys_lead_to_every_view(open_page: Any, waiting: Any) -> None:
+    page = open_page(waiting.url)
+    expect(page.get_by_role("heading", level=1, name="Now")).to_be_visible()
+    views = {"p": "Playground", "j": "Jobs", "b": "Batches", "d": "Dead letters", "m": "Models", "n": "Now"}
+    for key, name in views.items():
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page.get_by_role("heading", level=1, name=name)).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)

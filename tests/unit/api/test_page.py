@@ -1,0 +1,236 @@
+"""The page at `/`: its files, its session, jobs with previews, and the stream of several jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path, PurePosixPath
+
+import httpx
+import pytest
+from harness.http_server import BODY, ROOT, WORKER, StreamingCall, deliver, serving
+
+from shared.auth import Scope
+from shared.job import Phase, Progress
+from shared.queue import ProgressReport, Queue
+
+STATIC = ROOT / "api/page/static"
+FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
+OWN_SCRIPTS = [name for name in FILES if name.endswith(".js") and not name.startswith("vendor/")]
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+async def bearer(queue: Queue, tenant: str, *scopes: Scope) -> dict[str, str]:
+    token, _ = await queue.api_keys.create(tenant, frozenset(scopes))
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def folder_of(api: httpx.AsyncClient) -> str:
+    """Return where the document says that its files are."""
+    found = re.search(r'src="(page/[0-9a-f]+)/app\.js"', (await api.get("/")).text)
+    assert found is not None
+    return found[1]
+
+
+async def test_the_document_allows_only_its_own_files_and_no_inline_code(api: httpx.AsyncClient) -> None:
+    response = await api.get("/")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert {policy[name] for name in ("base-uri", "form-action", "frame-ancestors")} == {"'none'"}
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    html = response.text
+    assert re.findall(r"<script(?![^>]* src=)|<style|\son\w+=|\sstyle=|https?://", html) == []
+    assert "{" not in html, "a placeholder is left"
+
+
+async def test_the_document_is_revalidated_and_its_files_are_kept(api: httpx.AsyncClient) -> None:
+    response = await api.get("/")
+    again = await api.get("/", headers={"If-None-Match": response.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert response.headers["cache-control"] == "no-cache"
+    script = await api.get(f"/{await folder_of(api)}/app.js")
+    assert "immutable" in script.headers["cache-control"]
+    whole = {"Accept-Encoding": "identity"}
+    assert (await api.head("/", headers=whole)).headers["content-length"] == str(len(response.content))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "index.html"])
+async def test_every_file_is_served_with_its_type_also_compressed(api: httpx.AsyncClient, name: str) -> None:
+    url = f"/{await folder_of(api)}/{name}"
+    plain = await api.get(url, headers={"Accept-Encoding": "identity"})
+    assert plain.content == (STATIC / name).read_bytes()
+    types = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "txt": "text/plain"}
+    assert plain.headers["content-type"].partition(";")[0] == types[name.rpartition(".")[2]]
+    async with api.stream("GET", url, headers={"Accept-Encoding": "gzip"}) as compressed:
+        assert compressed.headers["content-encoding"] == "gzip"
+        raw = b"".join([piece async for piece in compressed.aiter_raw()])
+    assert gzip.decompress(raw) == plain.content
+
+
+@pytest.mark.parametrize("name", ["app.js/", "index.html", "../app.js", "nothing.js", "core", "%2e%2e/assets.py"])
+async def test_nothing_else_is_served(api: httpx.AsyncClient, name: str) -> None:
+    response = await api.get(f"/{await folder_of(api)}/{name}")
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_file_of_another_version_is_not_served(api: httpx.AsyncClient) -> None:
+    response = await api.get("/page/0123456789abcdef/app.js")
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+    assert "load the page again" in response.json()["detail"]
+
+
+@pytest.mark.parametrize("name", OWN_SCRIPTS)
+def test_every_import_is_a_file_that_exports_the_name_and_no_script_evaluates_text(name: str) -> None:
+    """No build step would notice it otherwise."""
+    text = (STATIC / name).read_text("utf-8")
+    for names, source in re.findall(r'^import (?:\{([^}]*)\} from )?"([^"]+)";', text, re.MULTILINE):
+        imported = (STATIC / name).parent / source
+        assert imported.is_file(), source
+        exported = imported.read_text("utf-8")
+        for one in filter(None, (part.strip() for part in names.split(","))):
+            own = rf"^export (async )?(function\*?|const|class|let) {re.escape(one)}\b"
+            bundled = rf"[{{,]\s*(\w+ as )?{re.escape(one)}\s*[,}}]"
+            assert re.search(f"{own}|{bundled}", exported, re.MULTILINE), f"{source}: {one}"
+    assert re.findall(r"\beval\(|new Function|innerHTML|InnerHTML|localStorage|sessionStorage", text) == []
+    assert re.findall(r"""["'`](?:https?:)?//""", text) == [], "an external resource"
+
+
+def test_the_library_is_named_by_version_with_its_licences() -> None:
+    (library,) = (name for name in FILES if name.startswith("vendor/") and name.endswith(".js"))
+    version = re.search(r"htm-preact-(\d+\.\d+\.\d+)\.js", library)
+    assert version is not None
+    licence = (STATIC / "vendor" / "LICENSES.txt").read_text("utf-8")
+    assert version[1] in licence
+    assert "Apache License" in licence
+    assert "The MIT License" in licence
+    assert PurePosixPath(library).name in licence
+
+
+async def test_the_openapi_document_has_nothing_of_the_page(api: httpx.AsyncClient) -> None:
+    paths = (await api.get("/openapi.json")).json()["paths"]
+    assert [path for path in paths if path == "/" or path.startswith("/page")] == []
+    assert (await api.get("/docs")).status_code == 200
+
+
+async def test_the_session_says_what_a_key_may_do(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        without = await api.get("/page/session")
+        reader = await api.get("/page/session", headers=await bearer(fake_queue, "acme", Scope.JOBS_READ))
+        metrics = await api.get("/page/session", headers=await bearer(fake_queue, "ops", Scope.METRICS))
+    assert without.status_code == 401
+    expected = {
+        "has_key": True,
+        "tenant": "acme",
+        "scopes": ["jobs:read"],
+        "pool": fake_queue.client.settings.namespace,
+    }
+    assert reader.json() == expected
+    assert metrics.json()["scopes"] == ["metrics"]
+
+
+async def test_without_keys_everything_is_allowed(api: httpx.AsyncClient) -> None:
+    session = (await api.get("/page/session")).json()
+    assert (session["has_key"], session["scopes"]) == (False, sorted(Scope))
+
+
+async def test_a_job_of_the_page_has_previews_and_is_else_the_same(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    body = {**BODY, "seed": 7}
+    with_previews = (await api.post("/page/jobs", json=body)).json()
+    without = (await api.post("/v1/jobs", json=body)).json()
+    own = {"id", "created_at", "urls", "queue"}
+    assert {name: value for name, value in with_previews.items() if name not in own} == {
+        name: value for name, value in without.items() if name not in own
+    }
+    record = await fake_queue.jobs.get(with_previews["id"])
+    assert record is not None
+    assert record.job.previews > 0
+    assert (await api.post("/page/jobs", json={**BODY, "steps": 0})).status_code == 422
+
+
+async def test_a_submission_that_is_repeated_is_one_job(api: httpx.AsyncClient) -> None:
+    ids = {(await api.post("/page/jobs", json=BODY, headers={"Idempotency-Key": "k"})).json()["id"] for _ in range(2)}
+    assert len(ids) == 1
+
+
+async def test_a_reader_cannot_submit_through_the_page(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        response = await api.post("/page/jobs", json=BODY, headers=await bearer(fake_queue, "a", Scope.JOBS_READ))
+    assert (response.status_code, response.json()["code"]) == (403, "permission_denied")
+
+
+async def test_a_page_of_another_origin_cannot_submit_without_a_key(api: httpx.AsyncClient) -> None:
+    response = await api.post("/page/jobs", json=BODY, headers={"Origin": "https://evil.example"})
+    assert (response.status_code, response.json()["code"]) == (403, "origin_not_allowed")
+
+
+def events(text: str) -> list[tuple[str, dict[str, object]]]:
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [(one["event"], json.loads(one["data"])) for one in fields]
+
+
+async def test_one_stream_follows_several_jobs_with_previews_to_their_end(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    first, second = [(await api.post("/page/jobs", json=BODY)).json()["id"] for _ in range(2)]
+    reader = StreamingCall(api, f"/page/live?jobs={first},{second},job_gone")
+    await reader.wait_for(f'"id":"{second}","status":"queued"')
+    claims = {claim.job.id: claim for claim in await fake_queue.claims.claim(WORKER, ["demo"], 2)}
+    claim = claims[first]
+    await reader.wait_for(f'"id":"{first}","status":"running"')
+    await fake_queue.previews.put(first, claim.epoch, 0, 1, b"image")
+    while "event: preview" not in reader.text:  # progress is not stored, so it is reported until received
+        report = ProgressReport(first, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
+        await fake_queue.claims.report_progress(report)
+        await asyncio.sleep(0.02)
+    for one in claims.values():
+        await deliver(fake_queue, tmp_path, one)
+    seen = events(await reader.read_all())
+    assert ("gone", {"id": "job_gone"}) in seen
+    (preview,) = [data for kind, data in seen if kind == "preview"]
+    assert preview == {"id": first, "index": 0, "url": "data:image/png;base64,aW1hZ2U="}
+    running = [data for kind, data in seen if kind == "job" and data["status"] == "running" and "worker" in data]
+    assert {str(data["worker"]) for data in running} == {WORKER}
+    ended = {str(data["id"]): data for kind, data in seen if kind == "end"}
+    assert ended == {job_id: (await api.get(f"/v1/jobs/{job_id}")).json() for job_id in (first, second)}
+
+
+async def test_jobs_of_another_tenant_are_gone(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        own = await bearer(fake_queue, "acme", Scope.JOBS_READ, Scope.JOBS_WRITE)
+        job_id = (await api.post("/page/jobs", json=BODY, headers=own)).json()["id"]
+        other = await bearer(fake_queue, "other", Scope.JOBS_READ)
+        response = await api.get("/page/live", params={"jobs": job_id}, headers=other)
+        unread = await api.get("/page/live", params={"jobs": job_id})
+    assert events(response.text) == [("gone", {"id": job_id})]
+    assert unread.status_code == 401
+
+
+async def test_the_number_of_jobs_in_a_stream_is_bounded(api: httpx.AsyncClient) -> None:
+    response = await api.get("/page/live", params={"jobs": ",".join(f"job_{n}" for n in range(65))})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "jobs")
+
+
+async def test_a_stream_ends_when_its_key_is_revoked(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, auth="keys", sse_keepalive_s=0.05) as api:
+        token, key = await fake_queue.api_keys.create("acme", frozenset(Scope))
+        headers = {"Authorization": f"Bearer {token}"}
+        job_id = (await api.post("/page/jobs", json=BODY, headers=headers)).json()["id"]
+        reader = StreamingCall(api, f"/page/live?jobs={job_id}", headers)
+        await reader.wait_for('"status":"queued"')
+        await fake_queue.api_keys.revoke(key.id)
+        await reader.read_all()
