@@ -62,7 +62,7 @@ class Asset:
 
 
 @dataclass(frozen=True)
-class Page:
+class PageFiles:
     """The document, and the other files by their paths below `/page/{version}/`."""
 
     document: Asset
@@ -71,7 +71,7 @@ class Page:
 
 
 @functools.cache
-def page() -> Page:
+def page() -> PageFiles:
     """Return the page; its version is a digest of its files."""
     bodies = dict(_files(resources.files(__package__) / "static"))
     digest = hashlib.sha256()
@@ -84,7 +84,7 @@ def page() -> Page:
     preloads = "\n".join(f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules)
     document = bodies.pop("index.html").decode().replace("{folder}", folder).replace("{preloads}", preloads)
     assets = {name: Asset.of(name, body) for name, body in bodies.items()}
-    return Page(Asset.of("index.html", document.encode()), assets, version)
+    return PageFiles(Asset.of("index.html", document.encode()), assets, version)
 
 
 def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
