@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--videos", type=int, default=2, help="measured in each turn: a multiple of --clients")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--side", type=int, default=384)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
