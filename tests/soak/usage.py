@@ -15,12 +15,13 @@ def usage(cluster: Cluster) -> dict[str, float]:
     """Return the figures of this moment, by name; memory in KB."""
     figures: dict[str, float] = {}
     with cluster.redis.client as client:
-        client.memory_purge()  # freed pages stay resident for a while
+        client.memory_purge()  # freed pages stay resident for a while; those of libc's allocator for good
         info = client.info()
         # The event stream has a fixed length, which a short run does not reach.
         events = (client.memory_usage(cluster.keys.events, samples=0) or 0) // KB
         figures["redis: KB without the event stream"] = info["used_memory"] // KB - events
-        figures["redis: KB resident without the event stream"] = resident_kb(info["process_id"]) - events
+        if str(info["mem_allocator"]).startswith("jemalloc"):
+            figures["redis: KB resident without the event stream"] = resident_kb(info["process_id"]) - events
         figures["redis: keys"] = client.dbsize()
         figures["redis: streams"] = count(client, "stream")
         figures["redis: connections"] = info["connected_clients"]
