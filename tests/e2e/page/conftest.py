@@ -30,16 +30,23 @@ OpenPage = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def chromium() -> str:
+    """Return the path of the browser."""
     path = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if path is None:
         reason = "no Chromium on the PATH: apt-get install chromium"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+    return path
+
+
+@pytest.fixture
+def browser(chromium: str) -> Iterator[Browser]:
+    """A browser of one test: while Playwright runs, no other test of this process can run an event loop."""
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path)
+        browser = playwright.chromium.launch(executable_path=chromium)
         yield browser
         browser.close()
 
@@ -67,19 +74,19 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 
 
 @pytest.fixture(scope="module")
-def working(browser: Browser, make_shared_stack: Callable[..., Any]) -> Any:
+def working(chromium: str, make_shared_stack: Callable[..., Any]) -> Any:
     """A service with one worker."""
     return make_shared_stack().start(workers=1)
 
 
 @pytest.fixture(scope="module")
-def waiting(browser: Browser, make_shared_stack: Callable[..., Any]) -> Any:
+def waiting(chromium: str, make_shared_stack: Callable[..., Any]) -> Any:
     """A service without workers: its jobs stay queued."""
     return make_shared_stack().start(workers=0)
 
 
 @pytest.fixture(scope="module")
-def keyed(browser: Browser, make_shared_stack: Callable[..., Any]) -> Any:
+def keyed(chromium: str, make_shared_stack: Callable[..., Any]) -> Any:
     """A service that requires keys, with one worker."""
     stack = make_shared_stack().start(workers=1)
     stack.client.headers["Authorization"] = f"Bearer {_create_key(stack, 'jobs:read,jobs:write,metrics,admin')}"
