@@ -38,7 +38,8 @@ async def _stream_context(
 @router.get(
     "/predictions/{prediction_id}/stream",
     response_class=Response,
-    responses=problems(404, 422, 503) | {200: event_stream("Events `logs`, `output`, and at the end `done` or `error`.")},
+    responses=problems(404, 422, 503)
+    | {200: event_stream("Events `logs`, `output`, and at the end `done` or `error`.")},
 )
 async def stream_prediction(
     request: Request, prediction_id: str, context: Annotated[RequestContext, Depends(_stream_context)]
