@@ -150,7 +150,7 @@ class QueueClient:
         # Any: redis-py types every reply for bytes and text both, whatever decode_responses says.
         self.redis: Any = redis
         self.blocking: Any = redis if blocking is None else blocking
-        self._renewals: Any = redis if renewals is None else renewals
+        self.renewals: Any = redis if renewals is None else renewals
         self.failover = failover or Failover()
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
@@ -182,7 +182,7 @@ class QueueClient:
         keys = [self.redis_keys.prefix]
         if name in REPLAYED:
             keys.append(self.redis_keys.reply(secrets.token_hex(8)))
-        client = self._renewals if name == "renew" else self.redis
+        client = self.renewals if name == "renew" else self.redis
         with translated():
             try:
                 return await script(keys=keys, args=args, client=client)
@@ -254,7 +254,7 @@ class QueueClient:
 
     async def close(self) -> None:
         with translated():
-            for client in {self.redis, self.blocking, self._renewals}:
+            for client in {self.redis, self.blocking, self.renewals}:
                 await client.aclose()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,15 +46,16 @@ class Repeater:
         self.queue, self.seen = queue, set[str]()
         self._names: dict[str, str] = {}
         self._send = queue.client.redis.execute_command
-        queue.client.redis.execute_command = self._execute
+        for client in {queue.client.redis, queue.client.renewals}:
+            client.execute_command = partial(self._execute, client.execute_command)
 
-    async def _execute(self, *args: Any, **options: Any) -> Any:
+    async def _execute(self, send: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
         if args[0] != "EVALSHA":
-            return await self._send(*args, **options)
+            return await send(*args, **options)
         name = self._name(args[1])
-        first = await self._send(*args, **options)
+        first = await send(*args, **options)
         before = await self._state()
-        second = await self._send(*args, **options)
+        second = await send(*args, **options)
         after = await self._state()
         self.seen.add(name)
         if name not in REPLY_DIFFERS:
