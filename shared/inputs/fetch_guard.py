@@ -233,13 +233,14 @@ class FetchGuard:
             raise FetchRefused("the URL has a space, a backslash or a control character")
         try:
             parsed = httpx.URL(url)
+            host = parsed.host  # decodes it
         except (httpx.InvalidURL, UnicodeError) as error:
             raise FetchRefused("the URL is invalid") from error
         if parsed.scheme != "https" and not (parsed.scheme == "http" and self.rules.allow_http):
             raise FetchRefused("the URL must start with https://")
         if parsed.userinfo or "@" in re.split("[/?#]", url.partition("//")[2])[0]:
             raise FetchRefused("the URL must not have a user or password")
-        if not parsed.host:
+        if not host:
             raise FetchRefused("the URL has no host")
         return parsed
 

@@ -116,6 +116,7 @@ def _guard(*addresses: str, **rules: object) -> FetchGuard:
         ("https://[::ffff:7f00:1]/", "loopback"),
         ("https://[fe80::1%25eth0]/", "standard notation|link-local|is invalid"),
         ("https://ⓛocalhost/", "the URL is invalid"),
+        ("https://xn--a/", "the URL is invalid"),
         ("https://１２７.0.0.1/", "the URL is invalid"),
         ("https://exam_ple..com/", "standard notation|is invalid"),
         ("https://-/" + "a" * 3000, "characters"),
