@@ -94,7 +94,7 @@ def read(port: int) -> Callable[[], Request]:
 
 @contextmanager
 def serving(folder: Path, module: str, *arguments: str, **settings: str) -> Iterator[int]:
-    """Run a server module, whose last argument is its port, and yield the port once it is ready."""
+    """Run a server module with its port as the last argument, and yield the port once it is ready."""
     port = first_free_port(HOST, 8750, lambda _: None, module)
     with launched([sys.executable, "-m", module, *arguments, str(port)], folder / f"{module}.log", None, **settings):
         deadline = time.monotonic() + START_S

@@ -47,7 +47,7 @@ def child_environment(
 
 
 def record(data_dir: Path, environ: Mapping[str, str], url: str, own_redis: bool) -> None:
-    """Write to `data_dir` how commands find the parts of this `fusequeue up`, whose API is at `url`.
+    """Write to `data_dir` how commands find the parts of this `fusequeue up`, with its API at `url`.
 
     The URL of a Redis that is not its own is left out: it can hold a password of the user.
     """

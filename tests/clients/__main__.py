@@ -1,6 +1,6 @@
 """`make clients`: installs the clients, starts a service, runs a script per client, and writes the page.
 
-`make clients ONLY="openai replicate"` runs those whose name or package contains one of these words, and writes no page.
+`make clients ONLY="openai replicate"` runs those with one of these words in their name or package, and writes no page.
 Fails if a call of a client fails.
 """
 
@@ -68,7 +68,7 @@ def report(outcome: Outcome) -> None:
 
 
 def selected(words: Sequence[str]) -> list[Client]:
-    """Return the clients whose name, packages or script contain one of the words; all if there are none."""
+    """Return the clients with one of the words in their name, packages or script; all without words."""
     texts = {client: " ".join((client.name, *client.packages, client.script)).lower() for client in CLIENTS}
     return [client for client, text in texts.items() if not words or any(word.lower() in text for word in words)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Client:
-    """A client: `packages` are those whose versions the page names, `script` is a file of its environment's folder."""
+    """A client: the page lists the versions of `packages`, `script` is a file of its environment's folder."""
 
     name: str
     packages: tuple[str, ...]

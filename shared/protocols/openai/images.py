@@ -152,7 +152,7 @@ async def image_data(
     response_format: str | None,
     sign: Callable[[str, int], str],
 ) -> list[dict[str, Any]]:
-    """Return each image as `response_format` says: base64, a URL whose query `sign` returns, or by default both, since
+    """Return each image as `response_format` says: base64, a URL with the query of `sign`, or by default both, since
     clients that name no format read one or the other. Raises `NotFound` for a deleted image.
     """
     job_id, data = record.job.id, []

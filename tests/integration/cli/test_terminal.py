@@ -45,7 +45,7 @@ def environment(server: Server) -> dict[str, str]:
 
 
 class Terminal:
-    """A command whose input, output and errors are a terminal."""
+    """A command with a terminal as its input, output and errors."""
 
     def __init__(self, server: Server, folder: Path, *arguments: str, columns: int = 100) -> None:
         self._leader, follower = pty.openpty()

@@ -191,7 +191,7 @@ def test_the_last_event_contains_the_job() -> None:
 
 
 def stream(statuses: list[int]) -> Handler:
-    """Return a service whose streams of events have these statuses in turn, and whose job has failed."""
+    """Return a service with a failed job; its event streams have these statuses in turn."""
     remaining = iter(statuses)
 
     def handler(request: httpx.Request) -> httpx.Response:

@@ -121,7 +121,7 @@ async def test_a_batch_is_created_listed_and_canceled(api: AsyncClient) -> None:
 
 
 def canned(batch: dict[str, Any], files: dict[str, list[Any]]) -> AsyncClient:
-    """Return a client of a service with one batch, whose state advances with each request."""
+    """Return a client of a service with one batch; its state advances with each request."""
     states = iter(["validating", "in_progress", "completed"])
     last = ["validating"]
 

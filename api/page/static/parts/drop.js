@@ -113,7 +113,7 @@ function Chosen({ image, remove }) {
   `;
 }
 
-/** A image known by its id: an input, or a job whose first image is meant. */
+/** An image known by its id: an input, or a job whose first image is meant. */
 function Stored({ id }) {
   const isJob = id.startsWith("job_");
   const [job, setJob] = useState(null);

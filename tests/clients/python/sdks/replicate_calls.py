@@ -120,7 +120,7 @@ def errors() -> None:
 
 
 def undecodable() -> bytes:
-    """Return a PNG whose structure is valid, with pixels that cannot be decompressed."""
+    """Return a PNG of valid structure, with pixels that cannot be decompressed."""
     header, pixels = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0), bytes(64)
     chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
     parts = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
