@@ -127,7 +127,8 @@ async def get_fal_result(request: Request, owner: str, name: str, request_id: st
 @router.put(
     "/{owner}/{name}/requests/{request_id}/cancel",
     status_code=202,
-    responses=problems(400, 401, 403, 404, 429, 503) | {202: {"model": FalCancellation}},
+    responses=problems(401, 403, 404, 429, 503)
+    | {202: {"model": FalCancellation}, 400: {"model": FalCancellation | FalProblem}},
 )
 async def cancel_fal_request(owner: str, name: str, request_id: str, context: Context) -> Response:
     """Cancel a request: a queued one at once, a running one at its next step; 400 for a completed one."""

@@ -83,9 +83,13 @@ def run(url: str, owner: Keys, other: Keys, foreign: Objects, *, seed: int, seco
     for number, identity in enumerate(identities(owner, other)):
         # What belongs to the owner must stay out of sight of the others, who know its ids.
         hidden = () if identity.name == "owner" else foreign.secrets
-        for scenario in scenarios(document, url, identity, foreign.ids, seed + number, identity.share * seconds):
-            reached |= {node.value.operation.label for node in scenario.recorder.cases.values()}
-            for status, found in examined(scenario.recorder, hidden):
+        for event in outcomes(document, url, identity, foreign.ids, seed + number, identity.share * seconds):
+            if isinstance(event, events.NonFatalError):
+                kind = f"{event.label}: {type(event.value).__name__}"
+                problems.setdefault(kind, f"{kind} ({identity.name}): {str(event.value)[:500]}")
+                continue
+            reached |= {node.value.operation.label for node in event.recorder.cases.values()}
+            for status, found in examined(event.recorder, hidden):
                 statuses[status] += 1
                 for kind, detail in found.items():
                     problems.setdefault(kind, f"{kind} ({identity.name}): {detail}")
@@ -106,15 +110,15 @@ def described(url: str) -> dict[str, Any]:
     return document
 
 
-def scenarios(
+def outcomes(
     document: Mapping[str, Any],
     url: str,
     identity: Identity,
     ids: Mapping[str, Sequence[str]],
     seed: int,
     seconds: float,
-) -> Iterator[events.ScenarioFinished]:
-    """Yield the finished scenarios of one identity."""
+) -> Iterator[events.ScenarioFinished | events.NonFatalError]:
+    """Yield the finished scenarios of one identity, and the errors of requests without a response."""
     schema = schemathesis.openapi.from_dict(document, config=_config(url, identity, seed, seconds))
 
     @schema.hook
@@ -124,7 +128,7 @@ def scenarios(
         )
 
     for event in from_schema(schema).execute():
-        if isinstance(event, events.ScenarioFinished):
+        if isinstance(event, events.ScenarioFinished | events.NonFatalError):
             yield event
         elif isinstance(event, events.FatalError):
             raise event.exception

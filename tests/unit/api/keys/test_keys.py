@@ -442,11 +442,11 @@ async def test_events_are_read_by_their_signed_url_until_it_expires(fake_queue: 
         assert code(await api.get(str(url).replace("/events", ""))) == (401, "missing_api_key")
         write_only = await bearer(fake_queue, scopes=frozenset((Scope.JOBS_WRITE,)))
         assert code(await api.get(url.path, headers=write_only)) == (403, "permission_denied")
-    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=1) as api:
+    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=5) as api:
         url = (await api.get(f"/v1/jobs/{other_job['id']}", headers=mine)).json()["urls"]["events"]
         reader = StreamingCall(api, url.removeprefix("http://localhost"))
         await reader.wait_for("event: state")
-        await reader.read_all()  # it ends when the URL expires, within two seconds
+        await reader.read_all()  # it ends when the URL expires
         assert code(await api.get(url)) == (403, "invalid_signature")
 
 
