@@ -148,6 +148,17 @@ class Files(QueueComponent):
             raise _no_file(file_id)
         return _file(tenant, file_id, row)
 
+    async def is_being_stored(self, tenant: str, file_id: str) -> bool:
+        """Return whether a file's upload has begun and not ended; also of a killed process, for an hour."""
+        with translated():
+            names = (self._keys.file(tenant, file_id), self._keys.file_parts(tenant, file_id))
+            published, stored = [bool(await self._redis.exists(name)) for name in names]
+        return stored and not published
+
+    async def abandon(self, tenant: str, file_id: str) -> None:
+        """End an upload that has failed: its bytes no longer count, and the next sweep deletes its parts."""
+        await self._scripts.forget_file(tenant, file_id, unfinished=True)
+
     async def parts(self, tenant: str, file_id: str) -> list[Part]:
         """Return the parts of a file, in order."""
         with translated():
@@ -181,7 +192,7 @@ class Files(QueueComponent):
 
     async def forget(self, tenant: str, file_id: str) -> None:
         """Delete a file; the next sweep deletes its parts. Raises `NotFound`, or `Conflict` while a batch reads it."""
-        result = await self._scripts.forget_file(tenant, file_id)
+        result = await self._scripts.forget_file(tenant, file_id, unfinished=False)
         if result == "none":
             raise _no_file(file_id)
         if result == "live":

@@ -36,6 +36,9 @@ OVERHEAD_BYTES = 64 * 1024
 UPLOAD_WAIT_S = 30.0
 """How long a retry waits for the upload of its first attempt before it stores its own."""
 
+BEGIN_WAIT_S = 1.0
+"""How long a retry waits for the first attempt to begin its upload; one whose file was deleted does not."""
+
 _READ_BYTES = 1024 * 1024
 _POLL_S = 0.1
 _FIELDS = {
@@ -109,11 +112,14 @@ async def _digest(request: Request, content: UploadFile, keep_s: int) -> str:
 
 async def _earlier_file(file_id: str | None, context: RequestContext) -> File | None:
     """Return the file of an earlier attempt; waits while that attempt stores it."""
-    services = context.services
-    until_s = time.monotonic() + UPLOAD_WAIT_S
-    while file_id is not None and time.monotonic() < until_s:
+    services, tenant = context.services, context.tenant
+    began_s = time.monotonic()
+    while file_id is not None:
         with contextlib.suppress(NotFound):
-            return await services.queue.files.get(context.tenant, file_id)
+            return await services.queue.files.get(tenant, file_id)
+        most_s = UPLOAD_WAIT_S if await services.queue.files.is_being_stored(tenant, file_id) else BEGIN_WAIT_S
+        if time.monotonic() - began_s > most_s:
+            break
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(services.closing.wait(), _POLL_S)
             break
@@ -142,6 +148,7 @@ async def _store(
         await services.queue.files.put(file, parts)
     except FusequeueError:
         with contextlib.suppress(Unavailable):  # a retry does not wait for this upload
+            await services.queue.files.abandon(file.tenant, file.id)
             await services.queue.sync_calls.delivered(file.tenant, digest, file.id)
         raise
     return file

@@ -112,7 +112,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "expand_outbox": (10,),
         "expire": (10,),
         "expired_items": (10,),
-        "forget_file": ("default", "file_1"),
+        "forget_file": ("default", "file_1", False),
         "forget_input": ("default", "in_1"),
         "reserve_key": ("default", "digest", "batch_1", "print"),
         "forget_item": (f"job|default|{job}|",),

@@ -254,6 +254,8 @@ async def batches(queue: Queue, make: Make) -> None:
         batch = await queue.batches.get("acme", name)
         assert await queue.batches.commit(batch, BatchUpdate({"status": "completed"}), None)
     await queue.files.forget("acme", file.id)
+    await queue.files.begin("acme", "file-c", 1)
+    await queue.files.abandon("acme", "file-c")
 
 
 @case("put_endpoint", "expand_outbox", "claim_deliveries", "record_attempt", "redeliver")

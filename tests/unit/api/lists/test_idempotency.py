@@ -12,8 +12,11 @@ import httpx
 import pytest
 from harness.http_server import finish, serving
 
+from api.compat.openai import files
 from shared.auth import Scope
+from shared.errors import StorageUnavailable
 from shared.queue import Queue
+from shared.storage.folder import FolderStorage
 
 Create = Callable[[httpx.AsyncClient, str, str], Coroutine[Any, Any, httpx.Response]]
 LINE = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {"model": "demo", "prompt": "x"}})
@@ -82,6 +85,34 @@ async def test_a_key_counts_for_its_tenant_only(api: httpx.AsyncClient, fake_que
     second = await create(api, "one", "key-1")
     assert second.status_code in (200, 201)
     assert second.json()["id"] != first.json()["id"]
+
+
+async def test_a_file_that_was_deleted_is_stored_again_at_once(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "UPLOAD_WAIT_S", 10**9)  # of a retry, for an upload in progress
+    first = (await create_file(api, "one", "key-1")).json()["id"]
+    assert (await api.delete(f"/v1/files/{first}")).status_code == 200
+    async with asyncio.timeout(60):
+        again = await create_file(api, "one", "key-1")
+    assert (again.status_code, again.json()["id"]) == (200, first)
+    assert (await api.get(f"/v1/files/{first}/content")).text == LINE
+
+
+async def test_a_retry_does_not_wait_for_an_upload_that_failed(
+    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "UPLOAD_WAIT_S", 10**9)
+
+    async def fails(*args: object) -> None:
+        raise StorageUnavailable("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FolderStorage, "put", fails)
+        assert (await create_file(api, "one", "key-1")).status_code == 503
+    assert (await fake_queue.api_keys.footprint("acme")).stored_bytes == 0
+    async with asyncio.timeout(60):
+        assert (await create_file(api, "one", "key-1")).status_code == 200
 
 
 async def test_a_repeated_call_of_hugging_face_waits_for_the_same_job(
