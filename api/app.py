@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import structlog
@@ -35,10 +36,15 @@ from shared.errors import RedisUnavailable
 from shared.protocols.fal_queue import FILES as FAL_FILES
 from shared.queue import EventFeed, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
+from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
 from shared.storage import Storage, connect
 
 log = structlog.get_logger()
+
+# Jobs that one script queues, and records that one round trip reads: they hold Redis for about 4 ms.
+GROUPED_SUBMITS = 32
+GROUPED_READS = 64
 
 # Response headers that pages of other origins can read.
 EXPOSED_HEADERS = (
@@ -189,6 +195,8 @@ async def _open_services(
         storage=storage,
         authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
+        submits=Grouped(partial(queue.jobs.submit, positions=True), GROUPED_SUBMITS),
+        records=Grouped(queue.jobs.get_many, GROUPED_READS),
         waiters=waiters,
         requests=SharedPool("requests", most.connections),
         readiness=readiness,

@@ -21,12 +21,13 @@ from api.waiting import TenantWaiters, Waiters
 from shared.auth import JobPart, Rate, Scope, Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.errors import NotFound, RateLimited, Unavailable
+from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable
 from shared.inputs.store import INPUT_ID, InputStore
 from shared.job import InputRef, JobRecord, State
 from shared.protocols.native import JobObject, QueueObject, job_object
-from shared.queue import Queue
+from shared.queue import Queue, Submission, SubmitResult
 from shared.runtime.clock import now_ms
+from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
 from shared.storage import Storage
 
@@ -49,6 +50,8 @@ class Services:
     storage: Storage
     authenticator: Authenticator
     queue_positions: QueuePositions
+    submits: Grouped[Submission, SubmitResult | FusequeueError]
+    records: Grouped[str, JobRecord | None]
     waiters: Waiters
     requests: SharedPool
     readiness: Readiness
@@ -149,7 +152,7 @@ class RequestContext:
 
     async def find_job(self, job_id: str) -> JobRecord:
         """Return the tenant's job in one round trip, or raise `NotFound`."""
-        record = await self.services.queue.jobs.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+        record = await self.services.records.call(job_id) if _JOB_ID.fullmatch(job_id) else None
         if record is None or record.job.tenant != self.tenant:
             raise _no_job(job_id)
         return record

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from shared.errors import NotFound
 from shared.job import JobRecord
 from shared.protocols.native import JobObject, QueueObject
-from shared.queue import Queue, WorkerInfo
+from shared.queue import Queue, QueuePosition, WorkerInfo
 from shared.queue_reason import queue_reason
 
 MAX_RETRY_AFTER_S = 30
@@ -60,7 +60,7 @@ class QueuePositions:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._cache: OrderedDict[str, tuple[float, QueueObject | None]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[float, QueuePosition | None]] = OrderedDict()
         self._workers: tuple[float, list[WorkerInfo]] | None = None
         self._reading = asyncio.Lock()
 
@@ -68,22 +68,23 @@ class QueuePositions:
         """Return the position of a job and why it waits, None when it is not queued."""
         cached = self._cache.get(job_id)
         if cached is not None and time.monotonic() - cached[0] < POSITION_CACHE_S:
-            return cached[1]
-        position = await self._position(job_id, model)
-        self._cache[job_id] = (time.monotonic(), position)
-        self._cache.move_to_end(job_id)
-        while len(self._cache) > MAX_CACHED_POSITIONS:
-            self._cache.popitem(last=False)
-        return position
-
-    async def _position(self, job_id: str, model: str) -> QueueObject | None:
-        position = await self._queue.jobs.position(job_id)
+            position = cached[1]
+        else:
+            position = await self._queue.jobs.position(job_id)
+            self.keep(job_id, position)
         if position is None:
             return None
         workers = await self._live_workers()
         served = any(worker.serves(model) for worker in workers)
         reason = queue_reason(position, model, workers)
         return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
+
+    def keep(self, job_id: str, position: QueuePosition | None) -> None:
+        """Cache a position just read."""
+        self._cache[job_id] = (time.monotonic(), position)
+        self._cache.move_to_end(job_id)
+        while len(self._cache) > MAX_CACHED_POSITIONS:
+            self._cache.popitem(last=False)
 
     async def _live_workers(self) -> list[WorkerInfo]:
         async with self._reading:  # one read for all polls

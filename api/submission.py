@@ -69,10 +69,9 @@ async def submit(
 ) -> AcceptedJob:
     """Submit one job and return it, or raise why it was refused; see `build_job` for the options."""
     entry = await build_submission(request, context, idempotency, previews=previews, webhook_version=webhook_version)
-    result = (await submit_entries([entry], context.services))[0]
-    if isinstance(result, FusequeueError):
-        raise result
+    result = entry if isinstance(entry, SubmitResult) else await _submit_grouped(entry, context.services)
     if isinstance(entry, Submission) and not result.replayed:
+        context.services.queue_positions.keep(result.job_id, result.position)
         return AcceptedJob(JobRecord(job=entry.job, state=State.QUEUED), replayed=False)
     record = await context.services.queue.jobs.get(result.job_id)
     if record is None:
@@ -81,6 +80,15 @@ async def submit(
             param="Idempotency-Key",
         )
     return AcceptedJob(record, replayed=True)
+
+
+async def _submit_grouped(submission: Submission, services: Services) -> SubmitResult:
+    """Put a job into the queue, in one script with others that arrive meanwhile; raises why it was refused."""
+    result = await services.submits.call(submission)
+    metrics.submits.labels(submission.job.model, result_label(result)).inc()
+    if isinstance(result, FusequeueError):
+        raise result
+    return result
 
 
 async def build_submission(

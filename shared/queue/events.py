@@ -1,22 +1,20 @@
-"""Events and previews of jobs: one reader per process for any number of subscribers."""
+"""Events of jobs: one reader per process for any number of subscribers."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import random
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
-from shared.queue.client import MAX_BLOCK_MS, QueueComponent, translated
+from shared.queue.client import MAX_BLOCK_MS, translated
 from shared.queue.records import JobEvent
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait
@@ -39,9 +37,13 @@ CHECK_PRIMARY_S = 5.0
 """A process that only reads does not notice otherwise that its server has become a replica."""
 
 _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to read after a larger one
+GATHER_S = 0.005
+"""Between two reads of events: a job has about four, and each read costs as much as ten events more."""
+
+IDLE_S = 5.0
+"""Time without a subscriber after which the stream is no longer read."""
+
 MAX_BACKOFF_S = 5.0
-MAX_PREVIEW_BYTES = 64 * 1000
-PREVIEWS_KEPT_S = 60
 
 
 def _order(event_id: str) -> tuple[int, int]:
@@ -75,7 +77,8 @@ class _Subscription:
         self._end_only = end_only
         self._tenant = ""
         self._states: deque[JobEvent] = deque(maxlen=STATES_KEPT)
-        self._progress: JobEvent | None = None
+        self._progress: tuple[Phase, Progress] | None = None
+        self._running = False
         self._newest = "0-0"
         self._gone = False
         self._ended = False
@@ -98,16 +101,17 @@ class _Subscription:
         if self._end_only and not (event.state is not None and event.state.terminal):
             return
         self._states.append(event)
-        self._progress = None
+        self._running = event.state is State.RUNNING
+        if not self._running:
+            self._progress = None
         self._wake.set()
 
     def advance(self, phase: Phase, progress: Progress) -> None:
         if self._end_only:
             return
-        self._progress = JobEvent(
-            id=self._newest, job_id=self.job_id, tenant=self._tenant, kind="progress", phase=phase, progress=progress
-        )
-        self._wake.set()
+        self._progress = phase, progress
+        if self._running:  # it can arrive before the event that the job runs, and follows that
+            self._wake.set()
 
     def end(self) -> None:
         self._gone = True
@@ -128,12 +132,17 @@ class _Subscription:
                 return event
             if self._gone:
                 break
-            if self._progress is not None:
-                latest, self._progress = self._progress, None
-                return latest
+            if self._running and self._progress is not None:
+                (phase, progress), self._progress = self._progress, None
+                return self._progress_event(phase, progress)
             self._wake.clear()
             await self._wake.wait()
         raise StopAsyncIteration
+
+    def _progress_event(self, phase: Phase, progress: Progress) -> JobEvent:
+        return JobEvent(
+            id=self._newest, job_id=self.job_id, tenant=self._tenant, kind="progress", phase=phase, progress=progress
+        )
 
 
 class EventFeed:
@@ -142,7 +151,8 @@ class EventFeed:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._subscriptions: defaultdict[str, set[_Subscription]] = defaultdict(set)
-        self._last: str | None = None
+        self._subscribed = asyncio.Event()
+        self._last = "0-0"
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -180,6 +190,7 @@ class EventFeed:
         """
         subscription = _Subscription(job_id, end_only=end_only)
         self._subscriptions[job_id].add(subscription)  # registered first, so that no change is missed
+        self._subscribed.set()
         try:
             await self._catch_up(subscription, after)
             yield subscription
@@ -187,6 +198,8 @@ class EventFeed:
             self._subscriptions[job_id].discard(subscription)
             if not self._subscriptions[job_id]:
                 del self._subscriptions[job_id]
+            if not self._subscriptions:
+                self._subscribed.clear()
 
     async def _catch_up(self, subscription: _Subscription, after: str | None) -> None:
         record = await self._queue.jobs.get(subscription.job_id)
@@ -229,14 +242,24 @@ class EventFeed:
             await asyncio.sleep(random.uniform(0.5, 1) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
 
     async def _read(self) -> None:
-        """Read the event stream until a failover."""
-        client, loop = self._queue.client, asyncio.get_running_loop()
-        failovers, checked_s = client.failover.count, loop.time()
-        newest = await self._newest()
-        if self._last is None or _order(newest) < _order(self._last):  # the stream was lost
-            self._last = newest
-        await self._resync()
+        """Read the event stream while there are subscribers, until a failover."""
+        client = self._queue.client
+        failovers = client.failover.count
         while client.failover.count == failovers:
+            try:
+                async with asyncio.timeout(CHECK_PRIMARY_S):
+                    await self._subscribed.wait()
+            except TimeoutError:
+                await client.check_primary()
+            else:
+                await self._read_while_subscribed(failovers)
+
+    async def _read_while_subscribed(self, failovers: int) -> None:
+        client, loop = self._queue.client, asyncio.get_running_loop()
+        self._last = await self._newest()
+        await self._resync()
+        used_s = checked_s = loop.time()
+        while client.failover.count == failovers and loop.time() - used_s < IDLE_S:
             with translated():
                 reply = await client.blocking.xread(
                     {client.redis_keys.events: self._last}, count=EVENTS_READ, block=MAX_BLOCK_MS
@@ -248,9 +271,13 @@ class EventFeed:
                 await self._resync()
                 continue
             self._distribute(rows)
+            if self._subscriptions:
+                used_s = loop.time()
             if loop.time() - checked_s > CHECK_PRIMARY_S:
                 await client.check_primary()
                 checked_s = loop.time()
+            if len(rows) < EVENTS_READ:
+                await asyncio.sleep(GATHER_S)
 
     def _distribute(self, rows: Sequence[tuple[str, dict[str, str]]]) -> None:
         for event_id, fields in rows:
@@ -307,45 +334,3 @@ class EventFeed:
 def _event(event_id: str, fields: dict[str, str]) -> JobEvent:
     state = State(fields["state"])
     return JobEvent(id=event_id, job_id=fields["job"], tenant=fields["tenant"], kind="state", state=state)
-
-
-@dataclass(frozen=True)
-class Preview:
-    """Preview `number` of image `index`, both from 0; `b64` is a file of the format `OutputFormat.preview_format`."""
-
-    index: int
-    number: int
-    b64: str
-
-    @property
-    def name(self) -> str:
-        return _name(self.index, self.number)
-
-
-class Previews(QueueComponent):
-    async def put(self, job_id: str, epoch: int, index: int, number: int, data: bytes) -> bool:
-        """Store a preview of a current claim for `PREVIEWS_KEPT_S`; False if the claim is no longer current.
-
-        Raises `ValueError` above `MAX_PREVIEW_BYTES`.
-        """
-        if len(data) > MAX_PREVIEW_BYTES:
-            raise ValueError(f"preview too large: {len(data)} bytes; at most {MAX_PREVIEW_BYTES}")
-        file = base64.b64encode(data).decode("ascii")
-        return await self._scripts.put_preview(job_id, epoch, _name(index, number), file, 1000 * PREVIEWS_KEPT_S)
-
-    async def get(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
-        """Return the job's previews except those named in `known`, ordered by number."""
-        name = self._keys.previews(job_id)
-        with translated():
-            new = [field for field in await self._redis.hkeys(name) if field not in known]
-            files = await self._redis.hmget(name, new) if new else []
-        previews = [
-            Preview(int(field.partition("|")[0]), int(field.partition("|")[2]), file)
-            for field, file in zip(new, files, strict=True)
-            if file is not None
-        ]
-        return sorted(previews, key=lambda preview: (preview.number, preview.index))
-
-
-def _name(index: int, number: int) -> str:
-    return f"{index}|{number}"

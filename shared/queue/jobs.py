@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -36,15 +37,17 @@ class StoredInput:
 
 
 class Jobs(QueueComponent):
-    async def submit(self, submissions: Sequence[Submission]) -> list[SubmitResult | FusequeueError]:
+    async def submit(
+        self, submissions: Sequence[Submission], *, positions: bool = False
+    ) -> list[SubmitResult | FusequeueError]:
         """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the result of each, in order.
 
         A result can be a `QueueFull`, such as `QuotaExceeded`, or `IdempotencyMismatch`. Submitting is idempotent
-        by job id; a job is queued completely or not at all.
+        by job id; a job is queued completely or not at all. `positions` returns those of newly queued jobs.
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
-        replies = await self._scripts.submit(*map(_submit_args, submissions))
+        replies = await self._scripts.submit(positions, *map(_submit_args, submissions))
         return [self._result(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
 
     async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> SubmitResult | None:
@@ -73,10 +76,11 @@ class Jobs(QueueComponent):
             raise quota_exceeded(tenant, detail)
         return detail
 
-    def _result(self, reply: tuple[str, str], submission: Submission) -> SubmitResult | FusequeueError:
-        code, detail = reply
+    def _result(self, reply: Sequence[Any], submission: Submission) -> SubmitResult | FusequeueError:
+        code, detail = reply[:2]
         if code in ("ok", "replayed"):
-            return SubmitResult(job_id=str(detail), replayed=code == "replayed")
+            position = _position(reply[2]) if len(reply) > 2 else None
+            return SubmitResult(job_id=str(detail), replayed=code == "replayed", position=position)
         if code == "mismatch":
             return _mismatch()
         if code == "quota":
@@ -93,6 +97,8 @@ class Jobs(QueueComponent):
 
     async def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """Return the records of jobs, in one round trip."""
+        if len(job_ids) == 1:  # a pipeline costs more
+            return [await self.get(job_ids[0])]
         return [record(fields) for fields in await self._hashes(map(self._keys.job, job_ids))]
 
     async def position(self, job_id: str) -> QueuePosition | None:
@@ -101,17 +107,7 @@ class Jobs(QueueComponent):
         Beyond 32 jobs ahead in its lane, canceled ones count until the lane reaches them. `eta_s` assumes the
         signature's recent rate of completions; None when no job has ended within the hour.
         """
-        reply = await self._scripts.queue_position(job_id)
-        if not reply:
-            return None
-        position, eta_ms, ready, limited, solo = reply
-        return QueuePosition(
-            position=position,
-            eta_s=None if eta_ms < 0 else eta_ms / 1000,
-            ready=bool(ready),
-            limited=bool(limited),
-            must_run_solo=bool(solo),
-        )
+        return _position(await self._scripts.queue_position(job_id))
 
     async def page(
         self,
@@ -277,6 +273,20 @@ def _input(encoded: str | None) -> InputRef | None:
         return None if encoded is None else InputRef.model_validate_json(encoded)
     except ValidationError:
         return None
+
+
+def _position(reply: Sequence[int]) -> QueuePosition | None:
+    """Return the position in a script's reply; None of a job that is not queued."""
+    if not reply:
+        return None
+    position, eta_ms, ready, limited, solo = reply
+    return QueuePosition(
+        position=position,
+        eta_s=None if eta_ms < 0 else eta_ms / 1000,
+        ready=bool(ready),
+        limited=bool(limited),
+        must_run_solo=bool(solo),
+    )
 
 
 def _submit_args(submission: Submission) -> SubmitArgs:

@@ -7,11 +7,11 @@ from shared.queue.api_keys import ApiKeys
 from shared.queue.batches import Batches, Files
 from shared.queue.claims import Claims
 from shared.queue.client import QueueClient, RedisTrait, examine
-from shared.queue.events import Previews
 from shared.queue.jobs import Jobs, SyncCalls
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.webhooks import Webhooks
 from shared.queue.workers import Workers
+from shared.queue.workers.previews import Previews
 
 
 class Queue:

@@ -50,17 +50,6 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class SubmitResult:
-    """The queued job of a submission; when `replayed`, that of the first one with its Idempotency-Key.
-
-    A replayed job can have been deleted since.
-    """
-
-    job_id: str
-    replayed: bool
-
-
-@dataclass(frozen=True)
 class Claim:
     """A job claimed by a worker until its lease ends.
 
@@ -97,6 +86,18 @@ class QueuePosition:
     ready: bool = field(default=True, compare=False)
     limited: bool = field(default=False, compare=False)
     must_run_solo: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True)
+class SubmitResult:
+    """The queued job of a submission; when `replayed`, that of the first one with its Idempotency-Key.
+
+    A replayed job can have been deleted since. `position` is that of a new job, if it was asked for.
+    """
+
+    job_id: str
+    replayed: bool
+    position: QueuePosition | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

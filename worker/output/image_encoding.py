@@ -12,7 +12,7 @@ from PIL import Image, PngImagePlugin
 from shared.errors import RedisUnavailable
 from shared.job import Job, OutputFormat
 from shared.queue import Claim, Queue
-from shared.queue.events import MAX_PREVIEW_BYTES
+from shared.queue.workers.previews import MAX_PREVIEW_BYTES
 from worker.engine.protocol import Pixels
 
 log = structlog.get_logger()

@@ -13,6 +13,7 @@ from redis import Redis
 from shared.errors import NotFound
 from shared.job import Phase, Progress, State
 from shared.queue import EventFeed, JobEvent, ProgressReport, Queue, Submission
+from shared.queue import events as events_module
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -154,6 +155,35 @@ async def test_preview_of_an_outdated_claim_is_not_stored(queue: Queue, make_sub
     assert await queue.previews.put(job_id, new.epoch, 0, 0, b"new")
     (preview,) = await queue.previews.get(job_id)
     assert base64.b64decode(preview.b64) == b"new"
+
+
+async def test_a_feed_without_subscribers_reads_nothing(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API process would otherwise be woken by every event of every job."""
+    monkeypatch.setattr(events_module, "IDLE_S", 0.01)
+
+    async def reads() -> int:
+        commands = await queue.client.redis.info("commandstats")
+        return int(commands.get("cmdstat_xread", {"calls": 0})["calls"])
+
+    before = await reads()
+    (job_id,) = await put(queue, make_submission())
+    for _ in range(100):  # of round trips, in which the feed could read the event
+        assert await reads() == before
+    seen: list[JobEvent] = []
+    async with feed.subscribe(job_id) as events:
+        reader = asyncio.create_task(collect(events, seen))
+        (one,) = await claim(queue)
+        await end(queue, one)
+        await reader
+    assert states(seen) == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
+    assert await reads() > before
+
+    async def idle() -> bool:
+        return not any("b" in client["flags"] for client in await queue.client.redis.client_list())
+
+    await eventually(idle, "the feed has no subscriber any more")
 
 
 async def test_a_waiter_gets_only_the_terminal_state(

@@ -263,10 +263,10 @@ async def test_a_submit_completes_when_its_client_disconnects(
     reached, go_on = asyncio.Event(), asyncio.Event()
     submit = fake_queue.jobs.submit
 
-    async def slow(submissions: Sequence[Submission]) -> Any:
+    async def slow(submissions: Sequence[Submission], *, positions: bool) -> Any:
         reached.set()
         await go_on.wait()
-        return await submit(submissions)
+        return await submit(submissions, positions=positions)
 
     monkeypatch.setattr(fake_queue.jobs, "submit", slow)
     async with serving(fake_queue, tmp_path) as api:

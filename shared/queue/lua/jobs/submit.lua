@@ -1,10 +1,10 @@
--- NEEDS job_state
+-- NEEDS job_state position
 -- Queue jobs, each completely or not at all; idempotent by job id.
--- ARGV     jobs...
---          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
+-- ARGV     positions, jobs...
+--          `positions`: 1 to return those of the jobs. `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
 --          `webhook`: '|state|state| url'; '' for none in all from `time_limit_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
---          job id | ms until a retry | name of the quota that is used up}
+--          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
   'batch_id', 'input', 'idempotency', 'webhook', 'video'}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
@@ -142,7 +142,7 @@ local function submit(job)
   return {'ok', job.id}
 end
 
-for first = 1, #ARGV, #FIELDS do
+for first = 2, #ARGV, #FIELDS do
   local job = {}
   for at, name in ipairs(FIELDS) do job[name] = ARGV[first + at - 1] end
   job.rank, job.slots = tonumber(job.rank), tonumber(job.slots)
@@ -173,4 +173,7 @@ for _, job in ipairs(arrivals) do
   wake = queue.refresh(job.sig, now, true) and free[job.sig] or wake
 end
 if wake then queue.wake() end
+for _, reply in ipairs(ARGV[1] == '1' and out or {}) do
+  if reply[1] == 'ok' then reply[3] = position.of(reply[2]) end
+end
 return out
