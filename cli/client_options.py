@@ -1,6 +1,5 @@
 """Options, output and exit statuses of all commands that call a service."""
 
-import io
 import json
 import math
 import sys
@@ -69,13 +68,6 @@ def finite_option(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
-
-
-def escape_unencodable() -> None:
-    """Print characters that the terminal's encoding lacks as escapes instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 class CommandConsole:

@@ -1,130 +1,91 @@
-"""The `fusequeue` command."""
+"""The `fusequeue` command: its commands by name.
 
-import asyncio
-import os
+A module is imported when its command runs: with all of them, `fusequeue --help` took four times as long.
+"""
+
+import io
 import sys
-from pathlib import Path
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from cli import jobs, keys
-from cli.backfill.command import backfill
-from cli.client_options import Key, Url, escape_unencodable, exit_on_error, print_error
-from cli.doctor import doctor
-from cli.pool.command import pool
-from cli.submit import submit, watch
-from cli.up import command as up_command
-from fusequeue import Client
-from shared.config import settings
-from shared.errors import FusequeueError
-from shared.runtime.clock import VERSION
+OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-app.add_typer(keys.keys, name="keys")
-app.add_typer(keys.tenants, name="tenants")
-
-EXIT_CONFIGURATION = 2
-INSECURE = "insecure-no-keys"
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")]
-NoKeys = Annotated[bool, typer.Option("--insecure-no-keys", help="Require no API key, on any address.")]
-
-
-@app.command()
-def up(
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    data_dir: Annotated[Path, typer.Option(help="Folder for Redis data, images and logs.")] = Path("data"),
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 to run them with `fusequeue pool`.")] = 1,
-    models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
-    insecure_no_keys: NoKeys = False,
-) -> None:
-    """Run everything on this machine: Redis, the API, workers and chores. Ctrl-C drains and stops it."""
-    if insecure_no_keys:
-        os.environ["FUSEQUEUE_AUTH"] = INSECURE
-    environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
-    for warning in settings.unknown_variables(environ):
-        up_command.print_status(warning)
-    try:
-        config = settings.load()
-        settings.withhold_permissions(config)
-        status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, config, environ))
-    except FusequeueError as error:
-        print_error(error.message)
-        status = EXIT_CONFIGURATION
-    raise typer.Exit(status)
+COMMANDS = {
+    "up": ("cli.processes:up", "Run everything on this machine: Redis, the API, workers and chores."),
+    "api": ("cli.processes:api", "Run one API process."),
+    "worker": ("cli.processes:worker", "Run one worker process."),
+    "chores": ("cli.processes:chores", "Run one chores worker."),
+    "probe": (
+        "cli.processes:probe",
+        "Measure time and memory per forward by rows, for each model.",
+    ),
+    "mcp": (
+        "cli.processes:mcp",
+        "Serve the tools generate, status, result and batch to MCP clients.",
+    ),
+    "version": ("cli.processes:version", "Print the version."),
+    "submit": ("cli.submit:submit", "Submit a job, wait with a progress bar, and save its images."),
+    "backfill": ("cli.backfill.command:backfill", "Generate an image for each prompt of a file."),
+    "pool": (
+        "cli.pool.command:pool",
+        "Run as many workers on this machine as the service wants.",
+    ),
+    "watch": ("cli.submit:watch", "Show a job's progress until it ends; with --json, print each event on a line."),
+    "status": (
+        "cli.jobs:status",
+        "Show a job: its state and, while it is queued, its position.",
+    ),
+    "jobs": ("cli.jobs:jobs", "List jobs, newest first."),
+    "cancel": ("cli.jobs:cancel", "Cancel jobs: queued ones at once, running ones at their next step."),
+    "models": ("cli.jobs:models", "List the models of the service."),
+    "queues": ("cli.jobs:queues", "List queued and running jobs by signature, the longest queue first."),
+    "workers": ("cli.jobs:workers", "List the workers that are alive."),
+    "doctor": ("cli.doctor:doctor", "Check Redis, storage, models, API, device and memory with the current settings."),
+    "keys": ("cli.keys:keys", "Create, list and revoke API keys."),
+    "tenants": ("cli.keys:tenants", "Limits of tenants."),
+    "dead": ("cli.jobs:dead", "Dead letters, the jobs that failed permanently: list, show, redrive, purge."),
+}
+"""Where each command is, and how its help begins."""
 
 
-@app.command()
-def api(host: Host = "127.0.0.1", port: Port = 8000, insecure_no_keys: NoKeys = False) -> None:
-    """Run one API process. On other addresses than the loopback it requires API keys."""
-    if insecure_no_keys:
-        os.environ["FUSEQUEUE_AUTH"] = INSECURE
-    _exec("api", "--host", host, "--port", str(port))
+class Commands(TyperGroup):
+    """The commands of `COMMANDS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@app.command()
-def worker() -> None:
-    """Run one worker process."""
-    _exec("worker")
+def load(name: str) -> Any:
+    """Import a command."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(module), attribute)
+    parent = typer.Typer(**OPTIONS)
+    parent.callback()(lambda: None)  # a group, although of one command
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    return cast(TyperGroup, get_command(parent)).commands[name]
 
 
-@app.command()
-def chores() -> None:
-    """Run one chores worker."""
-    _exec("worker.chores")
-
-
-@app.command()
-def probe(
-    model: Annotated[list[str] | None, typer.Option(help="Measure only this model; repeat it for several.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the cost curves as an SVG image.")] = None,
-    step_cache: Annotated[bool, typer.Option(help="Calibrate step caching instead.")] = False,
-    prompt: Annotated[list[str] | None, typer.Option(help="Calibrate with this prompt; repeat it for several.")] = None,
-    keep: Annotated[
-        bool, typer.Option(help="Store the cost curves in Redis for the workers, or step schedules in the models file.")
-    ] = True,
-) -> None:
-    """Measure time and memory per forward by rows, for each model on this machine's device."""
-    models = [argument for name in model or () for argument in ("--model", name)]
-    image = () if plot is None else ("--plot", str(plot))
-    steps = ("--step-cache",) if step_cache else ()
-    prompts = [argument for text in prompt or () for argument in ("--prompt", text)]
-    _exec("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
-
-
-@app.command()
-def mcp(
-    url: Url = None,
-    key: Key = None,
-    http: Annotated[
-        bool, typer.Option("--http", help="Serve http://127.0.0.1:PORT/mcp; clients send the key.")
-    ] = False,
-    port: Port = 8100,
-) -> None:
-    """Serve the tools generate, status, result and batch to MCP clients, over stdio by default."""
-    try:
-        from cli.mcp_server import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-            raise
-        print_error("mcp is not installed: pip install 'fusequeue[mcp]'")
-        raise typer.Exit(EXIT_CONFIGURATION) from None
-    with exit_on_error():
-        Client(url, api_key=key).close()  # refuses a URL or key that cannot be used
-        serve(url, key, port if http else None)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(VERSION)
+app = typer.Typer(cls=Commands, no_args_is_help=True, **OPTIONS)
 
 
 def _print_version(value: bool) -> None:
     if value:
+        from shared.runtime.clock import VERSION
+
         print(VERSION)
         raise typer.Exit
 
@@ -136,18 +97,10 @@ def main(
     ] = False,
 ) -> None:
     """A job service for diffusion models: `fusequeue up` starts it, `fusequeue submit` uses it."""
-    escape_unencodable()
-
-
-service_commands = (watch, jobs.status, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)
-for command in (submit, backfill, pool, *service_commands, doctor):
-    app.command()(command)
-app.add_typer(jobs.dead, name="dead")
-
-
-def _exec(module: str, *arguments: str) -> None:
-    """Replace this process by `python -m module`."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Characters that the terminal's encoding lacks are printed as escapes.
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

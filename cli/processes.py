@@ -1,0 +1,111 @@
+"""Commands that run the processes of the service: up, api, worker, chores, probe, mcp; and version."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.client_options import Key, Url, exit_on_error, print_error
+from cli.up import command as up_command
+from fusequeue import Client
+from shared.config import settings
+from shared.errors import FusequeueError
+from shared.runtime.clock import VERSION
+
+EXIT_CONFIGURATION = 2
+INSECURE = "insecure-no-keys"
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")]
+NoKeys = Annotated[bool, typer.Option("--insecure-no-keys", help="Require no API key, on any address.")]
+
+
+def up(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    data_dir: Annotated[Path, typer.Option(help="Folder for Redis data, images and logs.")] = Path("data"),
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 to run them with `fusequeue pool`.")] = 1,
+    models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
+    insecure_no_keys: NoKeys = False,
+) -> None:
+    """Run everything on this machine: Redis, the API, workers and chores. Ctrl-C drains and stops it."""
+    if insecure_no_keys:
+        os.environ["FUSEQUEUE_AUTH"] = INSECURE
+    environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
+    for warning in settings.unknown_variables(environ):
+        up_command.print_status(warning)
+    try:
+        config = settings.load()
+        settings.withhold_permissions(config)
+        status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, config, environ))
+    except FusequeueError as error:
+        print_error(error.message)
+        status = EXIT_CONFIGURATION
+    raise typer.Exit(status)
+
+
+def api(host: Host = "127.0.0.1", port: Port = 8000, insecure_no_keys: NoKeys = False) -> None:
+    """Run one API process. On other addresses than the loopback it requires API keys."""
+    if insecure_no_keys:
+        os.environ["FUSEQUEUE_AUTH"] = INSECURE
+    _exec("api", "--host", host, "--port", str(port))
+
+
+def worker() -> None:
+    """Run one worker process."""
+    _exec("worker")
+
+
+def chores() -> None:
+    """Run one chores worker."""
+    _exec("worker.chores")
+
+
+def probe(
+    model: Annotated[list[str] | None, typer.Option(help="Measure only this model; repeat it for several.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the cost curves as an SVG image.")] = None,
+    step_cache: Annotated[bool, typer.Option(help="Calibrate step caching instead.")] = False,
+    prompt: Annotated[list[str] | None, typer.Option(help="Calibrate with this prompt; repeat it for several.")] = None,
+    keep: Annotated[
+        bool, typer.Option(help="Store the cost curves in Redis for the workers, or step schedules in the models file.")
+    ] = True,
+) -> None:
+    """Measure time and memory per forward by rows, for each model on this machine's device."""
+    models = [argument for name in model or () for argument in ("--model", name)]
+    image = () if plot is None else ("--plot", str(plot))
+    steps = ("--step-cache",) if step_cache else ()
+    prompts = [argument for text in prompt or () for argument in ("--prompt", text)]
+    _exec("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
+
+
+def mcp(
+    url: Url = None,
+    key: Key = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="Serve http://127.0.0.1:PORT/mcp; clients send the key.")
+    ] = False,
+    port: Port = 8100,
+) -> None:
+    """Serve the tools generate, status, result and batch to MCP clients, over stdio by default."""
+    try:
+        from cli.mcp_server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        print_error("mcp is not installed: pip install 'fusequeue[mcp]'")
+        raise typer.Exit(EXIT_CONFIGURATION) from None
+    with exit_on_error():
+        Client(url, api_key=key).close()  # refuses a URL or key that cannot be used
+        serve(url, key, port if http else None)
+
+
+def version() -> None:
+    """Print the version."""
+    print(VERSION)
+
+
+def _exec(module: str, *arguments: str) -> None:
+    """Replace this process by `python -m module`."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
