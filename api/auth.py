@@ -51,6 +51,7 @@ class Caller:
     tenant: str
     scopes: frozenset[Scope] | None
     limits: TenantLimits
+    key_id: str | None = None
 
     @property
     def has_key(self) -> bool:
@@ -114,7 +115,7 @@ class Authenticator:
         if key.expired:
             raise ExpiredApiKey(f"the API key {key.prefix} has expired", param="Authorization")
         await self._record_use(key, identity)
-        return Caller(key.tenant, key.scopes, identity.limits)
+        return Caller(key.tenant, key.scopes, identity.limits, key.id)
 
     async def count_request(self, caller: Caller) -> Rate | None:
         """Count one request of the caller's tenant; None where its rate is not limited."""

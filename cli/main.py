@@ -45,6 +45,13 @@ COMMANDS = {
     "queues": ("cli.jobs:queues", "List queued and running jobs by signature, the longest queue first."),
     "workers": ("cli.jobs:workers", "List the workers that are alive."),
     "doctor": ("cli.doctor:doctor", "Check Redis, storage, models, API, device and memory with the current settings."),
+    "pause": (
+        "cli.operators:pause",
+        "Start no job of a model, of a tenant, or at all.",
+    ),
+    "resume": ("cli.operators:resume", "End a pause."),
+    "pauses": ("cli.operators:pauses", "List what is paused."),
+    "actions": ("cli.operators:actions", "List what operators did, newest first."),
     "keys": ("cli.keys:keys", "Create, list and revoke API keys."),
     "tenants": ("cli.keys:tenants", "Limits of tenants."),
     "dead": ("cli.jobs:dead", "Dead letters, the jobs that failed permanently: list, show, redrive, purge."),

@@ -34,6 +34,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
+from fusequeue.operations import AsyncOperations, OperatorAction, Pause
 from fusequeue.params import (
     AdapterParams,
     ControlParams,
@@ -79,7 +80,7 @@ from fusequeue.service import (
     UnavailableModel,
     WorkerInfo,
 )
-from fusequeue.sync import Client, SyncBatches, SyncWebhooks
+from fusequeue.sync import Client, SyncBatches, SyncOperations, SyncWebhooks
 from fusequeue.webhooks import (
     AsyncWebhooks,
     DeliveryAttempt,
@@ -95,6 +96,7 @@ __all__ = [
     "Artifact",
     "AsyncBatches",
     "AsyncClient",
+    "AsyncOperations",
     "AsyncWebhooks",
     "Batch",
     "BatchEndpoint",
@@ -141,6 +143,8 @@ __all__ = [
     "Model",
     "NotFound",
     "OnProgress",
+    "OperatorAction",
+    "Pause",
     "PriorityName",
     "Progress",
     "QueueDepth",
@@ -153,6 +157,7 @@ __all__ = [
     "StepScheduleParams",
     "SubmitParams",
     "SyncBatches",
+    "SyncOperations",
     "SyncWebhooks",
     "TaskName",
     "Unauthorized",

@@ -21,6 +21,7 @@ from fusequeue.arguments import callback, finite_seconds, folder_path, json_text
 from fusequeue.batches import AsyncBatches
 from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
+from fusequeue.operations import AsyncOperations
 from fusequeue.params import ImageFile, JobState, StrPath, SubmitParams
 from fusequeue.resources import (
     BULK_ROW,
@@ -60,7 +61,7 @@ class JobFilters(TypedDict, total=False):
 
 
 class AsyncClient:
-    """A fusequeue service, with its `webhooks` and OpenAI `batches`.
+    """A fusequeue service, with its `webhooks`, OpenAI `batches` and `operations`.
 
     `base_url` defaults to FUSEQUEUE_URL, else the address of `fusequeue up`; `api_key` to FUSEQUEUE_API_KEY. Failed
     requests are retried up to `retries` times, or for a minute while a known service restarts; Idempotency-Keys keep a
@@ -82,6 +83,7 @@ class AsyncClient:
         self._timeout_s = finite_seconds("timeout_s", timeout_s)
         self._http = Transport(open_client(url, token, self._timeout_s, transport), whole("retries", retries))
         self.webhooks = AsyncWebhooks(self._http)
+        self.operations = AsyncOperations(self._http)
         self.batches = AsyncBatches(self._http)
 
     async def __aenter__(self) -> Self:

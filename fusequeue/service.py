@@ -99,6 +99,7 @@ class QueueDepth(Resource):
     eta_s: float | None = None
     waiting_ms: int | None = None
     bulk_age_ms: int | None = None
+    paused: bool = False
 
 
 class UnavailableModel(Resource):

@@ -7,6 +7,7 @@ from typing import Self
 from fusequeue.aio import AsyncClient
 from fusequeue.batches import AsyncBatches
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
+from fusequeue.operations import AsyncOperations
 from fusequeue.webhooks import AsyncWebhooks
 
 
@@ -22,6 +23,7 @@ class Client(Blocking[AsyncClient]):
         client = AsyncClient(base_url, api_key=api_key, timeout_s=timeout_s, retries=retries)
         super().__init__(client, LoopThread(client.aclose))
         self.webhooks = SyncWebhooks(client.webhooks, self._thread)
+        self.operations = SyncOperations(client.operations, self._thread)
         self.batches = SyncBatches(client.batches, self._thread)
 
     def __enter__(self) -> Self:
@@ -70,6 +72,15 @@ class SyncWebhooks(Blocking[AsyncWebhooks]):
     deliveries = iterating(AsyncWebhooks.deliveries)
     delivery = blocking(AsyncWebhooks.delivery)
     redeliver = blocking(AsyncWebhooks.redeliver)
+
+
+class SyncOperations(Blocking[AsyncOperations]):
+    """What operators do: `client.operations`."""
+
+    pause = blocking(AsyncOperations.pause)
+    resume = blocking(AsyncOperations.resume)
+    pauses = blocking(AsyncOperations.pauses)
+    actions = iterating(AsyncOperations.actions)
 
 
 class SyncBatches(Blocking[AsyncBatches]):

@@ -9,6 +9,7 @@ from shared.queue.records import QueuePosition, WorkerInfo
 class QueueReason(StrEnum):
     """Why a job is still queued. The first that applies, in this order."""
 
+    PAUSED = "paused"  # by an operator: its model, its tenant or everything
     NO_WORKER = "no_worker"  # no worker that serves the model is alive
     WORKER_STARTING = "worker_starting"
     MODEL_UNAVAILABLE = "model_unavailable"  # the workers cannot load the model now, and try again
@@ -23,6 +24,8 @@ class QueueReason(StrEnum):
 
 def queue_reason(position: QueuePosition, model: str, workers: Sequence[WorkerInfo]) -> QueueReason:
     """Return why a job of `model` waits; `workers` are those alive."""
+    if position.paused:
+        return QueueReason.PAUSED
     serving = [worker for worker in workers if worker.serves(model)]
     if not serving:
         return _without_worker(model, workers)

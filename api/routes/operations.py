@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.context import METRICS_SCOPE, Context, ServicesDep
+from api.context import METRICS_SCOPE, CallerDep, Context, ServicesDep
 from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.openapi import problems
 from shared.autoscaling import Fleet, ReadyTimes, Targets, wanted_workers
@@ -16,6 +16,7 @@ from shared.config.settings import Settings
 from shared.errors import NotFound
 from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter, QueueDepth, WorkerInfo
+from shared.queue.maintenance.actions import Action
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 scale_router = APIRouter(prefix="/v1", tags=["operations"], dependencies=[METRICS_SCOPE])
@@ -170,18 +171,22 @@ async def get_dead_letter(letter_id: str, context: Context) -> DeadLetterObject:
 
 
 @router.post("/dead-letters/{letter_id}/redrive", status_code=204, responses=problems(404, 503))
-async def redrive_dead_letter(letter_id: str, context: Context) -> Response:
+async def redrive_dead_letter(letter_id: str, context: Context, caller: CallerDep) -> Response:
     """Queue the job again with its attempts reset; an entry without a job cannot be redriven (404)."""
-    if not await context.services.queue.dead_letters.redrive(letter_id):
+    queue = context.services.queue
+    if not await queue.dead_letters.redrive(letter_id):
         raise _no_letter(letter_id)
+    await queue.actions.record(Action("redrive", letter_id, caller.key_id or ""))
     return Response(status_code=204)
 
 
 @router.delete("/dead-letters/{letter_id}", status_code=204, responses=problems(404, 503))
-async def purge_dead_letter(letter_id: str, context: Context) -> Response:
+async def purge_dead_letter(letter_id: str, context: Context, caller: CallerDep) -> Response:
     """Delete a dead letter and the record of its job."""
-    if not await context.services.queue.dead_letters.purge(letter_id):
+    queue = context.services.queue
+    if not await queue.dead_letters.purge(letter_id):
         raise _no_letter(letter_id)
+    await queue.actions.record(Action("purge", letter_id, caller.key_id or ""))
     return Response(status_code=204)
 
 

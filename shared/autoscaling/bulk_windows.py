@@ -65,7 +65,7 @@ def _usable_part(backlog: Backlog, model: str, slots: float, rows: float, worker
     for tenant in backlog.limited if workers else ():
         if own := tenant.bulk_slots.get(model, 0.0):
             share = min(1.0, (own + in_files.get(tenant.name, 0.0)) / total)
-            usable = max(1.0, tenant.limit / rows) * own / sum(tenant.bulk_slots.values())
+            usable = (tenant.limit and max(1.0, tenant.limit / rows)) * own / sum(tenant.bulk_slots.values())
             beyond += max(0.0, share - usable / workers)
     return max(0.0, 1 - beyond)
 

@@ -43,6 +43,7 @@ GATHER_S = 0.005
 IDLE_S = 5.0
 """Time without a subscriber after which the stream is no longer read."""
 
+BEGIN_S = 2.0
 MAX_BACKOFF_S = 5.0
 
 
@@ -151,7 +152,7 @@ class EventFeed:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._subscriptions: defaultdict[str, set[_Subscription]] = defaultdict(set)
-        self._subscribed = asyncio.Event()
+        self._subscribed, self._reading = asyncio.Event(), asyncio.Event()
         self._last = "0-0"
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -192,6 +193,9 @@ class EventFeed:
         self._subscriptions[job_id].add(subscription)  # registered first, so that no change is missed
         self._subscribed.set()
         try:
+            with contextlib.suppress(TimeoutError):  # without Redis
+                async with asyncio.timeout(BEGIN_S):
+                    await self._reading.wait()
             await self._catch_up(subscription, after)
             yield subscription
         finally:
@@ -252,14 +256,18 @@ class EventFeed:
             except TimeoutError:
                 await client.check_primary()
             else:
-                await self._read_while_subscribed(failovers)
+                try:
+                    await self._read_while_subscribed(failovers)
+                finally:
+                    self._reading.clear()
 
     async def _read_while_subscribed(self, failovers: int) -> None:
         client, loop = self._queue.client, asyncio.get_running_loop()
         self._last = await self._newest()
+        self._reading.set()
         await self._resync()
         used_s = checked_s = loop.time()
-        while client.failover.count == failovers and loop.time() - used_s < IDLE_S:
+        while client.failover.count == failovers and (self._subscriptions or loop.time() - used_s < IDLE_S):
             with translated():
                 reply = await client.blocking.xread(
                     {client.redis_keys.events: self._last}, count=EVENTS_READ, block=MAX_BLOCK_MS

@@ -279,13 +279,14 @@ def _position(reply: Sequence[int]) -> QueuePosition | None:
     """Return the position in a script's reply; None of a job that is not queued."""
     if not reply:
         return None
-    position, eta_ms, ready, limited, solo = reply
+    position, eta_ms, ready, limited, solo, paused = reply
     return QueuePosition(
         position=position,
         eta_s=None if eta_ms < 0 else eta_ms / 1000,
         ready=bool(ready),
         limited=bool(limited),
         must_run_solo=bool(solo),
+        paused=bool(paused),
     )
 
 

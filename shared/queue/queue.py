@@ -9,6 +9,8 @@ from shared.queue.claims import Claims
 from shared.queue.client import QueueClient, RedisTrait, examine
 from shared.queue.jobs import Jobs, SyncCalls
 from shared.queue.maintenance import DeadLetters, Maintenance
+from shared.queue.maintenance.actions import ActionLog
+from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.webhooks import Webhooks
 from shared.queue.workers import Workers
 from shared.queue.workers.previews import Previews
@@ -27,6 +29,8 @@ class Queue:
         self.workers = Workers(client)
         self.dead_letters = DeadLetters(client)
         self.maintenance = Maintenance(client)
+        self.pauses = PauseControls(client)
+        self.actions = ActionLog(client)
         self.api_keys = ApiKeys(client)
         self.batches = Batches(client)
         self.files = Files(client)

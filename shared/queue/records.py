@@ -78,7 +78,8 @@ class Renewal:
 class QueuePosition:
     """Position of a queued job among its signature's jobs, 0 is next; `eta_s` until its end, None if unknown.
 
-    `ready`: its signature may start now. `limited`: its tenant's running slots are used up.
+    `ready`: its signature may start now. `limited`: its tenant's running slots are used up. `paused`:
+    by an operator.
     """
 
     position: int
@@ -86,6 +87,7 @@ class QueuePosition:
     ready: bool = field(default=True, compare=False)
     limited: bool = field(default=False, compare=False)
     must_run_solo: bool = field(default=False, compare=False)
+    paused: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class QueueDepth:
     eta_s: float | None
     waiting_ms: int | None = None
     bulk_age_ms: int | None = None
+    paused: bool = False
 
     @property
     def queued_jobs(self) -> int:

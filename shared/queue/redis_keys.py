@@ -141,7 +141,9 @@ class RedisKeys:
     tenant_limits = _Single("hash", bound="10,000 tenants")
     request_rate = _Family("tenant", "string", ttl="1 min")
     running_slots = _Single("hash", live="tenants with running jobs")
-    deferred = _Family("tenant", "set", live="orders that a tenant with running jobs has left")
+    deferred = _Family("tenant", "set", bound="orders that a tenant with running jobs or a pause has left")
+    pauses = _Single("hash", bound="1,000 pauses")
+    actions = _Single("stream", ttl="90 d; about 10,000 entries")
     # Webhooks
     webhook_endpoints = _Family("tenant", "hash", bound="16 endpoints, and the secret")
     webhook_outbox = _Family("tenant", "stream", bound="about 100,000 entries")

@@ -37,7 +37,7 @@ REPLAYED = frozenset(
     {
         *("forget_job", "forget_input", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
         *("list_as_waiting", "admit", "commit_batch", "due_batches", "forget_file"),
-        *("put_endpoint", "claim_deliveries", "record_attempt"),
+        *("put_endpoint", "claim_deliveries", "record_attempt", "resume"),
         *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
     }
 )
@@ -198,6 +198,10 @@ class Scripts(Protocol):
         objects: int,
         stored_bytes: int,
     ) -> bool: ...
+
+    # Controls
+    async def pause(self, name: str, row: str, most: int) -> bool: ...
+    async def resume(self, name: str) -> bool: ...
 
     # Workers
     async def heartbeat(self, worker: str, info: str, ttl_ms: int, *models: str) -> None: ...

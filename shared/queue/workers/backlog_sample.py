@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from shared.autoscaling import DatedSlots, LimitedTenant
@@ -23,13 +24,13 @@ _LANES = 4  # of an order
 
 
 class BacklogSample(QueueComponent):
-    async def limited_tenants(self, models: Sequence[ModelDepth]) -> list[LimitedTenant]:
-        """Return tenants with more queued jobs than their limit of running slots lets start."""
+    async def limited_tenants(self, models: Sequence[ModelDepth], paused: AbstractSet[str]) -> list[LimitedTenant]:
+        """Return tenants with more queued jobs than their limit of running slots lets start; a paused one's is 0."""
         with translated():
             queued = {name: int(jobs) for name, jobs in (await self._redis.hgetall(self._keys.queued_jobs)).items()}
             queued.pop("*", None)
             names = heapq.nlargest(_TENANTS, queued, key=queued.__getitem__)
-            limits = await self._limits(names)
+            limits = await self._limits(names) | dict.fromkeys(paused & queued.keys(), 0)
             if not limits:
                 return []
             running = await self._redis.hmget(self._keys.running_slots, list(limits))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from shared.autoscaling import Backlog, SignatureLoad
 from shared.job import Priority
 from shared.queue.client import QueueComponent, translated
+from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.records import RANKS, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
 from shared.queue.workers.backlog_sample import BacklogSample
 
@@ -73,11 +74,16 @@ class Workers(QueueComponent):
     async def backlog(self, load: QueueLoad, expected_s: Mapping[str, float]) -> Backlog:
         """Return what waits, for autoscaling; `expected_s` are GPU-seconds of a slot of models without a measured cost.
 
-        Each listed signature has a load, and for each model all its others have one.
+        Each listed signature has a load, and for each model all its others have one. Paused jobs do not count.
         """
-        loads = await self._signature_loads(load, expected_s)
+        pauses = await PauseControls(self._client).all()
+        loads = [
+            replace(one, queued_slots=0, bulk_slots=0, oldest_wait_s=0.0) if pauses.has_model(one.model) else one
+            for one in await self._signature_loads(load, expected_s)
+        ]
         sample = BacklogSample(self._client)
-        return Backlog(loads, await sample.limited_tenants(load.models), await sample.dated_slots())
+        dated = [one for one in await sample.dated_slots() if not pauses.has_model(one.model)]
+        return Backlog(loads, await sample.limited_tenants(load.models, pauses.tenants), dated)
 
     async def _signature_loads(self, load: QueueLoad, expected_s: Mapping[str, float]) -> list[SignatureLoad]:
         costs = await self._costs([depth.signature for depth in load.depths])
@@ -207,7 +213,7 @@ def _model_depth(model: str, numbers: Sequence[int]) -> ModelDepth:
 
 def _depth(row: list[int | str]) -> QueueDepth:
     numbers = [int(value) for value in row[2:]]
-    queued, (running, age_ms, gap_ms, waiting_ms, bulk_ms) = numbers[:6], numbers[6:]
+    queued, (running, age_ms, gap_ms, waiting_ms, bulk_ms, paused) = numbers[:6], numbers[6:]
     jobs = dict(zip(RANKS, queued[0::2], strict=True))
     return QueueDepth(
         signature=str(row[0]),
@@ -219,6 +225,7 @@ def _depth(row: list[int | str]) -> QueueDepth:
         eta_s=None if gap_ms < 0 else gap_ms * (sum(jobs.values()) + running) / 1000,
         waiting_ms=None if waiting_ms < 0 else waiting_ms,
         bulk_age_ms=None if bulk_ms < 0 else bulk_ms,
+        paused=bool(paused),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from harness.api_process import Server
-from harness.http_server import ROOT, claimed, deliver, png
+from harness.http_server import ROOT, WORKER, claimed, deliver, png
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -187,6 +187,23 @@ async def test_the_doctor_checks_everything(run: Run, server: Server, monkeypatc
     result = await run("doctor")
     assert result.exit_code == 1
     assert "fusequeue up" in result.stdout
+
+
+async def test_work_is_paused_and_resumed(run: Run, queue: Queue) -> None:
+    (paused,) = lines(await run("pause", "--model", "demo", "--reason", "a new driver", "--json"))
+    assert (paused["kind"], paused["name"]) == ("model", "demo")
+    assert "a new driver" in (await run("pauses")).stdout
+    await run("submit", PROMPT, "--no-wait")
+    job_id = await submitted(queue)
+    assert "paused" in (await run("status", job_id)).stdout
+    assert await queue.claims.claim(WORKER, ["demo"], 64) == []
+    assert (await run("resume", "--model", "demo")).exit_code == 0
+    assert [one.job.id for one in await queue.claims.claim(WORKER, ["demo"], 64)] == [job_id]
+    actions = lines(await run("actions", "--json"))
+    assert [(one["action"], one["target"]) for one in actions] == [("resume", "model demo"), ("pause", "model demo")]
+    for arguments in (("pause",), ("pause", "--all", "--tenant", "acme"), ("resume", "--model", "demo", "--all")):
+        assert (await run(*arguments)).exit_code == 2, arguments
+    assert (await run("resume", "--all")).exit_code == 4
 
 
 async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue) -> None:

@@ -78,6 +78,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await end(queue, claims[dead.job.id], state=State.FAILED)
     scripts = queue.client.scripts
     await scripts.bury_job(dead.job.id, "worker_lost", "")
+    await scripts.pause("tenant|paused", "{}", 10)
     await scripts.create_key("known", "digest", "default", "", "", None)
     await scripts.begin_file("default", "file_1", 10, 60_000, 1)
     await scripts.put_file("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part")
@@ -112,6 +113,8 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "expand_outbox": (10,),
         "expire": (10,),
         "expired_items": (10,),
+        "pause": ("all", "{}", 10),
+        "resume": ("tenant|paused",),
         "forget_file": ("default", "file_1", False),
         "forget_input": ("default", "in_1"),
         "reserve_key": ("default", "digest", "batch_1", "print"),

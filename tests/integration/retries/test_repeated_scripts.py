@@ -16,6 +16,7 @@ from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission
 from shared.queue.batches import BatchUpdate
+from shared.queue.maintenance.pauses import Pause, PauseKind
 from shared.queue.records import ProgressReport, WorkerInfo
 from shared.queue.scripts import PARTS, REPLAYED, script_files
 from shared.queue.webhooks import DeliveryAttempt
@@ -256,6 +257,16 @@ async def batches(queue: Queue, make: Make) -> None:
     await queue.files.forget("acme", file.id)
     await queue.files.begin("acme", "file-c", 1)
     await queue.files.abandon("acme", "file-c")
+
+
+@case("pause", "resume")
+async def pauses(queue: Queue, make: Make) -> None:
+    await put(queue, make(tenant="acme"))
+    for kind, name in ((PauseKind.TENANT, "acme"), (PauseKind.MODEL, "demo"), (PauseKind.ALL, "")):
+        await queue.pauses.set(Pause(kind, name, "", 0))
+        assert await claim(queue) == []
+        await queue.client.scripts.list_as_waiting("w1", 60_000, "", True, "", "demo", 0)
+        assert await queue.pauses.end(kind, name)
 
 
 @case("put_endpoint", "expand_outbox", "claim_deliveries", "record_attempt", "redeliver")

@@ -19,11 +19,13 @@ import pytest
 from fusequeue import (
     AsyncBatches,
     AsyncClient,
+    AsyncOperations,
     AsyncWebhooks,
     Client,
     Event,
     InvalidArgument,
     SyncBatches,
+    SyncOperations,
     SyncWebhooks,
 )
 
@@ -290,6 +292,11 @@ def test_a_client_of_another_process_is_an_error_and_does_not_hang(service: Cann
 
 def test_the_methods_are_those_of_the_asynchronous_client() -> None:
     """A method that one of them has and the other lacks is an oversight."""
-    for blocking, asynchronous in ((Client, AsyncClient), (SyncWebhooks, AsyncWebhooks), (SyncBatches, AsyncBatches)):
+    for blocking, asynchronous in (
+        (Client, AsyncClient),
+        (SyncWebhooks, AsyncWebhooks),
+        (SyncBatches, AsyncBatches),
+        (SyncOperations, AsyncOperations),
+    ):
         names = {name for name in vars(asynchronous) if not name.startswith("_")} - {"aclose"}
         assert {name for name in vars(blocking) if not name.startswith("_")} - {"close"} == names

@@ -72,6 +72,7 @@ export const REASONS = {
   batch_mates: "It waits for jobs that can share its batch.",
   model_loading: "A worker is loading the model.",
   idle_worker: "It needs a worker without other jobs.",
+  paused: "An operator has paused its model, its tenant or everything.",
   jobs_ahead: "Other jobs are ahead of it.",
   next: "It starts as soon as a worker has room.",
 };

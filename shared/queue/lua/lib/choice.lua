@@ -23,14 +23,15 @@ end
 
 -- The request of a worker for jobs: one call of claim or join. Its fields:
 --   worker, now     who asks, and when (ms)
---   models          from model_loads.models
+--   models          from model_loads.models, without paused ones
 --   lowest          the lowest priority that it takes, as a rank
 --   preempted       names of tenants, separated by spaces, with jobs on this worker that would be delayed
 --   quotas, short   of `quota`: limits of tenants read so far; tenants with jobs that did not start because of theirs
 --   orders          tenants with free slots, by model and rank, once read
 --   due             models in which bulk jobs precede standard ones, as a set
 --   most_ahead      the highest GPU usage with which a tenant is ahead, once computed
-function choice.new(worker, models, lowest, preempted, now)
+function choice.new(worker, all_models, lowest, preempted, now)
+  local models = pauses.without(all_models)
   return {worker = worker, models = models, lowest = lowest, preempted = preempted, now = now, quotas = {}, short = {},
     orders = {}, due = bulk_share.due(models, lowest)}
 end

@@ -42,7 +42,7 @@ local function before_in_rank(job, queued)
   return solo + redis.call('ZCOUNT', name, queue.score(job.rank, 0), '(' .. queue.score(job.rank, tonumber(job.arrived)))
 end
 
--- {jobs before it, ms until its end | -1, ready, without free slots of its tenant, must run solo}, or {} if it is not queued
+-- {jobs before it, ms until its end | -1, ready, without free slots of its tenant, must run solo, paused}, or {} if it is not queued
 function position.of(id)
   local values, job = redis.call('HMGET', key.job(id), unpack(FACTS)), {}
   for at, name in ipairs(FACTS) do job[name] = values[at] end
@@ -55,7 +55,8 @@ function position.of(id)
   for rank = 0, job.rank - 1 do before = before + queued(rank) end
   local ready_at = tonumber(redis.call('ZSCORE', key.ready(of_sig[5] or '', job.rank), job.sig) or nil)
   local free = quota.allows({quotas = {}, short = {}}, job.tenant, job.slots)
+  local paused = pauses.has_model(of_sig[5] or '') or pauses.has_tenant(job.tenant)
   local gap = tonumber(redis.call('HGET', key.arrivals(job.sig), 'done_gap') or nil)
   return {before, gap and math.ceil(gap * (before + (tonumber(of_sig[4] or 0) or 0) + 1)) or -1,
-    ready_at and ready_at <= clock_ms() and 1 or 0, free and 0 or 1, job.src == 'solo' and 1 or 0}
+    ready_at and ready_at <= clock_ms() and 1 or 0, free and 0 or 1, job.src == 'solo' and 1 or 0, paused and 1 or 0}
 end

@@ -1,3 +1,4 @@
+-- NEEDS pauses
 -- Part of the scripts that queue jobs: a wake-up goes to one waiting worker, which claims, waits until the jobs are ready, or
 -- passes the wake-up on. Waiting workers are listed by topic: `running` a signature with free slots, idle for `any` job of a
 -- model, or full and waiting for `interactive` jobs of a model. waiting:<worker> says which lists are current.
@@ -37,7 +38,7 @@ end
 -- Wake a worker for the queued jobs of a signature, if one waits. `handovers`: how many workers could not use this wake-up.
 function wakeups.wake(sig, handovers)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0')
-  if not state[1] then return end
+  if not state[1] or pauses.has_model(state[1]) then return end
   local interactive = (tonumber(state[2] or nil) or 0) > 0
   local worker = take('running', sig) or take('any', state[1]) or (interactive and take('interactive', state[1]))
   if not worker then return end

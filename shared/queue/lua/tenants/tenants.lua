@@ -160,11 +160,15 @@ function quota.learn(scope, tenants)
   end
 end
 
--- Whether a tenant can have `slots` more. A job above its tenant's limit starts while no other job of the tenant runs;
+-- Whether a tenant can have `slots` more; a paused one has none. A job above its tenant's limit starts while no other job of the tenant runs;
 -- otherwise it would never start.
 function quota.allows(scope, tenant, slots)
   quota.learn(scope, {tenant})
   local own = scope.quotas[tenant]
+  if pauses.has_tenant(tenant) then
+    scope.short[tenant] = true
+    return false
+  end
   if not own or own.used <= 0 or own.used + slots <= own.most then return true end
   scope.short[tenant] = true
   return false

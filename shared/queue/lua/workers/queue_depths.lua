@@ -2,8 +2,8 @@
 -- Queued and running jobs by signature.
 -- ARGV     signatures...
 -- Returns  for each {signature, model, queued jobs and slots by rank (6 numbers), running jobs, oldest age ms | -1,
---          mean ms between completions | -1, age ms of the oldest job above bulk that no quota holds back | -1,
---          age ms of the oldest bulk job | -1}
+--          mean ms between completions | -1, age ms of the oldest job above bulk that no quota and no pause holds back | -1,
+--          age ms of the oldest bulk job | -1, paused}
 local LANES = 8 -- read of each rank, the oldest first
 local now, out, scope = clock_ms(), {}, {quotas = {}}
 local function number(value) return math.max(0, tonumber(value or 0) or 0) end
@@ -12,6 +12,7 @@ local function earlier(one, other) return one and math.min(one, other or one) or
 
 -- Whether a tenant's limit of running slots lets all its queued jobs start. Otherwise a job can be old because of the limit.
 local function is_free(tenant)
+  if pauses.has_tenant(tenant) then return false end
   quota.learn(scope, {tenant})
   local own = scope.quotas[tenant]
   return not own or own.used + (tonumber(redis.call('HGET', key.queued_jobs, tenant) or nil) or 0) <= own.most
@@ -44,16 +45,17 @@ end
 
 for _, sig in ipairs(ARGV) do
   local s = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'running')
-  local oldest, free, bulk = nil, nil, nil
+  local oldest, free, bulk, paused = nil, nil, nil, pauses.has_model(s[1] or '')
   for rank = 0, 2 do
     if number(s[2 + 2 * rank]) > 0 then
       local since, startable = oldest_of(sig, rank)
       oldest = earlier(since, oldest)
-      if rank == 2 then bulk = since else free = earlier(startable, free) end
+      if rank == 2 then bulk = since elseif not paused then free = earlier(startable, free) end
     end
   end
   local gap = redis.call('HGET', key.arrivals(sig), 'done_gap')
   table.insert(out, {sig, s[1] or '', number(s[2]), number(s[3]), number(s[4]), number(s[5]), number(s[6]), number(s[7]),
-    number(s[8]), age(oldest), gap and math.ceil(tonumber(gap)) or -1, age(free), age(bulk)})
+    number(s[8]), age(oldest), gap and math.ceil(tonumber(gap)) or -1, age(free), age(bulk),
+    paused and 1 or 0})
 end
 return out
