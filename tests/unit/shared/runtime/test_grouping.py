@@ -54,7 +54,7 @@ async def test_calls_gather_while_a_group_runs(operation: Doubles) -> None:
     assert operation.groups == [[0], [1, 2, 3], [4, 5]]
 
 
-async def test_an_error_is_that_of_its_group_alone(operation: Doubles) -> None:
+async def test_an_error_fails_only_its_group(operation: Doubles) -> None:
     grouped = Grouped(operation.run, most=2)
     calls = [asyncio.create_task(grouped.call(number)) for number in (1, 13, 2)]
     operation.allowed.set()
