@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.compat.sync_calls import SyncCall, request_digest, submit, submit_with_key
+from api.compat.sync_calls import RequestDigest, SyncCall, request_digest, submit, submit_with_key
 from api.context import Context, RequestContext
 from api.errors import TextProblem
 from api.http.bodies import max_json_bytes, read_body, release_body
@@ -119,8 +119,11 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
     return await SyncCall(job_id, digest, context).respond(request, build)
 
 
-async def _submit(request: Request, model: str, context: RequestContext, key: str | None) -> tuple[str, str]:
-    """Submit the job of a body, and return its id and digest. The body, up to 28 MB, is dropped before the job ends."""
+async def _submit(request: Request, model: str, context: RequestContext, key: str | None) -> tuple[str, RequestDigest]:
+    """Submit the job of a body, and return its id and the digests of the request.
+
+    The body, up to 28 MB, is dropped before the job ends.
+    """
     raw = await read_body(request, max_json_bytes(context.services.settings))
     accept = request.headers.get("accept", "")
     job_request = parse_inference_request(strict_json.decode(raw), model, accept, context.services.catalog)

@@ -32,38 +32,57 @@ log = structlog.get_logger()
 _abandoning: set[asyncio.Task[None]] = set()
 
 
-def request_digest(request: Request, parts: Iterable[bytes]) -> str:
-    """Return the digest by which equal requests of one API key are matched; `parts` exclude a multipart boundary."""
+@dataclass(frozen=True)
+class RequestDigest:
+    """Digests of a request: `body`, of its path and body, is the same after the rotation of an API key, and belongs to
+    an Idempotency-Key; `attempt` is also that of the API key, and lets a retry find its first attempt."""
+
+    body: str
+    attempt: str
+
+
+def request_digest(request: Request, parts: Iterable[bytes]) -> RequestDigest:
+    """Return the digests of a request with a body of `parts`, which exclude a multipart boundary."""
+    body = _digest((request.url.path.encode(), *parts))
+    return RequestDigest(body, _digest((request.headers.get("authorization", "").encode(), body.encode())))
+
+
+def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for part in (request.url.path.encode(), request.headers.get("authorization", "").encode(), *parts):
+    for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()[:40]
 
 
-async def submit(job_request: JobRequest, context: RequestContext, digest: str, previews: int = 0) -> Job:
+async def submit(job_request: JobRequest, context: RequestContext, digest: RequestDigest, previews: int = 0) -> Job:
     """Submit a job that a retry can find, and return it."""
     job = (await submission.submit(job_request, context, previews=previews)).record.job
-    await context.services.queue.sync_calls.start(context.tenant, digest, job.id)
+    await context.services.queue.sync_calls.start(context.tenant, digest.attempt, job.id)
     return job
 
 
 async def submit_with_key(
-    job_request: JobRequest, context: RequestContext, digest: str, key: str, previews: int = 0
+    job_request: JobRequest, context: RequestContext, digest: RequestDigest, key: str, previews: int = 0
 ) -> submission.AcceptedJob:
     """Return the job of this Idempotency-Key: a new one, or that of an earlier request with the same body."""
-    return await submission.submit(job_request, context, Idempotency(key, digest), previews=previews)
+    return await submission.submit(job_request, context, Idempotency(key, digest.body), previews=previews)
 
 
-async def earlier_attempt(request: Request, context: RequestContext, digest: str) -> str | None:
+async def earlier_attempt(request: Request, context: RequestContext, digest: RequestDigest) -> str | None:
     """Return the id of the object that an earlier attempt created without a delivered response, if this is a retry."""
     count = request.headers.get("x-stainless-retry-count", "0")
     is_retry = count.isdecimal() and len(count) < 9 and int(count) > 0
-    return await context.services.queue.sync_calls.join(context.tenant, digest) if is_retry else None
+    return await context.services.queue.sync_calls.join(context.tenant, digest.attempt) if is_retry else None
 
 
 def created_response(
-    request: Request, context: RequestContext, digest: str, object_id: str, content: Mapping[str, Any], **headers: str
+    request: Request,
+    context: RequestContext,
+    digest: RequestDigest,
+    object_id: str,
+    content: Mapping[str, Any],
+    **headers: str,
 ) -> StreamedResponse:
     """Return a created object as JSON; after its delivery the same request creates a new object."""
     body = json.dumps(content).encode()
@@ -72,7 +91,7 @@ def created_response(
         yield body
         with contextlib.suppress(Unavailable):
             if not await request.is_disconnected():
-                await context.services.queue.sync_calls.delivered(context.tenant, digest, object_id)
+                await context.services.queue.sync_calls.delivered(context.tenant, digest.attempt, object_id)
 
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
     return StreamedResponse(chunks(), headers=headers)
@@ -97,7 +116,7 @@ class SyncCall:
     """A request that waits for `job_id`; with an Idempotency-Key the job continues when all its clients have left."""
 
     job_id: str
-    digest: str
+    digest: RequestDigest
     context: RequestContext
 
     async def respond(self, request: Request, build: Callable[[JobRecord], Awaitable[StreamedResponse]]) -> Response:
@@ -112,7 +131,7 @@ class SyncCall:
                 return Response(status_code=499)  # the client has disconnected
             record = await self._ended_record(ended)
             if record.state is not State.SUCCEEDED:
-                await self.context.services.queue.sync_calls.delivered(self.context.tenant, self.digest, self.job_id)
+                await self._delivered()
                 return failed_response(request.scope, record)
             response = await build(record)
         except FusequeueError as error:
@@ -157,7 +176,11 @@ class SyncCall:
             if not complete:
                 self.abandon()
         with contextlib.suppress(Unavailable):
-            await self.context.services.queue.sync_calls.delivered(self.context.tenant, self.digest, self.job_id)
+            await self._delivered()
+
+    async def _delivered(self) -> None:
+        sync_calls = self.context.services.queue.sync_calls
+        await sync_calls.delivered(self.context.tenant, self.digest.attempt, self.job_id)
 
     def abandon(self) -> None:
         """Stop waiting; the job is canceled unless a retry joins it within `disconnect_grace_s`."""
@@ -168,14 +191,14 @@ class SyncCall:
     async def _abandon(self) -> None:
         queue, closing = self.context.services.queue, self.context.services.closing
         try:
-            version = await queue.sync_calls.leave(self.context.tenant, self.digest, self.job_id)
+            version = await queue.sync_calls.leave(self.context.tenant, self.digest.attempt, self.job_id)
             if version is None:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.context.services.settings.disconnect_grace_s):
                     await closing.wait()
                 return  # a retry finds the job in another API process
-            if await queue.sync_calls.abandon(self.context.tenant, self.digest, self.job_id, version):
+            if await queue.sync_calls.abandon(self.context.tenant, self.digest.attempt, self.job_id, version):
                 log.info("job_abandoned", job_id=self.job_id)
                 await queue.jobs.cancel(self.job_id)
         except Unavailable as error:

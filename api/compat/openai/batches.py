@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.objects import BatchList, BatchObject
 from api.compat.openai.request_bodies import LIST_PARAMETERS, ListParams, list_page, openai_problems
-from api.compat.sync_calls import created_response, earlier_attempt, request_digest
+from api.compat.sync_calls import RequestDigest, created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import event_stream, problems, request_body
@@ -68,7 +68,7 @@ async def create_batch(request: Request, context: Context, key: IdempotencyKey =
     return created_response(request, context, digest, batch.id, batch_object(batch), **headers)
 
 
-async def _earlier_batch(request: Request, context: RequestContext, digest: str) -> Batch | None:
+async def _earlier_batch(request: Request, context: RequestContext, digest: RequestDigest) -> Batch | None:
     batch_id = await earlier_attempt(request, context, digest)
     return None if batch_id is None else await _batch(batch_id, context)
 
@@ -79,7 +79,9 @@ async def _batch(batch_id: str, context: RequestContext) -> Batch | None:
     return None
 
 
-async def _create(params: BatchRequest, context: RequestContext, digest: str, batch_id: str, now: int) -> Batch:
+async def _create(
+    params: BatchRequest, context: RequestContext, digest: RequestDigest, batch_id: str, now: int
+) -> Batch:
     queue = context.services.queue
     batch = Batch(
         id=batch_id,
@@ -95,7 +97,8 @@ async def _create(params: BatchRequest, context: RequestContext, digest: str, ba
         signs_urls=context.signer is not None,
         metadata=params.metadata or {},
     )
-    await queue.sync_calls.start(context.tenant, digest, batch.id)  # first: a retry after a kill finds the batch
+    # First: a retry after a kill finds the batch.
+    await queue.sync_calls.start(context.tenant, digest.attempt, batch.id)
     await queue.batches.create(batch)
     return batch
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.objects import DeletedFile, FileList, FileObject
 from api.compat.openai.request_bodies import ListParams, list_page, openai_problems, parse_form
-from api.compat.sync_calls import created_response, earlier_attempt, request_digest
+from api.compat.sync_calls import RequestDigest, created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
 from api.http.lists import known_parameters
@@ -67,7 +67,7 @@ async def upload_file(request: Request, context: Context, key: IdempotencyKey = 
         keep_s = _keep_s(form) or context.services.settings.file_retention_s
         digest = await _digest(request, content, keep_s)
         new = new_id("file")
-        file_id = await reserved_id(Idempotency(key, digest), new, context)
+        file_id = await reserved_id(Idempotency(key, digest.body), new, context)
         earlier_id = file_id if file_id != new else await earlier_attempt(request, context, digest)
         earlier = await _earlier_file(earlier_id, context)
         file = earlier or await _store(content, size, keep_s, context, digest, file_id)
@@ -102,7 +102,7 @@ class _Expiry(BaseModel):
     expires_after: ExpiresAfter
 
 
-async def _digest(request: Request, content: UploadFile, keep_s: int) -> str:
+async def _digest(request: Request, content: UploadFile, keep_s: int) -> RequestDigest:
     digest = hashlib.sha256(str(keep_s).encode())
     async for chunk in _chunks(content):
         digest.update(chunk)
@@ -127,7 +127,7 @@ async def _earlier_file(file_id: str | None, context: RequestContext) -> File | 
 
 
 async def _store(
-    content: UploadFile, size: int, keep_s: int, context: RequestContext, digest: str, file_id: str
+    content: UploadFile, size: int, keep_s: int, context: RequestContext, digest: RequestDigest, file_id: str
 ) -> File:
     """Store an upload; the retention sweep removes what a killed process leaves."""
     services = context.services
@@ -142,14 +142,14 @@ async def _store(
         expires_at_ms=now + keep_s * 1000,
     )
     await services.queue.files.begin(file.tenant, file.id, size)
-    await services.queue.sync_calls.start(file.tenant, digest, file.id)
+    await services.queue.sync_calls.start(file.tenant, digest.attempt, file.id)
     try:
         parts = await files.store_upload(_chunks(content), services.storage, file.tenant, file.id)
         await services.queue.files.put(file, parts)
     except FusequeueError:
         with contextlib.suppress(Unavailable):  # a retry does not wait for this upload
             await services.queue.files.abandon(file.tenant, file.id)
-            await services.queue.sync_calls.delivered(file.tenant, digest, file.id)
+            await services.queue.sync_calls.delivered(file.tenant, digest.attempt, file.id)
         raise
     return file
 

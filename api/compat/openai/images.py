@@ -22,6 +22,7 @@ from api.compat.openai.request_bodies import (
     openai_problems,
 )
 from api.compat.sync_calls import (
+    RequestDigest,
     SyncCall,
     earlier_attempt,
     failed_response,
@@ -122,8 +123,8 @@ def _parse_edit(body: Any, context: RequestContext) -> ImageRequest:
     return parsed
 
 
-async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[ImageRequest, str]:
-    """Return the request of a multipart body and its digest; its images are stored."""
+async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[ImageRequest, RequestDigest]:
+    """Return the request of a multipart body and its digests; its images are stored."""
     parts = Form(form, _NUMERIC)
     names = [name.removesuffix("[]") for name, _ in parts.files]
     for name in names:
@@ -146,7 +147,7 @@ def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
 
 
 async def _respond(
-    request: Request, context: RequestContext, parsed: ImageRequest, digest: str, key: str | None
+    request: Request, context: RequestContext, parsed: ImageRequest, digest: RequestDigest, key: str | None
 ) -> Response:
     """Submit the job, or join that of an earlier request, and respond when it has ended."""
     services, replayed = context.services, False

@@ -19,7 +19,14 @@ from api.compat.openai.request_bodies import (
     numeric_fields,
     openai_problems,
 )
-from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit, submit_with_key
+from api.compat.sync_calls import (
+    RequestDigest,
+    created_response,
+    earlier_attempt,
+    request_digest,
+    submit,
+    submit_with_key,
+)
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, URLENCODED_TYPES, content_type_of, require_type
@@ -73,8 +80,8 @@ async def create_video(request: Request, context: Context, key: IdempotencyKey =
     return created_response(request, context, digest, record.job.id, content, **headers)
 
 
-async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[VideoRequest, str]:
-    """Return the request of a form and its digest; its image is stored."""
+async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[VideoRequest, RequestDigest]:
+    """Return the request of a form and its digests; its image is stored."""
     parts, catalog = Form(form, _NUMERIC), context.services.catalog
     if not parts.files:
         return parse_video_request(parts.values, catalog), request_digest(request, parts.digested)

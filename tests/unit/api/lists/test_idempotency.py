@@ -133,6 +133,27 @@ async def test_a_repeated_call_of_hugging_face_waits_for_the_same_job(
     assert (await call("a blue square")).json()["code"] == "idempotency_key_reused"
 
 
+async def create_video(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
+    return await api.post("/v1/videos", json={"prompt": name}, headers={"Idempotency-Key": key})
+
+
+FILM = '[[model]]\nid = "film"\nsource = "x"\ntasks = ["text_to_video"]\nlimits = { max_frames = 81 }\n'
+
+
+@pytest.mark.parametrize("create", [create_file, create_video])
+async def test_a_repeated_request_counts_after_the_rotation_of_its_api_key(
+    fake_queue: Queue, tmp_path: Path, create: Create
+) -> None:
+    (tmp_path / "models.toml").write_text(FILM)
+    async with serving(fake_queue, tmp_path, auth="keys", models=tmp_path / "models.toml") as api:
+        answers = []
+        for _ in range(2):
+            api.headers.update(await bearer(fake_queue, "acme"))
+            answers.append(await create(api, "a", "key-1"))
+    assert [answer.headers.get("idempotent-replayed") for answer in answers] == [None, "true"], answers[1].text
+    assert answers[0].json()["id"] == answers[1].json()["id"]
+
+
 async def test_a_replayed_endpoint_has_the_secret_of_the_first(api: httpx.AsyncClient) -> None:
     first, again = await create_webhook(api, "one", "key-1"), await create_webhook(api, "one", "key-1")
     assert first.json() == again.json()
