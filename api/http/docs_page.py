@@ -129,6 +129,9 @@ def _curl_body(content_type: str, body: Mapping[str, Any]) -> Iterator[str]:
             value = "@file" if field.get("format") == "binary" else str(_sample(field))
             yield f"-F {shlex.quote(f'{name}={value}')}"
         return
+    if content_type == "*/*":
+        yield "--data-binary @file"
+        return
     yield f"-H {shlex.quote(f'Content-Type: {content_type}')}"
     if content_type != "application/json":
         yield "--data-binary @lines.jsonl"

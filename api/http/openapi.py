@@ -20,19 +20,19 @@ _REF = "#/components/schemas/"
 _ID_PREFIXES = {"Replicate": "replicate_", "Hugging Face": "huggingface_"}
 _OPEN_PATHS = frozenset(("/healthz", "/readyz"))
 _KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` work too. Required once a key has been created."
-_IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
+IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
 _EVENT = {"type": "object", "properties": {name: {"type": "string"} for name in ("id", "event", "data")}}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "text to image": {"prompt": "a red circle on a blue ground, left"},
     "several images, seeded": {"prompt": "a green square", "seed": 7, "steps": 16, "n": 2, "metadata": {"order": "12"}},
-    "repaint where a mask is white": {"prompt": "a blue square", "image": _IMAGE_ID, "mask": _OTHER_ID},
+    "repaint where a mask is white": {"prompt": "a blue square", "image": IMAGE_ID, "mask": _OTHER_ID},
     "edit several images into one": {
         "model": "qwen-image-edit-plus",
         "prompt": "the woman in the first image wears the hat of the second",
-        "images": [_IMAGE_ID, _OTHER_ID],
+        "images": [IMAGE_ID, _OTHER_ID],
     },
-    "video from an image": {"model": "wan-2.2-ti2v", "prompt": "a wave breaks", "image": _IMAGE_ID, "frames": 81},
-    "image to image": {"prompt": "a yellow star on a black ground", "image": _IMAGE_ID, "strength": 0.7},
+    "video from an image": {"model": "wan-2.2-ti2v", "prompt": "a wave breaks", "image": IMAGE_ID, "frames": 81},
+    "image to image": {"prompt": "a yellow star on a black ground", "image": IMAGE_ID, "strength": 0.7},
 }
 
 

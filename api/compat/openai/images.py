@@ -34,7 +34,7 @@ from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
 from api.http.bodies import max_json_bytes, read_body, read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.http.openapi import event_stream
+from api.http.openapi import IMAGE_ID, event_stream
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
 from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
@@ -93,7 +93,20 @@ _EVENTS = event_stream("The images; with `stream`, events `...partial_image`, `.
 _RESPONSES = {200: {"model": ImagesResponse, **_EVENTS}} | _ERRORS
 
 
-@router.post("/generations", openapi_extra=generation_body(ImageFields), responses=_RESPONSES)
+_GENERATION_BODY = generation_body(
+    ImageFields,
+    example={"model": "demo", "prompt": "a red circle on a blue ground, left", "n": 2, "size": "64x64", "steps": 12},
+)
+_EDIT_BODY = generation_body(
+    ImageFields,
+    files={"image": "PNG, JPEG or WebP; several are `image[]`.", "mask": "PNG, JPEG or WebP."},
+    required=("image", "prompt"),
+    forms=sorted(UPLOAD_TYPES),
+    example={"prompt": "a green cross on a white ground, top", "image": IMAGE_ID, "strength": 0.7},
+)
+
+
+@router.post("/generations", openapi_extra=_GENERATION_BODY, responses=_RESPONSES)
 async def generate_images(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Generate images and wait for them. Job fields are allowed next to OpenAI's."""
     require_type(request, JSON_TYPES)
@@ -102,7 +115,7 @@ async def generate_images(request: Request, context: Context, key: IdempotencyKe
     return await _respond(request, context, parsed, request_digest(request, (raw,)), key)
 
 
-@router.post("/edits", openapi_extra=generation_body(ImageFields, upload=True), responses=_RESPONSES)
+@router.post("/edits", openapi_extra=_EDIT_BODY, responses=_RESPONSES)
 async def edit_images(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Edit images and wait for the result: one `image` or several `image[]`, and a `mask` that is transparent where
     the image changes. In JSON, images are ids of `POST /v1/inputs`, data URLs or https URLs."""

@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
@@ -10,6 +10,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
 from api.http.lists import MAX_LIMIT, Limit, Order, known_parameters
+from api.http.middleware import UPLOAD_TYPES
 from api.http.openapi import problems
 from shared.errors import InvalidRequest
 from shared.protocols.openai.server_fields import ALIASES
@@ -27,7 +28,7 @@ _PART = re.compile(r"\[([^\[\]]*)\]")
 _NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
 # Clients in Python write a value as `str` does.
 _CONSTANTS = {"true": True, "false": False, "True": True, "False": False, "None": None}
-_EXAMPLE = {"model": "demo", "prompt": "a red circle on a blue ground, left", "n": 2, "size": "64x64", "steps": 12}
+_NO_FILES: Mapping[str, str] = {}
 
 
 class Form:
@@ -117,25 +118,36 @@ def _container(body: dict[str, Any], name: str, kind: type, key: str) -> Any:
     return value
 
 
-def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI of a body with `fields` and those of a job; with `upload`: as multipart too."""
+def generation_body(
+    fields: type[BaseModel],
+    *,
+    files: Mapping[str, str] = _NO_FILES,
+    required: Collection[str] = (),
+    forms: Collection[str] = (),
+    example: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the OpenAPI of a body with `fields` and those of a job, as JSON and in the media types `forms`.
+
+    `files` are the descriptions of images by the names of their fields, and `required` the fields that a form needs.
+    """
     own: dict[str, Any] = {}
     for name, field in fields.model_fields.items():
         facts = {"default": field.default, "description": field.description}
         own[name] = {key: value for key, value in facts.items() if value is not None}
     job = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-    required = [name for name in job["required"] if name != "model"]  # default: the first model
+    needed = [name for name in job["required"] if name != "model"]  # default: the first model
     of_job = job["properties"]
-    schema = {"type": "object", "required": required, "properties": {**of_job, **own}, "additionalProperties": False}
+    images = {name: of_job["image"] for name in files if name not in of_job}
+    properties = {**of_job, **images, **own}
+    schema = {"type": "object", "required": needed, "properties": properties, "additionalProperties": False}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
-    if upload:
-        file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
-        files = {"image": {**file, "description": "PNG, JPEG or WebP; several are `image[]`."}, "mask": file}
-        properties = {**files, "prompt": {"type": "string"}, "model": {"type": "string"}, **own}
-        form = {"type": "object", "required": ["image", "prompt"], "properties": properties}
-        content["multipart/form-data"] = {"schema": form}
-    else:
-        content["application/json"]["example"] = _EXAMPLE
+    uploads = {name: {"type": "string", "format": "binary", "description": text} for name, text in files.items()}
+    texts = {"prompt": {"type": "string"}, "model": {"type": "string"}, **own}
+    for media_type in forms:
+        parts = {**uploads, **texts} if media_type in UPLOAD_TYPES else texts
+        content[media_type] = {"schema": {"type": "object", "required": [*required], "properties": parts}}
+    if example is not None:
+        content["application/json"]["example"] = example
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -53,9 +53,16 @@ DELETE_WAIT_S = 10.0
 
 _NUMERIC = numeric_fields(JobRequest, VideoFields, AdapterChoice)
 _ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 503)
+_BODY = generation_body(
+    VideoFields,
+    files={"input_reference": "Start from this image: a PNG, JPEG or WebP."},
+    required=("prompt",),
+    forms=sorted(UPLOAD_TYPES | URLENCODED_TYPES),
+    example={"prompt": "a wave breaks", "seconds": 4},
+)
 
 
-@router.post("", openapi_extra=generation_body(VideoFields), responses=_ERRORS | {200: {"model": VideoObject}})
+@router.post("", openapi_extra=_BODY, responses=_ERRORS | {200: {"model": VideoObject}})
 async def create_video(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Create a video from JSON or a form; a multipart form can have a start image as `input_reference`. Job fields are
     allowed next to OpenAI's. The video is ready when its status is `completed`."""

@@ -82,7 +82,7 @@ class PredictionRequest(BaseModel):
     version: str | None = Field(
         None, max_length=256, description="A version of `GET /v1/models`, `owner/name`, or a model's id."
     )
-    input: dict[str, Any] = Field({}, examples=[{"prompt": "a red circle", "num_outputs": 2, "seed": 7}])
+    input: dict[str, Any] = {}
     webhook: str | None = Field(None, max_length=2048, description="An https URL that receives predictions.")
     webhook_completed: str | None = Field(None, max_length=2048, description="Like `webhook`, only at the end.")
     webhook_events_filter: tuple[Literal["start", "output", "logs", "completed"], ...] | None = Field(
@@ -92,7 +92,10 @@ class PredictionRequest(BaseModel):
 
 
 _SCHEMA = {**PredictionRequest.model_json_schema(), "title": "Prediction"}
-_BODY = request_body("application/json", {"schema": _SCHEMA})
+_INPUT = {"prompt": "a red circle on a blue ground, left", "num_outputs": 2, "seed": 7}
+_EXAMPLE = {"version": "fusequeue/demo", "input": _INPUT}
+_BODY = request_body("application/json", {"schema": _SCHEMA, "example": _EXAMPLE})
+_MODEL_BODY = request_body("application/json", {"schema": _SCHEMA, "example": {"input": _INPUT}})
 
 
 @router.post(
@@ -113,7 +116,7 @@ async def create_prediction(
 @router.post(
     "/models/{owner}/{name}/predictions",
     status_code=201,
-    openapi_extra=_BODY,
+    openapi_extra=_MODEL_BODY,
     responses=_CREATED | {201: {"model": PredictionObject}},
 )
 async def create_model_prediction(

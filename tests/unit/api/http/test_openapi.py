@@ -120,6 +120,52 @@ async def test_the_page_has_an_index_anchors_and_a_command_for_each_operation(
         assert (await api.post("/v1/jobs", json=json.loads(body))).status_code == 202
 
 
+MODELS = """
+[[model]]
+id = "demo"
+source = "x"
+tasks = ["text_to_image", "image_to_image"]
+
+[[model]]
+id = "film"
+source = "x"
+tasks = ["text_to_video", "image_to_video"]
+limits = { max_frames = 121 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("/v1/images/edits", "invalid_input_image"),  # the id of its image is made up
+        ("/v1/videos", None),
+        ("/compat/replicate/v1/predictions", None),
+        ("/compat/replicate/v1/models/{owner}/{name}/predictions", None),
+        ("/compat/fal/{owner}/{name}", None),
+    ],
+)
+async def test_the_body_of_a_command_of_the_page_is_valid(
+    fake_queue: Queue, tmp_path: Path, path: str, refused: str | None
+) -> None:
+    (tmp_path / "models.toml").write_text(MODELS)
+    async with serving(fake_queue, tmp_path, models=tmp_path / "models.toml") as api:
+        page = (await api.get("/docs")).text
+        commands = [shlex.split(html.unescape(text)) for text in re.findall(r"<pre>(curl .*?)</pre>", page)]
+        body = next(words[-1] for words in commands if words[2].endswith(f":8000{path}") and "-d" in words)
+        response = await api.post(path.format(owner="fusequeue", name="demo"), json=json.loads(body))
+    assert response.json().get("code") == refused, response.text
+    assert response.is_success == (refused is None)
+
+
+def test_videos_are_documented_as_json_and_forms(document: dict[str, Any]) -> None:
+    bodies = document["paths"]["/v1/videos"]["post"]["requestBody"]["content"]
+    fields = {media_type: body["schema"]["properties"] for media_type, body in bodies.items()}
+    assert set(fields) == {"application/json", "multipart/form-data", "application/x-www-form-urlencoded"}
+    assert fields["multipart/form-data"]["input_reference"]["format"] == "binary"
+    assert "input_reference" in fields["application/json"]
+    assert "input_reference" not in fields["application/x-www-form-urlencoded"]
+
+
 async def test_pages_of_allowed_origins_can_use_every_method_and_the_headers_of_sdks(
     fake_queue: Queue, tmp_path: Path
 ) -> None:
