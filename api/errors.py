@@ -172,7 +172,7 @@ TEXT_ERROR_PATHS = ("/compat/huggingface/", "/compat/replicate/")
 class FalProblem(BaseModel):
     """Every error of `/compat/fal`, as fal's clients read it."""
 
-    detail: str | list[dict[str, Any]] = Field(description="For an invalid field a list of `loc`, `msg` and `type`.")
+    detail: str | list[dict[str, Any]] = Field(description="For invalid fields a list of `loc`, `msg` and `type`.")
     message: str
     error_type: str = Field(examples=["invalid_request"])
     request_id: str
@@ -222,7 +222,9 @@ def problem(
     param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
     kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     if str(scope.get("path", "")).startswith("/compat/fal/"):
-        return _fal_problem(scope, code, detail, param, headers)
+        return _fal_problem(
+            scope, code, detail, faults or [FaultObject(message=detail, param=param, code=code)], headers
+        )
     error: Any = ErrorObject(message=detail, type=kind, param=param, code=code)
     form: type[Problem] = Problem
     if str(scope.get("path", "")).startswith(TEXT_ERROR_PATHS):
@@ -246,13 +248,20 @@ def problem(
 
 
 def _fal_problem(
-    scope: Mapping[str, Any], code: str, message: str, param: str | None, headers: Mapping[str, str] | None
+    scope: Mapping[str, Any],
+    code: str,
+    message: str,
+    faults: Sequence[FaultObject],
+    headers: Mapping[str, str] | None,
 ) -> Response:
     """Return an error as fal's clients read it: as JSON, and never 409, which they repeat."""
     status = 400 if STATUSES[code][0] == 409 else STATUSES[code][0]
     detail: str | list[dict[str, Any]] = message
     if status == 422:
-        detail = [{"loc": ["body", *(param or "").split(".")], "msg": message, "type": code}]
+        detail = [
+            {"loc": ["body", *(fault.param or "").split(".")], "msg": fault.message, "type": fault.code}
+            for fault in faults
+        ]
     request_id = str(scope.get("request_id", ""))
     body = FalProblem(detail=detail, message=message, error_type=code, request_id=request_id)
     return Response(body.model_dump_json(), status, dict(headers or {}), "application/json")

@@ -15,11 +15,11 @@ from fastapi import Depends, Header
 
 from api.context import RequestContext, Services
 from shared import job_builder
-from shared.errors import Conflict, FusequeueError, InvalidRequest, first_of
+from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.job_builder import Submitter
 from shared.queue import Submission, SubmitResult
-from shared.request import JobRequest, parse
+from shared.request import JobRequest
 from shared.runtime import metrics
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -30,14 +30,8 @@ SubmissionOrReplay = Submission | SubmitResult
 
 
 def parse_job(body: Any, services: Services) -> JobRequest:
-    """Return the job request of a decoded JSON body, or raise `InvalidRequest` with the faults of all its fields.
-
-    The model's limits are checked also for the valid fields of a body with other faults.
-    """
-    try:
-        return parse(body)
-    except InvalidRequest as error:
-        raise first_of([*error.faults, *job_builder.faults_of_rest(body, error.faults, services)]) from error
+    """Return the job request of a decoded JSON body, or raise `InvalidRequest` with the faults of all its fields."""
+    return job_builder.parse_request(body, services.catalog.get, services)[0]
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ FusequeueError
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 _PATH = re.compile(r"(?<![\w.:/@-])~?(?:/[\w.@+~-]+){2,}/?")
@@ -103,6 +104,26 @@ def first_of(faults: Sequence[InvalidRequest]) -> InvalidRequest:
     first = faults[0]
     first.more = tuple(faults[1:MAX_FAULTS])
     return first
+
+
+class Faults:
+    """Collects the faults of one body, so that a part with a fault does not hide those of the others."""
+
+    def __init__(self) -> None:
+        self.found: list[InvalidRequest] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the faults of an `InvalidRequest` that the block raises, and go on after it."""
+        try:
+            yield
+        except InvalidRequest as error:
+            self.found += error.faults
+
+    def check(self) -> None:
+        """Raise the faults, if any."""
+        if self.found:
+            raise first_of(self.found)
 
 
 class InvalidJson(InvalidRequest, code="invalid_json"): ...

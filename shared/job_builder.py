@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -11,9 +11,9 @@ from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import Catalog, ModelSpec, References
 from shared.config.settings import Settings
-from shared.errors import FetchRefused, InvalidRequest, first_of
+from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.request_images import Inputs, check_proportions, store_inputs
+from shared.inputs.request_images import Inputs, check_proportions, reference_faults, store_inputs
 from shared.inputs.store import InputStore
 from shared.job import InputRef, Job, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
@@ -42,7 +42,8 @@ class JobServices(Protocol):
 
 def check_request(request: JobRequest, services: JobServices) -> Task:
     """Return the request's task, or raise `InvalidRequest` with all faults; fetches no image and stores nothing."""
-    spec, faults = services.catalog.get(request.model), list(_delivery_faults(request, services))
+    spec = services.catalog.get(request.model)
+    faults = [*_delivery_faults(request, services), *reference_faults(request)]
     try:
         task = check_limits(request, spec)
         width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
@@ -54,7 +55,26 @@ def check_request(request: JobRequest, services: JobServices) -> Task:
     return task
 
 
-def faults_of_rest(body: Any, faults: Sequence[InvalidRequest], services: JobServices) -> Iterator[InvalidRequest]:
+def parse_request(
+    body: Any, spec_of: Callable[[str], ModelSpec], services: JobServices | None = None
+) -> tuple[JobRequest, ModelSpec]:
+    """Return the job request of a decoded body and its model, or raise `InvalidRequest` with the faults of all fields.
+
+    The model's limits, and those of `services`, are checked for the valid fields of a body with other faults.
+    """
+    try:
+        request = parse(body)
+        return request, spec_of(request.model)
+    except InvalidRequest as error:
+        raise first_of([*error.faults, *_faults_of_rest(body, error.faults, spec_of, services)]) from error
+
+
+def _faults_of_rest(
+    body: Any,
+    faults: Sequence[InvalidRequest],
+    spec_of: Callable[[str], ModelSpec],
+    services: JobServices | None,
+) -> Iterator[InvalidRequest]:
     """Yield the faults of the valid fields of a body with `faults`, as far as no other field decides about them."""
     invalid = {(fault.param or "").partition(".")[0] for fault in faults}
     if not isinstance(body, Mapping) or "model" in invalid:
@@ -62,12 +82,27 @@ def faults_of_rest(body: Any, faults: Sequence[InvalidRequest], services: JobSer
     rest = {"prompt": "-", **{name: value for name, value in body.items() if name not in invalid}}
     try:
         request = parse(rest)
-        spec = services.catalog.get(request.model)
+        spec = spec_of(request.model)
     except InvalidRequest as error:
         yield from error.faults
         return
-    yield from _delivery_faults(request, services)
+    if services is not None:
+        yield from _delivery_faults(request, services)
+    yield from reference_faults(request)
     yield from _field_faults(request, spec)
+
+
+def parse_checked(
+    body: Mapping[str, Any], spec_of: Callable[[str], ModelSpec], faults: Faults
+) -> tuple[JobRequest, Task]:
+    """Return the job request of a protocol's body, and its task; raises `InvalidRequest` with `faults`, which are those
+    of the protocol's own fields, and every field that is invalid or that the model does not allow."""
+    with faults.collected():
+        request, spec = parse_request(body, spec_of)
+        faults.found += reference_faults(request)
+        task = check_limits(request, spec)
+    faults.check()
+    return request, task
 
 
 def _delivery_faults(request: JobRequest, services: JobServices) -> Iterator[InvalidRequest]:

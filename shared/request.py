@@ -1,6 +1,6 @@
 """The request for a job: the body that clients send, its parsing, and its task. `shared.job_builder` builds the job."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -10,7 +10,7 @@ from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
 from shared.config.step_schedules import Choice, StepSchedule
-from shared.errors import MAX_FAULTS, InvalidRequest, first_of
+from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
 from shared.job import OutputFormat, Priority, Task
 from shared.webhooks import JobEventName
 
@@ -128,6 +128,13 @@ class JobRequest(BaseModel):
             return {"image": self.image}
         return {f"images.{index}": value for index, value in enumerate(self.images or ())}
 
+    @property
+    def references(self) -> dict[str, str]:
+        """Values of all fields that name an image, by field path."""
+        others = {"mask": self.mask, "last_image": self.last_image}
+        controls = {f"controls.{index}.image": control.image for index, control in enumerate(self.controls)}
+        return self.image_values | {name: value for name, value in others.items() if value is not None} | controls
+
 
 def parse(body: Any) -> JobRequest:
     """Validate a decoded JSON body, or raise `InvalidRequest` that names all invalid fields."""
@@ -140,6 +147,22 @@ def validated(model: type[Body], body: Any) -> Body:
         return model.model_validate(body)
     except ValidationError as error:
         raise first_of([_fault(details) for details in error.errors()[:MAX_FAULTS]]) from error
+
+
+def valid_fields(
+    model: type[Body], values: Mapping[str, Any], faults: Faults, required: Mapping[str, Any] | None = None
+) -> Body:
+    """Return a model of the valid fields of `values`, and collect the faults of the others.
+
+    Fields without a default are `required`: the values that stand in for those that are missing or invalid.
+    """
+    try:
+        return validated(model, values)
+    except InvalidRequest as error:
+        faults.found += error.faults
+        invalid = {(fault.param or "").partition(".")[0] for fault in error.faults}
+    valid = {name: value for name, value in values.items() if name not in invalid and name in model.model_fields}
+    return validated(model, {**(required or {}), **valid})
 
 
 def _fault(details: ErrorDetails) -> InvalidRequest:

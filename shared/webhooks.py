@@ -22,6 +22,8 @@ OpenAIEventName = Literal[
 ]
 """OpenAI's events, for endpoints that subscribe to them."""
 
+EndpointEventName = Literal[JobEventName, OpenAIEventName]
+
 ENDPOINT_EVENTS: dict[str, State | OpenAIEventName] = {
     **dict[str, State | OpenAIEventName](EVENTS.items()),
     **{name: name for name in get_args(OpenAIEventName)},

@@ -15,10 +15,10 @@ from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
 from api.submission import IdempotencyKey
 from shared.config.models_file import Catalog
-from shared.errors import InvalidRequest
+from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord, OutputFormat, Priority
-from shared.job_builder import check_limits
-from shared.request import JobRequest, parse, task_of, validated
+from shared.job_builder import parse_checked
+from shared.request import JobRequest, valid_fields, validated
 from shared.runtime import strict_json
 
 PREFIX = "/compat/huggingface"
@@ -49,31 +49,38 @@ class InferenceRequest(BaseModel):
 
 
 def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog) -> JobRequest:
-    """Return the job request of a body; raises `InvalidRequest` with the invalid field. `accept` is a header."""
+    """Return the job request of a body; raises `InvalidRequest` with all invalid fields. `accept` is a header."""
     spec = catalog.get(model)
     if all(task.makes_video for task in spec.tasks):
         raise _makes_videos(model)
-    inference = validated(InferenceRequest, body)
+    if not isinstance(body, dict):
+        raise InvalidRequest("body: it must be a JSON object")
+    faults = Faults()
+    inference = valid_fields(InferenceRequest, body, faults, {"inputs": "-"})
     values = {name: value for name, value in inference.parameters.items() if value is not None}
     for name in ("model", "image", "images", "batch_id"):
-        if name in values:
-            raise InvalidRequest(f"parameters.{name}: there is no such field", param=f"parameters.{name}")
+        if values.pop(name, None) is not None:
+            message = f"parameters.{name}: there is no such field"
+            faults.found.append(InvalidRequest(message, param=f"parameters.{name}"))
     if "target_size" in values:
-        values |= validated(TargetSize, values.pop("target_size")).model_dump()
+        size = values.pop("target_size")
+        with faults.collected():
+            values |= validated(TargetSize, size).model_dump()
     if "prompt" in values:
         values["image"] = f"data:;base64,{inference.inputs}"
     elif inference.inputs.startswith(_ENCODED_IMAGE):
-        raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")
+        faults.found.append(InvalidRequest(NEEDS_PROMPT, param="parameters.prompt"))
+        values["prompt"] = "-"
     else:
         values["prompt"] = inference.inputs
     values.setdefault("priority", Priority.INTERACTIVE.value)
     values.setdefault("output_format", output_format(accept).value)
-    request = parse({**values, "model": model})
-    if task_of(request, spec).makes_video:
+    if isinstance(values.get("n"), int) and values["n"] > 1:
+        message = f"n: a response has one image: {values['n']}; send several requests"
+        faults.found.append(InvalidRequest(message, param="n"))
+    request, task = parse_checked({**values, "model": model}, catalog.get, faults)
+    if task.makes_video:
         raise _makes_videos(model)
-    if request.n != 1:
-        raise InvalidRequest(f"n: a response has one image: {request.n}; send several requests", param="n")
-    check_limits(request, spec)
     return request
 
 

@@ -25,7 +25,7 @@ from shared.webhooks import (
     ENDPOINT_EVENTS,
     TERMINAL_EVENTS,
     DeliveryState,
-    JobEventName,
+    EndpointEventName,
     OpenAIEventName,
     SigningSecret,
     WebhookEndpoint,
@@ -41,9 +41,14 @@ class EndpointRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: Annotated[str, Field(max_length=2048, description="https, and reachable from the workers.")]
+    url: Annotated[
+        str,
+        Field(
+            max_length=2048, description="https, and reachable from the workers.", examples=["https://example.com/hook"]
+        ),
+    ]
     events: Annotated[
-        tuple[JobEventName | OpenAIEventName, ...], Field(min_length=1, description="Unset: those that end a job.")
+        tuple[EndpointEventName, ...], Field(min_length=1, description="Unset: those that end a job.")
     ] = TERMINAL_EVENTS
     description: Annotated[str, Field(max_length=200)] = ""
 
@@ -53,8 +58,8 @@ class EndpointChange(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: Annotated[str | None, Field(max_length=2048)] = None
-    events: Annotated[tuple[JobEventName | OpenAIEventName, ...] | None, Field(min_length=1)] = None
+    url: Annotated[str | None, Field(max_length=2048, examples=["https://example.com/hook"])] = None
+    events: Annotated[tuple[EndpointEventName, ...] | None, Field(min_length=1)] = None
     description: Annotated[str | None, Field(max_length=200)] = None
     enabled: Annotated[bool | None, Field(strict=True)] = None
 
@@ -270,7 +275,7 @@ async def _body(request: Request, model: type[Body]) -> Body:
     return validated(model, strict_json.decode(await request.body()))
 
 
-def _states(events: tuple[JobEventName | OpenAIEventName, ...]) -> tuple[State | OpenAIEventName, ...]:
+def _states(events: tuple[EndpointEventName, ...]) -> tuple[State | OpenAIEventName, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 

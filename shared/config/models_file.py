@@ -243,6 +243,10 @@ class Catalog:
             known = ", ".join(sorted(self._specs))
             raise UnknownModel(f"unknown model: {model!r}; available: {known}", param="model") from None
 
+    def find(self, model: object) -> ModelSpec | None:
+        """Return a model by id, None for any other value."""
+        return self._specs.get(model) if isinstance(model, str) else None
+
     def for_size(self, model: str, width: int, height: int) -> ModelSpec:
         """Return a model with the `max_batch` of an image size."""
         spec = self.get(model)

@@ -1,11 +1,12 @@
 """The images of one request: stored one after the other, and checked together."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shared.errors import InputRejected, InvalidRequest
+from shared.errors import Faults, InputRejected, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.store import InputStore
+from shared.inputs.store import InputStore, check_reference
 from shared.job import InputRef
 from shared.request import JobRequest
 
@@ -24,17 +25,33 @@ class Inputs:
     controls: tuple[InputRef, ...] = ()
 
 
+def reference_faults(request: JobRequest) -> Iterator[InvalidRequest]:
+    """Yield the faults of texts that can name no image, whatever is stored."""
+    for param, value in request.references.items():
+        try:
+            check_reference(value, param)
+        except InvalidRequest as error:
+            yield error
+
+
 async def store_inputs(request: JobRequest, store: InputStore) -> Inputs:
-    """Store the images of a request, one after the other so that only one is in memory."""
+    """Store the images of a request, one after the other so that only one is in memory.
+
+    Raises `InvalidRequest` with the faults of all of them.
+    """
     guard = FetchGuard(FetchRules.for_inputs(store.settings), tenant=store.tenant, until_s=time.monotonic() + URLS_S)
     store = replace(store, guard=guard)
+    refs: dict[str, InputRef] = {}
+    faults = Faults()
+    for param, value in request.references.items():
+        with faults.collected():
+            refs[param] = await store.resolve(value, param)
+    faults.check()
     inputs = Inputs(
-        images=tuple([await store.resolve(value, param) for param, value in request.image_values.items()]),
-        mask=None if request.mask is None else await store.resolve(request.mask, "mask"),
-        last_image=None if request.last_image is None else await store.resolve(request.last_image, "last_image"),
-        controls=tuple(
-            [await store.resolve(one.image, f"controls.{at}.image") for at, one in enumerate(request.controls)]
-        ),
+        images=tuple(refs[param] for param in request.image_values),
+        mask=refs.get("mask"),
+        last_image=refs.get("last_image"),
+        controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
     )
     check_input_sizes(inputs, store.settings.max_input_bytes, store.settings.max_input_pixels)
     return inputs

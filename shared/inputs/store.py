@@ -75,7 +75,7 @@ class InputStore:
             return await (self._put_url(value, param) if result is None else self._put_result(*result, param))
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
-            raise InputRejected(f"unknown or expired input: {value}; upload it again", param=param)
+            raise InputRejected(f"{param}: unknown or expired input: {value}; upload it again", param=param)
         return await self.queue.jobs.put_input(self.tenant, ref, self.settings.input_retention_s)
 
     def _result(self, value: str) -> tuple[str, int] | None:
@@ -112,10 +112,7 @@ class InputStore:
             most = self.settings.max_input_bytes
             size = min(most, 3 * len(url) // 4)  # decoded when there is room for it
             return await self.put_upload(lambda: _on_thread(lambda: _from_data_url(url, most, param)), size, param)
-        if not scheme.startswith(("http:", "https:")):
-            raise InputRejected(
-                f"{param} must be an input id (in_...), a job id (job_...), a data URL or an https URL", param=param
-            )
+        check_reference(url, param)
         guard = self.guard or FetchGuard(FetchRules.for_inputs(self.settings), tenant=self.tenant)
         try:
             async with guard.fetched(url) as data:
@@ -139,7 +136,7 @@ class InputStore:
         """
         most = self.settings.max_input_bytes
         if size > most:
-            raise InputRejected(f"the image has {size} bytes; at most {most} are allowed", param=param)
+            raise InputRejected(f"{param}: {size} bytes; at most {most} are allowed", param=param)
         async with _turns(most).turn(self.tenant, max(_SMALL_IMAGE, 2 * size)):
             return await self._put(await read(), param, input_id)
 
@@ -158,6 +155,15 @@ class InputStore:
         ref = await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
         await self.storage.put(ref.key, image.data, ref.content_type)
         return ref
+
+
+def check_reference(value: str, param: str) -> None:
+    """Raise `InputRejected` for a text that can name no image, whatever is stored."""
+    is_id = INPUT_ID.fullmatch(value) or _JOB_ID.fullmatch(value)
+    if not is_id and not value[:8].lower().startswith(("data:", "http:", "https:")):
+        raise InputRejected(
+            f"{param} must be an input id (in_...), a job id (job_...), a data URL or an https URL", param=param
+        )
 
 
 def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:

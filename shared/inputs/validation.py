@@ -38,15 +38,15 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
     Text, colour profiles, thumbnails and bytes after the end of the image are dropped; the pixels are the same.
     """
     if len(data) > max_bytes:
-        raise InputRejected(f"the image has {len(data)} bytes; at most {max_bytes} are allowed", param=param)
+        raise InputRejected(f"{param}: {len(data)} bytes; at most {max_bytes} are allowed", param=param)
     kind = _kind(data, param)
     try:
         image = _STRIP[kind](data)
     except FormatFault as fault:
-        raise InputRejected(f"the {kind.upper()} {fault}", param=param) from fault
+        raise InputRejected(f"{param}: the {kind.upper()} {fault}", param=param) from fault
     width, height = image.width, image.height
     if width * height > max_pixels:
-        raise InputRejected(f"the image has {width}x{height} pixels; at most {max_pixels} are allowed", param=param)
+        raise InputRejected(f"{param}: {width}x{height} pixels; at most {max_pixels} are allowed", param=param)
     if image.orientation in exif.SIDEWAYS:
         width, height = height, width
     return ImageFile(f"image/{kind}", width, height, image.data)
@@ -60,8 +60,9 @@ def _kind(data: bytes, param: str) -> str:
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "webp"
     if not data:
-        raise InputRejected("the image is empty", param=param)
+        raise InputRejected(f"{param}: the image is empty", param=param)
     other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)
     if data[4:8] == b"ftyp":
         other = "HEIC, AVIF or a video"
-    raise InputRejected(f"unsupported image{f': {other}' if other else ''}; send a PNG, JPEG or WebP", param=param)
+    seen = f": {other}" if other else ""
+    raise InputRejected(f"{param}: unsupported image{seen}; send a PNG, JPEG or WebP", param=param)

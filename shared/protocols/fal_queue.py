@@ -7,13 +7,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest
+from shared.errors import Faults, InvalidRequest
 from shared.job import Artifact, JobRecord, Progress, State
-from shared.job_builder import check_limits
+from shared.job_builder import parse_checked
 from shared.protocols.native import iso
 from shared.protocols.replicate.prediction_inputs import FieldNames
 from shared.protocols.replicate.predictions import logs, owner_and_name
-from shared.request import JobRequest, parse, validated
+from shared.request import JobRequest, valid_fields
 
 PREFIX = "/compat/fal"
 FILES = f"{PREFIX}/storage/files"
@@ -82,29 +82,30 @@ class FalFields(BaseModel):
 def parse_input(body: Any, spec: ModelSpec, defaults: Mapping[str, Any]) -> tuple[JobRequest, FieldNames]:
     """Return the job request of an input, and its field names for later errors.
 
-    `defaults` are job fields that the input can override. Raises `InvalidRequest` with the invalid field.
+    `defaults` are job fields that the input can override. Raises `InvalidRequest` with all invalid fields.
     """
     if not isinstance(body, dict):
         raise InvalidRequest("body: it must be a JSON object", param=None)
-    values = {name: value for name, value in body.items() if value is not None}
+    values, faults = {name: value for name, value in body.items() if value is not None}, Faults()
     for name in EXCLUDED:
-        if name in values:
-            raise InvalidRequest(f"{name}: there is no such field", param=name)
-    fields = validated(FalFields, {name: values.pop(name) for name in FalFields.model_fields if name in values})
+        if values.pop(name, None) is not None:
+            faults.found.append(InvalidRequest(f"{name}: there is no such field", param=name))
+    own = {name: values.pop(name) for name in FalFields.model_fields if name in values}
+    fields = valid_fields(FalFields, own, faults)
     names: dict[str, str] = {}
     request: dict[str, Any] = {}
     for name, value in values.items():
         field = JOB_FIELDS.get(name, name)
         if field in request:
-            raise InvalidRequest(f"{name}: send either {names[field]} or {name}", param=name)
-        names[field], request[field] = name, _image_value(value) if field in _IMAGES else value
-    converted = _converted(fields, request, spec)
+            faults.found.append(InvalidRequest(f"{name}: send either {names[field]} or {name}", param=name))
+        else:
+            names[field], request[field] = name, _image_value(value) if field in _IMAGES else value
+    converted = _converted(fields, request, spec, faults)
     sources = {"width": "image_size", "height": "image_size", "adapters": "loras"}
     names |= {field: sources[field] for field in converted}
     renaming = FieldNames(names, prefix="", scalars=frozenset(("image_size",)))
     with renaming.in_errors():
-        job_request = parse({**defaults, **request, **converted, "model": spec.id})
-        check_limits(job_request, spec)
+        job_request, _ = parse_checked({**defaults, **request, **converted, "model": spec.id}, lambda _: spec, faults)
     return job_request, renaming
 
 
@@ -119,19 +120,21 @@ def _image_value(value: Any) -> Any:
     return match[1] if match else value
 
 
-def _converted(fields: FalFields, request: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Return the job fields of fal's own fields."""
+def _converted(fields: FalFields, request: Mapping[str, Any], spec: ModelSpec, faults: Faults) -> dict[str, Any]:
+    """Return the job fields of fal's own fields, and collect the faults of these."""
     if not fields.enable_safety_checker and spec.safety_checker:
         message = f"enable_safety_checker: only the operator can disable that of model {spec.id!r}"
-        raise InvalidRequest(message, param="enable_safety_checker")
+        faults.found.append(InvalidRequest(message, param="enable_safety_checker"))
     job: dict[str, Any] = {}
-    if fields.image_size is not None:
-        if {"width", "height"} & request.keys():
-            raise InvalidRequest("image_size: send either image_size or width and height", param="image_size")
-        job |= _size(fields.image_size)
-    if fields.loras:
-        if "adapters" in request:
-            raise InvalidRequest("loras: send either loras or adapters", param="loras")
+    if fields.image_size is not None and {"width", "height"} & request.keys():
+        message = "image_size: send either image_size or width and height"
+        faults.found.append(InvalidRequest(message, param="image_size"))
+    elif fields.image_size is not None:
+        with faults.collected():
+            job |= _size(fields.image_size)
+    if fields.loras and "adapters" in request:
+        faults.found.append(InvalidRequest("loras: send either loras or adapters", param="loras"))
+    elif fields.loras:
         job["adapters"] = [{"id": lora.path, "scale": lora.scale} for lora in fields.loras]
     return job
 

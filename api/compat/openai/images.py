@@ -39,7 +39,7 @@ from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse
 from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
-from shared.errors import InvalidRequest, NotFound, Unavailable
+from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
 from shared.protocols.openai.images import (
     ImageFields,
@@ -145,7 +145,12 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
             raise InvalidRequest(f"unexpected or repeated file field: {name[:64]}", param=name)
     # Checked with placeholders first: nothing is stored for a request that is invalid.
     parsed = _parse_edit({**parts.values, **_image_fields(names, [PLACEHOLDER] * len(names))}, context)
-    ids = [await parts.store(file, name, context) for name, (_, file) in zip(names, parts.files, strict=True)]
+    ids: list[str] = []
+    faults = Faults()
+    for name, (_, file) in zip(names, parts.files, strict=True):
+        with faults.collected():
+            ids.append(await parts.store(file, name, context))
+    faults.check()
     job_request = parsed.request.model_copy(update=_image_fields(names, ids))
     return replace(parsed, request=job_request), request_digest(request, parts.digested)
 

@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.config.models_file import Catalog, ModelSpec
-from shared.errors import InvalidRequest, NotFound, first_of
+from shared.config.models_file import Catalog
+from shared.errors import Faults, InvalidRequest, NotFound, first_of
 from shared.job import Job, JobRecord, Priority, Task
-from shared.job_builder import check_limits
+from shared.job_builder import parse_checked
 from shared.protocols.openai.server_fields import Warnings, own_fields
-from shared.request import JobRequest, parse, validated
+from shared.request import JobRequest, valid_fields
 from shared.storage import Storage
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -62,35 +62,36 @@ class ImageRequest:
 
 
 def parse_image_request(body: Any, catalog: Catalog, kind: Kind) -> ImageRequest:
-    """Parse the body of `/v1/images/...`; raises `InvalidRequest` with the invalid field.
+    """Parse the body of `/v1/images/...`; raises `InvalidRequest` with all invalid fields.
 
     Default model: the first of the catalog.
     """
-    fields, values, warnings = split_fields(body, ImageFields)
-    if "loras" in values:
-        values.setdefault("adapters", values.pop("loras"))
+    faults = Faults()
+    fields, values, warnings = split_fields(body, ImageFields, faults)
     values.setdefault("model", next(iter(catalog)).id)
     values.setdefault("priority", Priority.INTERACTIVE.value)
     _set_images(values)
-    set_size(values, fields.size)
     if fields.output_format is not None:
         values["output_format"] = fields.output_format
     if fields.output_compression is not None:
         values["output_quality"] = max(1, fields.output_compression)
-    request = parse(values)
-    spec = catalog.get(request.model)
-    task = check_size(request, spec, fields.size)
+    spec = catalog.find(values["model"])
+    if spec is not None and fields.background == "transparent" and not spec.defaults.layers:
+        message = f"background: model {spec.id!r} makes opaque images only"
+        faults.found.append(InvalidRequest(message, param="background"))
+    request, task = parse_sized(values, fields.size, catalog, faults)
     if task.makes_video:
         raise InvalidRequest(f"model {request.model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
-    if fields.background == "transparent" and not spec.defaults.layers:
-        raise InvalidRequest(f"background: model {spec.id!r} makes opaque images only", param="background")
     return ImageRequest(request, fields, kind, warnings)
 
 
-def split_fields(body: Any, kind: type[Fields]) -> tuple[Fields, dict[str, Any], Warnings]:
-    """Return OpenAI's own fields of a body, its other fields, and warnings about fields without effect."""
+def split_fields(body: Any, kind: type[Fields], faults: Faults) -> tuple[Fields, dict[str, Any], Warnings]:
+    """Return OpenAI's own fields of a body, its other fields, and warnings about fields without effect.
+
+    The faults of OpenAI's own fields are collected.
+    """
     values, warnings = own_fields(body)
-    fields = validated(kind, {name: values.pop(name) for name in kind.model_fields if name in values})
+    fields = valid_fields(kind, {name: values.pop(name) for name in kind.model_fields if name in values}, faults)
     return fields, values, warnings
 
 
@@ -118,8 +119,20 @@ def image_reference(value: Any) -> Any:
     return value
 
 
-def set_size(values: dict[str, Any], size: str | None) -> None:
-    """Set `width` and `height` from `size`, or raise `InvalidRequest`."""
+def parse_sized(values: dict[str, Any], size: str | None, catalog: Catalog, faults: Faults) -> tuple[JobRequest, Task]:
+    """Return the job request of a body with OpenAI's `size`, and its task; raises `InvalidRequest` with all faults.
+
+    A fault of width or height names `size` if it was sent.
+    """
+    with faults.collected():
+        _set_size(values, size)
+    try:
+        return parse_checked(values, catalog.get, faults)
+    except InvalidRequest as error:
+        raise first_of([_about_size(fault) if size is not None else fault for fault in error.faults]) from None
+
+
+def _set_size(values: dict[str, Any], size: str | None) -> None:
     if size is None or size == "auto":
         return
     match = _SIZE.fullmatch(size)
@@ -128,14 +141,6 @@ def set_size(values: dict[str, Any], size: str | None) -> None:
     if "width" in values or "height" in values:
         raise InvalidRequest("size: send either size or width and height", param="size")
     values["width"], values["height"] = int(match[1]), int(match[2])
-
-
-def check_size(request: JobRequest, spec: ModelSpec, size: str | None) -> Task:
-    """Return the task of a request that the model supports; an error of width or height names `size` if it was sent."""
-    try:
-        return check_limits(request, spec)
-    except InvalidRequest as error:
-        raise first_of([_about_size(fault) if size is not None else fault for fault in error.faults]) from None
 
 
 def _about_size(fault: InvalidRequest) -> InvalidRequest:

@@ -20,6 +20,12 @@ ALIASES = {
     "reference_url": "input_reference",
 }
 
+_ADAPTERS = ("lora", "loras")
+"""Adapters as an object or a list, with names of the allow-list; a form has them as JSON, or as one name."""
+
+_ADAPTER_ALIASES = {"name": "id", "lora_name": "id", "adapter": "id", "lora_scale": "scale"}
+_ADAPTER_IGNORED = frozenset(("path", "local_path", "lora_path", "lora_local_path", "int_id", "lora_int_id"))
+
 NESTED = ("extra_body", "video_params")
 """Objects with fields that count as fields of the body; a form has them as JSON."""
 
@@ -68,6 +74,12 @@ def own_fields(body: Any) -> tuple[dict[str, Any], Warnings]:
     for name, target in ALIASES.items():
         if name in sent and values.setdefault(target, sent[name]) != sent[name]:
             warnings.append(_ignored(name, f"{target} was sent too"))
+    for name in _ADAPTERS:
+        if name in values:
+            adapters, ignored = _adapters(name, values.pop(name))
+            warnings += ignored
+            if values.setdefault("adapters", adapters) is not adapters:
+                warnings.append(_ignored(name, "adapters was sent too"))
     if str(values.get("output_quality")) in _QUALITY_NAMES:
         del values["output_quality"]
         warnings.append(_ignored("output_quality", "send a number from 1 to 100"))
@@ -84,12 +96,33 @@ def _flat(body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _adapters(name: str, value: Any) -> tuple[list[Any], list[FieldWarning]]:
+    """Return the adapters of a request under our names, and warnings about what names their weights elsewhere."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        value = _decoded(name, value)
+    adapters: list[Any] = []
+    warnings: dict[str, FieldWarning] = {}
+    for item in value if isinstance(value, list) else [value]:
+        sent = {"id": item} if isinstance(item, str) else item
+        if isinstance(sent, dict):
+            for key in sent.keys() & _ADAPTER_IGNORED:
+                field = f"{name}.{key}"
+                warnings[field] = _ignored(field, "adapters are those of the model's allow-list, by name")
+            sent = {_ADAPTER_ALIASES.get(key, key): field for key, field in sent.items() if key not in _ADAPTER_IGNORED}
+        adapters.append(sent)
+    return adapters, list(warnings.values())
+
+
+def _decoded(name: str, text: str) -> Any:
+    try:
+        return strict_json.decode(text.encode("utf-8", "surrogatepass"))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error.message}", param=name) from error
+
+
 def _object(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):
-        try:
-            value = strict_json.decode(value.encode("utf-8", "surrogatepass"))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{name}: {error.message}", param=name) from error
+        value = _decoded(name, value)
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name}: it must be a JSON object", param=name)
     return value

@@ -6,11 +6,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import Catalog, ModelSpec
-from shared.errors import InvalidRequest
+from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord, State, Task
-from shared.protocols.openai.images import check_size, image_reference, set_size, split_fields
+from shared.protocols.openai.images import image_reference, parse_sized, split_fields
 from shared.protocols.openai.server_fields import FieldWarning, Warnings
-from shared.request import JobRequest, parse
+from shared.request import JobRequest
 from shared.runtime.clock import epoch_s
 
 _STATUS = {State.QUEUED: "queued", State.RUNNING: "in_progress", State.SUCCEEDED: "completed"}
@@ -43,15 +43,12 @@ class VideoRequest:
 
 
 def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
-    """Parse the body of `/v1/videos`; raises `InvalidRequest` with the invalid field.
+    """Parse the body of `/v1/videos`; raises `InvalidRequest` with all invalid fields.
 
     Default model: the first of the catalog that makes videos.
     """
-    fields, values, warnings = split_fields(body, VideoFields)
-    for name in ("lora", "loras"):
-        if isinstance(values.get(name), list):
-            adapters = values.pop(name)
-            values.setdefault("adapters", [{"id": item} if isinstance(item, str) else item for item in adapters])
+    faults = Faults()
+    fields, values, warnings = split_fields(body, VideoFields, faults)
     if "input_reference" in values:
         values["image"] = image_reference(values.pop("input_reference"))
     if "model" not in values:
@@ -60,30 +57,33 @@ def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
             raise InvalidRequest("model: no configured model makes videos", param="model")
         values["model"] = model
     values.setdefault("task", (Task.IMAGE_TO_VIDEO if "image" in values else Task.TEXT_TO_VIDEO).value)
-    set_size(values, fields.size)
-    if fields.num_frames is not None:
-        values["frames"] = fields.num_frames
-    request = parse(values)
-    spec = catalog.get(request.model)
-    if fields.num_frames is not None:
-        frames = _nearest_frames(fields.num_frames, spec)
-        warnings += _rounded(fields.num_frames, frames)
-        request = request.model_copy(update={"frames": frames})
-    if fields.seconds is not None:
-        request = request.model_copy(update={"frames": _frames(fields.seconds, request, spec)})
-    if request.n != 1:
-        raise InvalidRequest(f"n: a video request makes one video: {request.n}; send several requests", param="n")
-    if request.task is None or not request.task.makes_video:
+    if isinstance(values.get("n"), int) and values["n"] > 1:
+        message = f"n: a video request makes one video: {values['n']}; send several requests"
+        faults.found.append(InvalidRequest(message, param="n"))
+    spec = catalog.find(values["model"])
+    if spec is not None:
+        with faults.collected():
+            warnings += _set_frames(values, fields, spec)
+    request, task = parse_sized(values, fields.size, catalog, faults)
+    if not task.makes_video:
         raise InvalidRequest("task: it must make a video", param="task")
-    check_size(request, spec, fields.size)
     return VideoRequest(request, warnings)
 
 
-def _frames(seconds: float, request: JobRequest, spec: ModelSpec) -> int:
+def _set_frames(values: dict[str, Any], fields: VideoFields, spec: ModelSpec) -> Warnings:
+    """Set `frames` from `num_frames` or `seconds`, and return the warning about a rounded number."""
+    if fields.num_frames is not None:
+        values["frames"] = _nearest_frames(fields.num_frames, spec)
+    if fields.seconds is not None:
+        if "frames" in values:
+            raise InvalidRequest("seconds: send either seconds or frames", param="seconds")
+        values["frames"] = _frames(fields.seconds, values.get("fps"), spec)
+    return () if fields.num_frames is None else _rounded(fields.num_frames, values["frames"])
+
+
+def _frames(seconds: float, sent_fps: object, spec: ModelSpec) -> int:
     """Return the supported number of frames that is nearest to `seconds`."""
-    if request.frames is not None:
-        raise InvalidRequest("seconds: send either seconds or frames", param="seconds")
-    fps, limits = request.fps or spec.defaults.fps, spec.limits
+    fps, limits = sent_fps if isinstance(sent_fps, int) and sent_fps > 0 else spec.defaults.fps, spec.limits
     if seconds * fps > limits.most_frames + limits.frames_multiple:
         longest = limits.most_frames / fps
         raise InvalidRequest(f"seconds: model {spec.id!r} makes at most {longest:.2f} at {fps} fps", param="seconds")

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest, first_of
+from shared.errors import Faults, InvalidRequest, first_of
 from shared.job import Task
-from shared.job_builder import check_limits
-from shared.request import JobRequest, parse, validated
+from shared.job_builder import parse_checked
+from shared.request import JobRequest, valid_fields
 
 JOB_FIELDS: Mapping[str, str] = {
     "num_outputs": "n",
@@ -97,7 +97,9 @@ class FieldNames:
         try:
             yield
         except InvalidRequest as error:
-            raise first_of([self._renamed(fault) for fault in error.faults]) from error
+            renamed = [self._renamed(fault) for fault in error.faults]
+            # Width and height of one field can have the same fault.
+            raise first_of(list({(fault.param, fault.message): fault for fault in renamed}.values())) from error
 
     def _renamed(self, error: InvalidRequest) -> InvalidRequest:
         root, dot, rest = (error.param or "").partition(".")
@@ -118,67 +120,70 @@ def parse_input(
 ) -> tuple[JobRequest, FieldNames]:
     """Return the job request of an input, and its field names for later errors.
 
-    `defaults` are job fields that the input can override. Raises `InvalidRequest` with the invalid field.
+    `defaults` are job fields that the input can override. Raises `InvalidRequest` with all invalid fields.
     """
-    values = {name: value for name, value in input_values.items() if value is not None}
-    job_fields = _job_fields(values)
-    names = FieldNames({field: name for name, field in job_fields.items()})
-    with names.in_errors():
-        for name in EXCLUDED:
-            if name in values:
-                raise InvalidRequest(f"input.{name}: there is no such field", param=f"input.{name}")
-        extra = {name: values.pop(name) for name in ReplicateFields.model_fields if name in values}
-        if not _IMAGE_FIELDS & {job_fields.get(name, name) for name in values}:
-            values.pop("prompt_strength", None)  # a default of SDXL and FLUX, which clients send without an image too
-        fields = validated(ReplicateFields, extra)
-        body = {job_fields.get(name, name): value for name, value in values.items()}
-        body |= _converted(fields, body, spec)
-        for name in ("image", "images", "mask", "last_image"):
-            if name in body:
-                body[name] = _image_values(body[name])
-        if isinstance(body.get("scheduler"), str):
-            body["scheduler"] = _SCHEDULERS.get(body["scheduler"], body["scheduler"])
+    values, faults = {name: value for name, value in input_values.items() if value is not None}, Faults()
+    for name in EXCLUDED:
+        if values.pop(name, None) is not None:
+            faults.found.append(InvalidRequest(f"input.{name}: there is no such field", param=f"input.{name}"))
+    job_fields = _job_fields(values, faults)
+    own = {name: values.pop(name) for name in ReplicateFields.model_fields if name in values}
+    if not _IMAGE_FIELDS & {job_fields.get(name, name) for name in values}:
+        values.pop("prompt_strength", None)  # a default of SDXL and FLUX, which clients send without an image too
+    fields = valid_fields(ReplicateFields, own, faults)
+    body = {job_fields.get(name, name): value for name, value in values.items()}
+    body |= _converted(fields, body, spec, faults)
+    for name in ("image", "images", "mask", "last_image"):
+        if name in body:
+            body[name] = _image_values(body[name])
+    if isinstance(body.get("scheduler"), str):
+        body["scheduler"] = _SCHEDULERS.get(body["scheduler"], body["scheduler"])
     size = next((name for name in _SIZE_FIELDS if getattr(fields, name) is not None), "")
     sources = {"width": size, "height": size, "adapters": "lora_weights", "adapters.0.scale": "lora_scale"}
     converted = body.keys() - values.keys()
+    aliases = {field: name for name, field in job_fields.items()}
     names = FieldNames(
-        {**names.names, **{field: name for field, name in sources.items() if field.partition(".")[0] in converted}}
+        {**aliases, **{field: name for field, name in sources.items() if field.partition(".")[0] in converted}}
     )
     with names.in_errors():
-        request = parse({**defaults, **body, "model": spec.id})
-        check_limits(request, spec)
+        request, _ = parse_checked({**defaults, **body, "model": spec.id}, lambda _: spec, faults)
     return request, names
 
 
-def _job_fields(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the job field of each aliased input field; raises when two mean the same."""
+def _job_fields(values: dict[str, Any], faults: Faults) -> dict[str, str]:
+    """Return the job field of each aliased input field; of two that mean the same, the second is a fault."""
     fields: dict[str, str] = {}
-    for name in values:
-        if (field := JOB_FIELDS.get(name)) is None:
-            continue
+    for name in [name for name in values if name in JOB_FIELDS]:
+        field = JOB_FIELDS[name]
         first = next((other for other in fields if fields[other] == field), field if field in values else None)
-        if first is not None:
-            raise InvalidRequest(f"input.{name}: send either {first} or {name}", param=f"input.{name}")
-        fields[name] = field
+        if first is None:
+            fields[name] = field
+        else:
+            del values[name]
+            message = f"input.{name}: send either {first} or {name}"
+            faults.found.append(InvalidRequest(message, param=f"input.{name}"))
     return fields
 
 
-def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Return the job fields of Replicate's own fields."""
+def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec, faults: Faults) -> dict[str, Any]:
+    """Return the job fields of Replicate's own fields, and collect the faults of these."""
     fields: dict[str, Any] = {}
     if other.output_format is not None:
         fields["output_format"] = "jpeg" if other.output_format == "jpg" else other.output_format
     if other.output_quality is not None:
         fields["output_quality"] = max(1, other.output_quality)
-    if other.lora_weights is not None:
-        if "adapters" in body:
-            raise InvalidRequest("lora_weights: send either lora_weights or adapters", param="lora_weights")
+    if other.lora_weights is not None and "adapters" in body:
+        message = "lora_weights: send either lora_weights or adapters"
+        faults.found.append(InvalidRequest(message, param="lora_weights"))
+    elif other.lora_weights is not None:
         scale = {} if other.lora_scale is None else {"scale": other.lora_scale}
         fields["adapters"] = [{"id": other.lora_weights, **scale}]
     if other.disable_safety_checker and spec.safety_checker:
         message = f"disable_safety_checker: only the operator can disable that of model {spec.id!r}"
-        raise InvalidRequest(message, param="disable_safety_checker")
-    return fields | _size(other, body, spec)
+        faults.found.append(InvalidRequest(message, param="disable_safety_checker"))
+    with faults.collected():
+        fields |= _size(other, body, spec)
+    return fields
 
 
 def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, int]:

@@ -141,7 +141,7 @@ async def test_an_error_names_the_field_of_the_input(harness: FalHarness) -> Non
     for values, field, message in bad:
         with pytest.raises(fal_client.FalClientHTTPError) as error:
             await harness.client.submit(APP, {**INPUT, **values})
-        (detail,) = error.value.response.json()["detail"]
+        detail = error.value.response.json()["detail"][0]
         assert (error.value.status_code, detail["loc"][:2]) == (422, ["body", field]), detail
         assert message in detail["msg"]
     with pytest.raises(fal_client.FalClientHTTPError, match="unknown model: 'fal-ai/sdxl'; available: fusequeue/demo"):

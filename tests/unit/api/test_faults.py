@@ -69,6 +69,102 @@ async def test_all_faults_of_other_bodies_are_named(api: httpx.AsyncClient) -> N
     assert params(prediction.json()) == ["input.width", "input.num_inference_steps"]
 
 
+PREDICTIONS = "/compat/replicate/v1/models/any/demo/predictions"
+GARBAGE = "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (
+            "/v1/images/generations",
+            {
+                "prompt": "",
+                "size": "wide",
+                "response_format": "gif",
+                "steps": 101,
+                "stpes": 8,
+                "background": "transparent",
+            },
+            ["response_format", "background", "size", "prompt", "stpes", "steps"],
+        ),
+        (
+            "/v1/images/generations",
+            {"prompt": "x", "background": "transparent", "size": "65x64", "n": 0},
+            ["background", "n", "size"],
+        ),
+        ("/v1/images/edits", {"prompt": "x", "image": "sketch", "quality": 5}, ["quality", "image"]),
+        (
+            PREDICTIONS,
+            {"input": {"prompt": "x", "aspect_ratio": "wide", "num_outputs": 0, "steps": 5, "num_inference_steps": 6}},
+            ["input.num_inference_steps", "input.aspect_ratio", "input.num_outputs"],
+        ),
+        (
+            PREDICTIONS,
+            {
+                "input": {
+                    "size": "wide",
+                    "lora_weights": "ink",
+                    "num_inference_steps": 101,
+                    "batch_id": "a",
+                    "go_fast": 3,
+                }
+            },
+            [
+                "input.batch_id",
+                "input.go_fast",
+                "input.size",
+                "input.prompt",
+                "input.num_inference_steps",
+                "input.lora_weights",
+            ],
+        ),
+        (
+            "/compat/huggingface/demo",
+            {
+                "inputs": "",
+                "parameters": {"stpes": 8, "num_inference_steps": 101, "target_size": {"width": 64}, "n": 2},
+            },
+            ["inputs", "height", "n", "stpes", "steps"],
+        ),
+        ("/v1/jobs", {**BODY, "num_inference_steps": 0, "width": 65}, ["num_inference_steps", "width"]),
+        ("/v1/jobs", {**BODY, "image": "sketch", "mask": "job_x", "n": 0}, ["n", "image", "mask"]),
+        (
+            "/v1/webhooks",
+            {"url": 1, "events": ["job.done", "job.failed", "batch.done"]},
+            ["url", "events.0", "events.2"],
+        ),
+    ],
+)
+async def test_faults_of_a_protocols_own_fields_do_not_hide_others(
+    api: httpx.AsyncClient, path: str, body: dict[str, Any], named: list[str]
+) -> None:
+    problem = (await api.post(path, json=body)).json()
+    assert params(problem) == named, problem
+
+
+async def test_fals_errors_have_all_faults(api: httpx.AsyncClient) -> None:
+    body = {"prompt": "", "image_size": "wide", "sync_mode": True, "num_images": 99, "num_inference_steps": 101}
+    response = await api.post("/compat/fal/any/demo", json=body)
+    named = [fault["loc"] for fault in response.json()["detail"]]
+    fields = ["sync_mode", "image_size", "prompt", "num_inference_steps", "num_images"]
+    assert named == [["body", field] for field in fields], response.text
+
+
+async def test_all_images_that_cannot_be_used_are_named(api: httpx.AsyncClient) -> None:
+    body = {**BODY, "image": GARBAGE, "mask": "in_" + 32 * "0"}
+    problem = (await api.post("/v1/jobs", json=body)).json()
+    assert problem["code"] == "invalid_input_image"
+    assert [fault["message"] for fault in problem["errors"]] == [
+        "image: unsupported image; send a PNG, JPEG or WebP",
+        f"mask: unknown or expired input: in_{32 * '0'}; upload it again",
+    ]
+    files = {"image": ("a.png", b"no image"), "mask": ("b.png", b"")}
+    form = {"prompt": "x", "model": "demo"}
+    problem = (await api.post("/v1/images/edits", data=form, files=files)).json()
+    assert params(problem) == ["image", "mask"], problem
+
+
 async def test_a_field_name_with_a_backslash_is_named_in_the_error_of_a_prediction(api: httpx.AsyncClient) -> None:
     values = {"prompt": "x", "\\": 1, "a\\g<9>": 1}
     response = await api.post("/compat/replicate/v1/models/any/demo/predictions", json={"input": values})

@@ -193,7 +193,7 @@ def test_file_that_breaks_the_rules_of_its_format_is_rejected(data: bytes) -> No
 
 
 def test_too_large_file_is_rejected() -> None:
-    with pytest.raises(InputRejected, match="has 11 bytes; at most 10"):
+    with pytest.raises(InputRejected, match="image: 11 bytes; at most 10"):
         inspect(b"\x89PNG\r\n\x1a\n123", max_bytes=10, max_pixels=100)
 
 

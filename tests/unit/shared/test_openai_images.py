@@ -13,6 +13,7 @@ from shared.job import Priority
 from shared.protocols.openai.images import ImageRequest, parse_image_request
 
 CATALOG = models_file.load(ROOT / "models.toml")
+IN_A = "in_" + 32 * "a"
 
 
 def read(**body: Any) -> ImageRequest:
@@ -40,8 +41,8 @@ def test_unused_openai_fields_are_accepted_and_ignored(field: str) -> None:
     ("body", "image", "images"),
     [
         ({"image": {"image_url": "https://a.example/x.png"}}, "https://a.example/x.png", None),
-        ({"images": [{"file_id": "in_a"}]}, "in_a", None),
-        ({"image": ["in_a"]}, "in_a", None),
+        ({"images": [{"file_id": IN_A}]}, IN_A, None),
+        ({"image": [IN_A]}, IN_A, None),
     ],
 )
 def test_image_references_become_input_images(body: dict[str, Any], image: str | None, images: Any) -> None:

@@ -19,6 +19,7 @@ from shared.request import JobRequest
 CATALOG = models_file.load(ROOT / "models.toml")
 DEMO = CATALOG.get("demo")
 FILE = "in_0123456789abcdef0123456789abcdef"
+IN_A, IN_B = "in_" + 32 * "a", "in_" + 32 * "b"
 EDITS = ModelSpec(id="edits", source="x", tasks=(Task.EDIT,), limits=Limits(max_input_images=3), safety_checker=False)
 FILMS = ModelSpec(id="films", source="x", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(max_frames=81, frames_multiple=4))
 
@@ -36,9 +37,9 @@ def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
         ({"guidance": 3}, {"guidance_scale": 3.0}),
         ({"guidance_scale": 3.5}, {"guidance_scale": 3.5}),
         ({"seed": 7, "negative_prompt": "green", "scheduler": None}, {"seed": 7, "negative_prompt": "green"}),
-        ({"image": "in_a", "prompt_strength": 0.4}, {"image": "in_a", "strength": 0.4}),
-        ({"init_image": "in_a"}, {"image": "in_a"}),
-        ({"image": "in_a", "mask": "in_b"}, {"image": "in_a", "mask": "in_b"}),
+        ({"image": IN_A, "prompt_strength": 0.4}, {"image": IN_A, "strength": 0.4}),
+        ({"init_image": IN_A}, {"image": IN_A}),
+        ({"image": IN_A, "mask": IN_B}, {"image": IN_A, "mask": IN_B}),
         ({"image": "data:application/octet-stream;base64,AA=="}, {"image": "data:;base64,AA=="}),
         ({"image": f"https://a.example/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
         ({"image": f"http://a.example:8000/x/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
@@ -63,9 +64,9 @@ def test_replicate_fields_become_job_fields(values: dict[str, Any], expected: di
 
 
 def test_several_images_and_videos_have_field_aliases() -> None:
-    request = read(EDITS, input_images=["in_a", f"https://a.example/compat/replicate/v1/files/{FILE}"])
-    assert request.images == ("in_a", FILE)
-    same = read(EDITS, image="in_a", aspect_ratio="match_input_image", disable_safety_checker=True)
+    request = read(EDITS, input_images=[IN_A, f"https://a.example/compat/replicate/v1/files/{FILE}"])
+    assert request.images == (IN_A, FILE)
+    same = read(EDITS, image=IN_A, aspect_ratio="match_input_image", disable_safety_checker=True)
     assert (same.width, same.height) == (None, None)
     film = read(FILMS, num_frames=21, frames_per_second=8)
     assert (film.frames, film.fps) == (21, 8)
@@ -83,7 +84,7 @@ def test_several_images_and_videos_have_field_aliases() -> None:
         ({"guidance": 1, "guidance_scale": 1}, "guidance", "send either guidance_scale or guidance"),
         ({"init_image": "a", "input_image": "b"}, "input_image", "send either init_image or input_image"),
         ({"strength": 0.5}, "strength", "input.strength needs an image"),
-        ({"image": "in_a", "prompt_strength": 2}, "prompt_strength", "input.prompt_strength: "),
+        ({"image": IN_A, "prompt_strength": 2}, "prompt_strength", "input.prompt_strength: "),
         ({"size": "64"}, "size", "input.size: invalid: 64; use WxH"),
         ({"size": "64x64", "width": 64}, "size", "input.size: send either size"),
         ({"size": "64x64", "aspect_ratio": "1:1"}, "size", "input.size: send either size"),

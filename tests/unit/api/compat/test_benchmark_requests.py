@@ -28,6 +28,9 @@ source = "x"
 tasks = ["text_to_image"]
 defaults = { width = 1024, height = 1024 }
 limits = { max_side = 2048 }
+[[model.adapter]]
+id = "ink"
+source = "."
 
 [[model]]
 id = "Qwen/Qwen-Image-Edit"
@@ -228,6 +231,32 @@ async def test_videos_as_json(api: httpx.AsyncClient, extra: dict[str, Any]) -> 
     assert ignored(answer) == (["enable_teacache"] if extra else [])
     job = (await api.get(f"/v1/jobs/{answer['id'].replace('video', 'job')}")).json()
     assert job["guidance_scale"] == extra.get("true_cfg_scale", job["guidance_scale"])
+
+
+@pytest.mark.parametrize(
+    ("lora", "scale", "without_effect"),
+    [
+        ({"name": "ink", "path": "/loras/ink", "scale": 0.8, "int_id": 3}, 0.8, ["lora.int_id", "lora.path"]),
+        ([{"lora_name": "ink", "lora_scale": 0.8, "local_path": "/loras/ink"}], 0.8, ["lora.local_path"]),
+        ('{"name": "ink"}', 1.0, []),
+        ("ink", 1.0, []),
+        (["ink"], 1.0, []),
+    ],
+)
+async def test_an_adapter_is_named_as_other_servers_do(
+    api: httpx.AsyncClient, lora: object, scale: float, without_effect: list[str]
+) -> None:
+    answer = await send(api, GENERATIONS, as_json({"model": IMAGE, "prompt": PROMPT, "lora": lora}))
+    assert ignored(answer) == without_effect
+    job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
+    assert job["adapters"] == [{"id": "ink", "scale": scale}]
+
+
+@pytest.mark.parametrize("lora", [{"path": "/loras/ink"}, {"name": "oil"}, 7])
+async def test_an_adapter_that_is_not_allowed_is_an_error(api: httpx.AsyncClient, lora: object) -> None:
+    response = await api.post(GENERATIONS, json={"model": IMAGE, "prompt": PROMPT, "lora": lora})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("adapters.0"), response.text
 
 
 async def test_the_service_is_found_ready(api: httpx.AsyncClient) -> None:
