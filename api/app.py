@@ -27,7 +27,20 @@ from api.keys_required import KeysRequired
 from api.page import assets, live, session
 from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
-from api.routes import artifacts, bulk, events, health, inputs, job_lists, jobs, models, operations, pauses, webhooks
+from api.routes import (
+    artifacts,
+    bulk,
+    cost_curves,
+    events,
+    health,
+    inputs,
+    job_lists,
+    jobs,
+    models,
+    operations,
+    pauses,
+    webhooks,
+)
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -128,6 +141,7 @@ def _include_routes(app: FastAPI) -> None:
     app.include_router(live.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(pauses.router, dependencies=[ADMIN_SCOPE])
+    app.include_router(cost_curves.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
     # own.

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from lupa import lua51
 
-from worker.cost_curves import efficient_rows
+from shared.autoscaling.efficient_rows import efficient_rows
 
 STEP_S = 0.05
 WINDOW_S = 0.1

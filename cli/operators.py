@@ -1,11 +1,11 @@
-"""Commands of operators: pause, resume, pauses and actions."""
+"""Commands of operators: pause, resume, pauses, actions and curves."""
 
 from typing import Annotated
 
 import typer
 
 from cli.client_options import Json, Key, Url, connected, name_option
-from fusequeue import OperatorAction, Pause
+from fusequeue import CostCurve, OperatorAction, Pause
 
 OfModel = Annotated[str | None, typer.Option("--model", help="Only this model.", callback=name_option)]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.", callback=name_option)]
@@ -57,6 +57,18 @@ def actions(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Js
     with connected(url, api_key, as_json) as (client, console):
         columns = ("at", "action", "target", "count", "key", "detail")
         console.table(client.operations.actions(limit=limit), columns, _action_row)
+
+
+def curves(of: OfModel = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """List the batch cost curves that workers measured: seconds of a forward by its rows."""
+    with connected(url, api_key, as_json) as (client, console):
+        columns = ("model", "device", "shape", "efficient rows", "seconds by rows")
+        console.table(client.operations.cost_curves(model=of), columns, _curve_row)
+
+
+def _curve_row(curve: CostCurve) -> tuple[object, ...]:
+    seconds = ", ".join(f"{point.rows}: {point.seconds:.4g}" for point in curve.points)
+    return curve.model, curve.device, curve.shape, curve.efficient_rows, seconds
 
 
 def _require_one(model: str | None, tenant: str | None, everything: bool) -> None:

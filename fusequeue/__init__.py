@@ -34,7 +34,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.operations import AsyncOperations, OperatorAction, Pause
+from fusequeue.operations import AsyncOperations, CostCurve, CostPoint, OperatorAction, Pause
 from fusequeue.params import (
     AdapterParams,
     ControlParams,
@@ -113,6 +113,8 @@ __all__ = [
     "ClientError",
     "ControlInfo",
     "ControlParams",
+    "CostCurve",
+    "CostPoint",
     "DeadLetter",
     "Defaults",
     "DeliveryAttempt",

@@ -40,6 +40,24 @@ class OperatorAction(Resource):
     key_id: str | None = None
 
 
+class CostPoint(Resource):
+    """Seconds of a forward with `rows` images."""
+
+    rows: int
+    seconds: float
+
+
+class CostCurve(Resource):
+    """Seconds of a forward by its rows, of one shape on one kind of device."""
+
+    model: str
+    device: str
+    shape: str
+    points: list[CostPoint]
+    efficient_rows: int
+    measured_at: datetime
+
+
 class AsyncOperations:
     """What operators do: `client.operations`."""
 
@@ -71,6 +89,11 @@ class AsyncOperations:
     def actions(self, *, limit: int | None = None) -> AsyncGenerator[OperatorAction]:
         """Yield what operators did, newest first, up to `limit`."""
         return self._http.pages(OperatorAction, "/v1/actions", limit)
+
+    async def cost_curves(self, *, model: Model | str | None = None) -> list[CostCurve]:
+        """Return what forwards cost by their rows, of one model or of all."""
+        params = {} if model is None else {"model": getattr(model, "id", model)}
+        return await self._http.listed(CostCurve, "/v1/cost-curves", params=params)
 
 
 def _path(model: Model | str | None, tenant: str | None, everything: bool) -> str:

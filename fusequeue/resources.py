@@ -87,6 +87,7 @@ class BatchingStats(Resource):
     max_jobs: int = 1
     mean_rows: float = 1.0
     skipped_steps: int = 0
+    rows_by_forward: list[tuple[int, int]] = Field(default_factory=list)
     solo_reason: str | None = None
 
 

@@ -81,6 +81,7 @@ class SyncOperations(Blocking[AsyncOperations]):
     resume = blocking(AsyncOperations.resume)
     pauses = blocking(AsyncOperations.pauses)
     actions = iterating(AsyncOperations.actions)
+    cost_curves = blocking(AsyncOperations.cost_curves)
 
 
 class SyncBatches(Blocking[AsyncBatches]):

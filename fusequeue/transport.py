@@ -98,9 +98,9 @@ class Transport:
                 return
             query["after"] = cursor
 
-    async def listed(self, kind: type[T], path: str) -> list[T]:
+    async def listed(self, kind: type[T], path: str, **options: Any) -> list[T]:
         """Return the items of a list that has no pages."""
-        return (await self.read(Page[kind], "GET", path)).data  # type: ignore[valid-type]
+        return (await self.read(Page[kind], "GET", path, **options)).data  # type: ignore[valid-type]
 
     def _request(self, method: str, path: str, options: Mapping[str, Any]) -> httpx.Request:
         options = {**options}

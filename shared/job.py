@@ -262,18 +262,24 @@ class Progress(_Frozen):
         return 100 * self.step // self.total if self.total else 0
 
 
+MAX_ROW_CHANGES = 64
+"""Of a job's record: at most 600 bytes of JSON."""
+
+
 class BatchingStats(_Frozen):
     """Batching of a job over its denoiser forwards.
 
     `max_jobs` is the most jobs in one forward, including this one; `mean_rows` the mean rows of its forwards, before
     guidance doubling. `skipped_steps` counts those of all its images; it is omitted without any, so that older programs
-    can read the rest. `solo_reason` is None if the job ever had batch mates.
+    can read the rest. `rows_by_forward` are the rows of its forwards in order, as `(rows, forwards)`, up to
+    `MAX_ROW_CHANGES` of them. `solo_reason` is None if the job ever had batch mates.
     """
 
     forwards: int = 0
     max_jobs: int = 1
     mean_rows: float = 1.0
     skipped_steps: Annotated[int, Field(exclude_if=lambda steps: not steps)] = 0
+    rows_by_forward: Annotated[tuple[tuple[int, int], ...], Field(exclude_if=lambda rows: not rows)] = ()
     solo_reason: str | None = None
 
 

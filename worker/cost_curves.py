@@ -3,17 +3,14 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from cachetools import LRUCache
 
+from shared.autoscaling.efficient_rows import efficient_rows
 from shared.queue import Queue
 from worker.engine.protocol import ForwardDone
 
-EFFICIENT_GAIN = 0.05
-"""Minimal saving per row. The published 1024² curve, which gains 2% from rows, stays below it; small shapes on a CPU,
-at 12%, stay above it on a noisy machine too."""
 MIN_SAMPLES = 8
 MAX_SAMPLES = 60
 SAMPLES_KEPT_S = 600.0
@@ -23,25 +20,6 @@ MAX_CURVES = 128
 RESEND_AFTER_S = 3600.0  # Redis keeps efficient rows for a day
 
 Shape = tuple[str, str, str]  # device, model, tensor shape
-
-
-def efficient_rows(curve: Mapping[int, float], cap: int, gain: float = EFFICIENT_GAIN) -> int:
-    """Return the largest number of rows, up to `cap`, for which further rows are efficient.
-
-    `curve` is the seconds s(r) of a forward by its rows r. Rows from a to b are efficient when each costs
-    (s(b) - s(a)) / (b - a), at least `gain` less than s(a) / a. A row count is compared with an efficient one of at
-    most its half: between closer counts a single slow forward would decide. A larger count can be efficient although a
-    smaller one is not. Beyond the largest measured count, up to twice as many rows are tried.
-    """
-    measured = sorted(rows for rows in curve if 0 < rows <= cap)
-    if not measured:
-        return cap
-    efficient: list[int] = []
-    for rows in measured:
-        half = max((fewer for fewer in efficient if 2 * fewer <= rows), default=None)
-        if half is None or (curve[rows] - curve[half]) / (rows - half) <= (1 - gain) * curve[half] / half:
-            efficient.append(rows)
-    return min(cap, 2 * efficient[-1]) if efficient[-1] == measured[-1] else efficient[-1]
 
 
 class CostCurves:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from shared.autoscaling.efficient_rows import efficient_rows
 from shared.config import models_file, settings
 from shared.config.models_file import ModelSpec
 from shared.config.models_file_edit import save_step_cache, step_cache_table
@@ -24,7 +25,6 @@ from shared.errors import FusequeueError, InferenceFailed
 from shared.job import Job
 from shared.queue import Queue
 from shared.runtime import log, plots
-from worker.cost_curves import efficient_rows
 from worker.engine.device import choose_device, measure_peak_memory
 from worker.engine.fusion.sample_jobs import default_size, sample_job
 from worker.engine.protocol import ForwardDone

@@ -15,7 +15,7 @@ from itertools import pairwise
 from bench.fleet.fleet_loads import LARGE, SMALL, VIDEO, Arrival, FleetLoad, JobKind, bursts, by_time
 from bench.fleet.fleet_state import BULK_WINDOW_S, TARGET_WAIT_S
 from bench.fleet.simulation import MAX_BATCH, FleetOutcome
-from worker.cost_curves import efficient_rows
+from shared.autoscaling.efficient_rows import efficient_rows
 
 HOUR = 3600.0
 LOADING_S = (60.0, 180.0)

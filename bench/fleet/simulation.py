@@ -18,7 +18,7 @@ from bench.fleet.fleet_loads import Arrival, FleetLoad, JobKind
 from bench.fleet.fleet_state import SMOOTHING, FleetJob, FleetState, FleetWorker, Lane, MeasuredCost
 from bench.simulate import seconds_at
 from cli.pool.pool import PoolBounds, WantedWorkers, plan_changes, recent_wants, target_workers
-from worker.cost_curves import efficient_rows
+from shared.autoscaling.efficient_rows import efficient_rows
 
 POLL_S = 5.0
 MAX_WORKERS = 16

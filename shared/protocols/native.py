@@ -90,6 +90,10 @@ class BatchingObject(BaseModel):
     max_jobs: int
     mean_rows: float
     skipped_steps: int = Field(0, description="Steps of its images that step caching answered without a forward.")
+    rows_by_forward: tuple[tuple[int, int], ...] = Field(
+        (),
+        description="Rows of its forwards in order, as pairs of rows and number of forwards; up to 64 pairs.",
+    )
     solo_reason: str | None
 
 

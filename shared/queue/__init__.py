@@ -5,6 +5,7 @@ from shared.queue.events import EventFeed
 from shared.queue.queue import Queue
 from shared.queue.records import (
     Claim,
+    CostCurve,
     DeadLetter,
     ExpiredItem,
     JobEvent,
@@ -21,6 +22,7 @@ from shared.queue.records import (
 
 __all__ = [
     "Claim",
+    "CostCurve",
     "DeadLetter",
     "EventFeed",
     "ExpiredItem",

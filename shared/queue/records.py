@@ -214,6 +214,17 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True)
+class CostCurve:
+    """Seconds of a forward and of the own code after it, by its rows, on one device for one shape of a model."""
+
+    device: str
+    model: str
+    shape: str
+    seconds: dict[int, float]
+    measured_at_ms: int
+
+
+@dataclass(frozen=True)
 class DeadLetter:
     """A job that failed permanently, or a lane entry without a job (`record` is None)."""
 

@@ -126,6 +126,7 @@ class RedisKeys:
     model_holders = _Family("model", "zset", ttl="30 s")
     cost_curve = _Family("device model shape", "hash", ttl="30 d")
     cost_device = _Family("model shape", "string", ttl="30 d")
+    cost_shapes = _Family("model", "zset", ttl="30 d; 64 rows")  # `device|shape` of its cost curves, by last forward
     slot_cost = _Family("name", "hash", ttl="7 d")
     # Maintenance
     dead_letters = _Single("zset", bound="10,000 rows")

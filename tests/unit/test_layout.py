@@ -20,6 +20,8 @@ SAME_CLASS = {
         "Batch",
         "BatchError",
         "BatchingStats",
+        "CostCurve",
+        "CostPoint",
         "DeadLetter",
         "Defaults",
         "DeliveryAttempt",
@@ -46,6 +48,7 @@ SAME_FILE = {
     "API keys and tenants: over HTTP, and what a key is": {"auth.py"},
     "one resource: its routes, its protocol, its keys in Redis, its chore": {
         "batches.py",
+        "cost_curves.py",
         "events.py",
         "files.py",
         "images.py",

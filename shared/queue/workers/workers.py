@@ -13,13 +13,14 @@ from shared.autoscaling import Backlog, SignatureLoad
 from shared.job import Priority
 from shared.queue.client import QueueComponent, translated
 from shared.queue.maintenance.pauses import PauseControls
-from shared.queue.records import RANKS, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
+from shared.queue.records import RANKS, CostCurve, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
 from shared.queue.workers.backlog_sample import BacklogSample
 
 WORKER_TTL_S = 30
 MAX_SIGNATURES = 1000
 MAX_COUNTED = 100_000
 MAX_WORKERS = 1000
+MAX_CURVES = 64
 # Signatures of one script: both hold Redis for about 1 ms.
 _CHUNK = 20
 _COUNTED_CHUNK = 200
@@ -44,13 +45,25 @@ class Workers(QueueComponent):
 
     async def learn_cost(self, device: str, model: str, shape: str, rows: int, seconds: float) -> None:
         """Add one measured forward to the cost curve: moving means of seconds by rows, kept for 30 days."""
-        await self._scripts.learn_cost(device, model, shape, rows, seconds)
+        await self._scripts.learn_cost(device, model, shape, rows, seconds, MAX_CURVES)
 
     async def cost_curve(self, device: str, model: str, shape: str) -> dict[int, float]:
         """Return the measured seconds per forward by rows."""
         with translated():
             learned = await self._redis.hgetall(self._keys.cost_curve(device, model, shape))
         return _curve(learned)
+
+    async def cost_curves(self, model: str) -> list[CostCurve]:
+        """Return the cost curves of a model, those measured last first."""
+        with translated():
+            listed = await self._redis.zrange(self._keys.cost_shapes(model), 0, -1, desc=True, withscores=True)
+        named = [(*name.rsplit("|", 1), int(at)) for name, at in listed]
+        curves = await self._hashes(self._keys.cost_curve(device, model, shape) for device, shape, _ in named)
+        return [
+            CostCurve(device, model, shape, _curve(learned), measured_at_ms=at)
+            for (device, shape, at), learned in zip(named, curves, strict=True)
+            if learned
+        ]
 
     async def learn_start_time(self, seconds: float) -> None:
         """Add the seconds from a worker's start to its readiness to a moving mean, kept for a week."""

@@ -189,6 +189,13 @@ async def test_the_doctor_checks_everything(run: Run, server: Server, monkeypatc
     assert "fusequeue up" in result.stdout
 
 
+async def test_cost_curves_are_listed(run: Run, queue: Queue) -> None:
+    await queue.workers.learn_cost("cpu", "demo", "64x64", 4, 0.25)
+    (curve,) = lines(await run("curves", "--model", "demo", "--json"))
+    assert (curve["shape"], curve["points"]) == ("64x64", [{"rows": 4, "seconds": 0.25}])
+    assert "4: 0.25" in (await run("curves")).stdout
+
+
 async def test_work_is_paused_and_resumed(run: Run, queue: Queue) -> None:
     (paused,) = lines(await run("pause", "--model", "demo", "--reason", "a new driver", "--json"))
     assert (paused["kind"], paused["name"]) == ("model", "demo")

@@ -123,6 +123,10 @@ def test_sixteen_jobs_that_join_at_random_steps_get_the_same_images_as_solo(tiny
     assert sum(recorder.rows) == sum(job.steps * job.n for job in jobs), "no step is repeated"
     mean_rows = sum(recorder.rows) / len(recorder.rows)
     assert 2 < mean_rows <= 6, f"{mean_rows:.2f} rows per forward"
+    for stats in (recorder.finished[job.id].batching for job in jobs):
+        assert sum(times for _, times in stats.rows_by_forward) == stats.forwards
+        rows = sum(rows * times for rows, times in stats.rows_by_forward)
+        assert rows / stats.forwards == pytest.approx(stats.mean_rows, abs=0.01)
     separate = EngineHarness(a_spec(folder))
     with separate.started():
         for job in jobs:
@@ -333,6 +337,7 @@ def test_progress_covers_all_images_in_order(tiny_models: Path) -> None:
     assert {total for _, total in steps} == {6}
     batching = recorder.finished["pair"].batching
     assert (batching.forwards, batching.max_jobs, batching.mean_rows) == (3, 1, 2.0)
+    assert batching.rows_by_forward == ((2, 3),)
     assert recorder.finished["pair"].device_seconds > 0
     assert recorder.finished["pair"].load_ms is not None
 

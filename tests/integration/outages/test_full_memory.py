@@ -125,7 +125,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "join": ("w2", "token", signature, 8, 2, "", *models),
         "join_sync_call": ("default", "digest", 1000),
         "leave_sync_call": ("default", "digest", job),
-        "learn_cost": ("cpu", "demo", "64x64", 1, 0.5),
+        "learn_cost": ("cpu", "demo", "64x64", 1, 0.5, 64),
         "learn_start_time": (1.0,),
         "model_depths": (signature,),
         "next_ready_ms": ("w2", 2, *models),

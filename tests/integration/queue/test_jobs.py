@@ -236,6 +236,19 @@ async def test_curves_are_learned(queue: Queue) -> None:
     assert await queue.workers.cost_curve("cuda", "other", "64x64") == {}
 
 
+async def test_the_curves_of_a_model_are_listed_those_measured_last_first(queue: Queue) -> None:
+    names = queue.client.redis_keys.cost_shapes("demo")
+    for number in range(workers.MAX_CURVES):
+        await queue.workers.learn_cost("cuda", "demo", f"{64 + 8 * number}x64", 1, 1.0)
+    await queue.client.redis.zadd(names, {"cuda|64x64": 1, "cuda|72x64": 2})
+    await queue.workers.learn_cost("cuda", "other", "64x64", 1, 1.0)
+    await queue.workers.learn_cost("cpu", "demo", "96x64", 4, 2.0)
+    curves = await queue.workers.cost_curves("demo")
+    assert len(curves) == workers.MAX_CURVES
+    assert (curves[-1].device, curves[-1].shape, curves[-1].measured_at_ms) == ("cuda", "72x64", 2)
+    assert ("cpu", "96x64", {4: 2.0}) in [(curve.device, curve.shape, curve.seconds) for curve in curves]
+
+
 async def test_asking_changes_nothing(queue: Queue, make_submission: Make, redis_server: object) -> None:
     """Reading takes no job out of line."""
     ids = await put(queue, *[make_submission() for _ in range(3)])

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from shared.autoscaling.efficient_rows import efficient_rows
 from shared.queue import Queue
 from worker import cost_curves
-from worker.cost_curves import MAX_SAMPLES, MIN_SAMPLES, CostCurves, efficient_rows
+from worker.cost_curves import MAX_SAMPLES, MIN_SAMPLES, CostCurves
 from worker.engine.protocol import ForwardDone
 
 QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}

@@ -3,7 +3,7 @@
 import time
 
 from shared.errors import JobError
-from shared.job import BatchingStats
+from shared.job import MAX_ROW_CHANGES, BatchingStats
 from shared.signature import signature
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
@@ -51,6 +51,7 @@ class EngineJob:
         self._preempted_since_s: float | None = None
         self._forwards = 0
         self._rows = 0
+        self._rows_by_forward: list[tuple[int, int]] = []
         self._max_jobs = 1
 
     @property
@@ -99,6 +100,11 @@ class EngineJob:
         self._forwards += 1
         self._rows += rows
         self._max_jobs = max(self._max_jobs, jobs)
+        before, times = self._rows_by_forward[-1] if self._rows_by_forward else (0, 0)
+        if before == rows:
+            self._rows_by_forward[-1] = (rows, times + 1)
+        elif len(self._rows_by_forward) <= MAX_ROW_CHANGES:  # one more: later forwards do not count as the last kept
+            self._rows_by_forward.append((rows, 1))
 
     def finished(self, error: JobError | None, canceled: bool) -> JobFinished:
         """Return the last event of the job."""
@@ -108,6 +114,7 @@ class EngineJob:
             max_jobs=self._max_jobs,
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
             skipped_steps=sum(task.step_cache.skipped for task in self.tasks if task.step_cache is not None),
+            rows_by_forward=tuple(self._rows_by_forward[:MAX_ROW_CHANGES]),
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
         return JobFinished(

@@ -64,6 +64,16 @@ async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> 
     assert (worker["id"], worker["models"], worker["slots"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
 
 
+async def test_cost_curves_have_their_points_and_efficient_rows(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    for rows, seconds in ((1, 1.0), (2, 1.1), (4, 4.0)):
+        await fake_queue.workers.learn_cost("cpu", "demo", "64x64", rows, seconds)
+    (curve,) = (await api.get("/v1/cost-curves", params={"model": "demo"})).json()["data"]
+    assert (curve["model"], curve["device"], curve["shape"], curve["efficient_rows"]) == ("demo", "cpu", "64x64", 2)
+    assert curve["points"] == [{"rows": 1, "seconds": 1.0}, {"rows": 2, "seconds": 1.1}, {"rows": 4, "seconds": 4.0}]
+    assert (await api.get("/v1/cost-curves")).json()["data"] == [curve]
+    assert (await api.get("/v1/cost-curves", params={"model": "other"})).status_code == 404
+
+
 async def test_a_worker_that_can_load_no_model_is_not_alive_for_the_scale(
     api: httpx.AsyncClient, fake_queue: Queue
 ) -> None:
