@@ -11,12 +11,14 @@ import { Confirmation, Help, KeyPrompt } from "./parts/dialogs.js";
 import { Icon, Mark } from "./parts/icons.js";
 import { Lightbox } from "./parts/media.js";
 import { Button, Empty, Toasts } from "./parts/ui.js";
+import { Actions } from "./views/actions.js";
 import { Batches } from "./views/batches.js";
 import { JobPage } from "./views/job.js";
 import { Jobs } from "./views/jobs.js";
 import { DeadLetters } from "./views/letters.js";
 import { Models } from "./views/models.js";
 import { Now, nowTitle } from "./views/now.js";
+import { PauseBanner } from "./views/pauses.js";
 import { forgetRuns, Playground } from "./views/playground.js";
 
 const VIEWS = [
@@ -26,6 +28,7 @@ const VIEWS = [
   { path: "batches", name: "Batches", icon: "batches", view: Batches, allowed: mayRead },
   { path: "dead-letters", name: "Dead letters", icon: "dead", view: DeadLetters, allowed: mayOperate },
   { path: "models", name: "Models", icon: "models", view: Models, allowed: mayRead },
+  { path: "actions", name: "Action log", icon: "actions", view: Actions, allowed: mayOperate },
 ];
 
 function App() {
@@ -88,6 +91,7 @@ function View({ view, route }) {
     document.title = `${title} · fusequeue`;
     if (!isFirst.current) {
       heading.current.focus();
+      document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
       scrollTo(0, 0);
     }
     isFirst.current = false;
@@ -98,6 +102,7 @@ function View({ view, route }) {
         </h1>
       <${Connection} />
     </div>
+    <${PauseBanner} />
     ${id ? html`<${JobPage} key=${id} id=${id} />` : html`<${view.view} key=${view.path} params=${route.params} />`}
   `;
 }

@@ -19,13 +19,14 @@ VIEWS = {
     "batches": ("#/batches", "main .panel"),
     "dead letters": ("#/dead-letters", ".letter"),
     "models": ("#/models", ".model"),
+    "action log": ("#/actions", ".actions-log"),
 }
 LOOKS = {"wide and light": (WIDE, "light"), "wide and dark": (WIDE, "dark"), "narrow and dark": (NARROW, "dark")}
 
 
 @pytest.fixture(scope="module")
 def full(waiting: Any, dead_letter: Any) -> Any:
-    """The service without workers, with a job in every state that needs none, and a batch."""
+    """The service without workers, with a job in every state that needs none, a batch and a pause."""
     waiting.client.post(f"/v1/jobs/{waiting.submit(prompt='a canceled circle')}/cancel")
     dead_letter("a prompt that ends its worker")
     for n in range(3):
@@ -34,6 +35,7 @@ def full(waiting: Any, dead_letter: Any) -> Any:
     file = waiting.client.post("/v1/files", files={"file": ("in.jsonl", line)}, data={"purpose": "batch"}).json()["id"]
     batch = {"input_file_id": file, "endpoint": "/v1/jobs", "completion_window": "24h"}
     assert waiting.client.post("/v1/batches", json=batch).status_code == 200
+    assert waiting.client.put("/v1/pauses/tenants/acme", json={"reason": "a check"}).status_code == 200
     return waiting
 
 
@@ -84,7 +86,12 @@ def _confirmation(page: Page) -> None:
     expect(page.get_by_role("dialog")).to_contain_text("jobs")
 
 
-@pytest.mark.parametrize("ask", [_help, _confirmation])
+def _pause(page: Page) -> None:
+    page.get_by_role("link", name="Now").click()
+    page.get_by_role("button", name="Pause work").click()
+
+
+@pytest.mark.parametrize("ask", [_help, _confirmation, _pause])
 def test_a_dialog_is_accessible(open_page: Any, full: Any, ask: Callable[[Page], None]) -> None:
     page = open_page(full.url, "#/jobs", color_scheme="dark")
     expect(page.locator("tbody tr").first).to_be_visible()

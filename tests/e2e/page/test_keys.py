@@ -75,6 +75,18 @@ def test_a_reader_sees_no_buttons_that_change_something(open_page: Any, keyed: A
     expect(page.get_by_role("button", name="Generate")).to_be_disabled()
 
 
+def test_only_operators_see_pauses_and_the_action_log(open_page: Any, keyed: Any, create_key: Any) -> None:
+    keyed.client.put("/v1/pauses/tenants/acme", json={"reason": "a bill"})
+    for scopes, shown in (("jobs:read", 0), ("jobs:read,admin", 1)):
+        page = open_page(keyed.url)
+        enter(page, create_key(scopes))
+        expect(page.locator(".tiles")).to_be_visible()
+        expect(page.get_by_role("link", name="Action log")).to_have_count(shown)
+        expect(page.get_by_role("region", name="Pauses")).to_have_count(shown)
+        expect(page.get_by_role("button", name="Pause work")).to_have_count(shown)
+    keyed.client.delete("/v1/pauses/tenants/acme")
+
+
 def test_a_revoked_key_is_asked_for_again(open_page: Any, keyed: Any, create_key: Any) -> None:
     key = create_key("jobs:read")
     page = open_page(keyed.url)

@@ -137,7 +137,15 @@ def test_a_hidden_page_asks_for_nothing(open_page: Any, waiting: Any) -> None:
 def test_the_keys_lead_to_every_view(open_page: Any, waiting: Any) -> None:
     page = open_page(waiting.url)
     expect(page.get_by_role("heading", level=1, name="Now")).to_be_visible()
-    views = {"p": "Playground", "j": "Jobs", "b": "Batches", "d": "Dead letters", "m": "Models", "n": "Now"}
+    views = {
+        "p": "Playground",
+        "j": "Jobs",
+        "b": "Batches",
+        "d": "Dead letters",
+        "m": "Models",
+        "a": "Action log",
+        "n": "Now",
+    }
     for key, name in views.items():
         page.keyboard.press("g")
         page.keyboard.press(key)

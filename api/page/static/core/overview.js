@@ -22,6 +22,7 @@ const empty = () => ({
   queues: null,
   workers: null,
   scale: null,
+  pauses: null,
   running: [],
   recent: [],
   samples: [],
@@ -62,9 +63,10 @@ async function read(mine) {
   if (document.hidden) return;
   const optional = (allowed, path) => (allowed ? call(path) : Promise.resolve(null));
   try {
-    const [queues, workers, scale] = await Promise.all([
+    const [queues, workers, pauses, scale] = await Promise.all([
       optional(mayOperate(), "v1/queues"),
       optional(mayOperate(), "v1/workers"),
+      optional(mayOperate(), "v1/pauses"),
       optional(may("metrics") || mayOperate(), `v1/scale/${encodeURIComponent(session.value.pool)}`),
     ]);
     const jobs = mayRead() ? await recentJobs(queues?.data ?? null, workers?.data ?? null) : [];
@@ -81,6 +83,7 @@ async function read(mine) {
       error: null,
       queues: queues?.data ?? null,
       workers: workers?.data ?? null,
+      pauses: pauses?.data ?? null,
       scale,
       running,
       recent: newest(),

@@ -110,7 +110,7 @@ export function KeyPrompt({ onClose }) {
         <p>This service requires an API key. <code>fusequeue keys create</code> creates one; its scopes decide what this page shows and allows.</p>
         <label class="field">
           <span>API key</span>
-          <input type="password" name="key" autocomplete="off" spellcheck="false" placeholder="fq_…" required value=${key}
+          <input type="password" name="key" autocomplete="off" spellcheck=${false} placeholder="fq_…" required value=${key}
             aria-describedby="key-note" aria-invalid=${Boolean(fault && key)} onInput=${(event) => setKey(event.target.value)} />
         </label>
         <p id="key-note" class="hint">It stays in this tab's memory: a reload asks for it again.</p>
@@ -130,6 +130,7 @@ const KEYS = {
     [["g", "b"], "Batches"],
     [["g", "d"], "Dead letters"],
     [["g", "m"], "Models"],
+    [["g", "a"], "Action log"],
     [["Esc"], "close a dialog or image"],
   ],
   Playground: [

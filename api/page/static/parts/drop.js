@@ -9,7 +9,7 @@ import { Button } from "./ui.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
 
-/** Upload a image; returns its id with an address to show it by. */
+/** Upload an image; returns its id with an address to show it by. */
 async function upload(file) {
   if (!TYPES.includes(file.type)) throw new Error(`${file.name || "The file"} is not a PNG, JPEG or WebP.`);
   const body = new FormData();
@@ -70,7 +70,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
         ${
           images.length < most &&
           html`
-          <button type="button" class="drop" aria-label="Choose a image: ${label}" onClick=${() => fileInput.current.click()}>
+          <button type="button" class="drop" aria-label="Choose an image: ${label}" onClick=${() => fileInput.current.click()}>
             <${Icon} name="image" /><span>${busy ? "Uploading …" : "Drop, paste or choose"}</span>
           </button>
         `

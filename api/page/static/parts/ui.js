@@ -59,15 +59,17 @@ export const Empty = ({ icon, title, children }) => html`
   <div class="empty"><${Icon} name=${icon} size=${28} /><p class="strong">${title}</p><p>${children}</p></div>
 `;
 
-/** An error of a request, with a way to try it again. */
+const FAULTS = { 403: "This key may not see this.", 404: "This does not exist." };
+
+/** An error of a request, with a way to try it again where that can help. */
 export const ErrorNote = ({ error, retry }) =>
   error &&
   html`
     <div class="note is-failed" role="alert">
       <${Icon} name="dead" />
-      <div><p class="strong">${error.status === 403 ? "This key may not see this." : "This could not be read."}</p><p>
+      <div><p class="strong">${FAULTS[error.status] ?? "This could not be read."}</p><p>
         ${error.message}</p></div>
-      ${retry && html`<${Button} action=${retry}>Try again<//>`}
+      ${retry && error.status !== 404 && html`<${Button} action=${retry}>Try again<//>`}
     </div>
   `;
 

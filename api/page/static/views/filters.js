@@ -53,7 +53,7 @@ function Typed({ label, name, filters, change, ...rest }) {
   };
   return html`
     <label><span>${label}</span>
-      <input spellcheck="false" autocomplete="off" value=${typed ?? filters[name]} onInput=${(event) => setTyped(event.target.value)}
+      <input spellcheck=${false} autocomplete="off" value=${typed ?? filters[name]} onInput=${(event) => setTyped(event.target.value)}
         onBlur=${commit} onKeyDown=${(event) => event.key === "Enter" && commit()} ...${rest} />
     </label>
   `;

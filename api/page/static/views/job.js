@@ -8,6 +8,7 @@ import { go, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
 import { Bar } from "../parts/charts.js";
+import { RowsPlot } from "../parts/plots.js";
 import { confirm } from "../parts/dialogs.js";
 import { ArtifactView, download, InputImage } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
@@ -26,7 +27,7 @@ export function JobPage({ id }) {
   return html`
     <div class="job-head">
       <${Badge} state=${job.status}>${job.cancel_requested && !ended(job.status) ? "stopping" : job.status}<//>
-      <span class="mono">${job.id}</span><${Copy} text=${job.id} label="Copy the id" />
+      <span class="job-id"><span class="mono cut">${job.id}</span><${Copy} text=${job.id} label="Copy the id" /></span>
       <span class="grow"></span>
       <${Actions} job=${job} reload=${reload} />
     </div>
@@ -167,6 +168,7 @@ function Timeline({ job }) {
           ${name} <span class="strong number">${duration(ms)}</span></li>`)}</ul>
       `
       }
+      ${batching?.rows_by_forward.length > 0 && html`<${RowsPlot} parts=${batching.rows_by_forward} forwards=${batching.forwards} />`}
       <${Facts} facts=${{
         Created: html`${dateTime(job.created_at)}, <${Ago} time=${job.created_at} />`,
         Claimed: job.started_at && dateTime(job.started_at),
@@ -181,7 +183,7 @@ function Timeline({ job }) {
           (batching.solo_reason
             ? `none: ${words(batching.solo_reason)}`
             : `up to ${batching.max_jobs} jobs in a forward`),
-        "Skipped steps": batching?.skipped_steps,
+        "Skipped steps": batching?.skipped_steps > 0 && batching.skipped_steps,
       }} />
     <//>
   `;

@@ -32,6 +32,7 @@ export function Jobs({ params }) {
   const filters = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
   const view = params.get("view") === "gallery" ? "gallery" : "table";
   const after = params.get("after") ?? "";
+  const isFiltered = FILTERS.some((name) => filters[name]);
   const change = (changes) =>
     go(withQuery("#/jobs", { ...filters, view: view === "table" ? "" : view, ...changes }), { replace: true });
   const query = withQuery("v1/jobs", { ...queryOf(filters), limit: PAGE, after });
@@ -65,8 +66,8 @@ export function Jobs({ params }) {
     <${ErrorNote} error=${error} retry=${reload} />
     <div ref=${list}>
       ${loading && !data && html`<${Skeleton} rows=${8} />`}
-      ${data && !jobs.length && html`<${Panel} title="No jobs"><${Empty} icon="jobs" title="No job matches.">
-        ${data.has_more ? "None among those read so far: go on to older ones." : html`Change the filters, or <a href="#/playground">send a prompt</a>.`}<//><//>`}
+      ${data && !jobs.length && html`<${Panel} title="No jobs"><${Empty} icon="jobs" title=${isFiltered ? "No job matches." : "No jobs yet."}>
+        ${data.has_more ? "None among those read so far: go on to older ones." : html`${isFiltered ? "Change the filters, or" : "To see one run,"} <a href="#/playground">send a prompt</a>.`}<//><//>`}
       ${jobs.length > 0 && (view === "table" ? html`<${Table} ...${props} />` : html`<${Gallery} ...${props} />`)}
     </div>
     <nav class="pager" aria-label="Pages">

@@ -1,28 +1,32 @@
-// The models: what they can do, their defaults and limits, and the workers that have them in memory.
+// The models: what they can do, the workers that have them in memory, what their forwards cost, defaults and limits.
 
 import { html } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { plural, words } from "../core/format.js";
+import { duration, plural, words } from "../core/format.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { overview } from "../core/overview.js";
 import { mayOperate, mayWrite } from "../core/session.js";
 import { Badge, Empty, ErrorNote, Facts, Panel, Skeleton } from "../parts/ui.js";
+import { Costs } from "./costs.js";
+import { PauseButton } from "./pauses.js";
 
 export function Models() {
   const { data, error, loading, reload } = useLoaded((signal) => call("v1/models", { signal }), []);
+  const costs = useLoaded((signal) => (mayOperate() ? call("v1/cost-curves", { signal }) : null), [], 30_000);
   const { workers, queues } = useStore(overview);
+  const curvesOf = (id) => (costs.data?.data ?? []).filter((curve) => curve.model === id);
   return html`
     <${ErrorNote} error=${error} retry=${reload} />
     ${loading && !data && html`<${Skeleton} rows=${4} />`}
     ${data && !data.data.length && html`<${Panel} title="No models">
       <${Empty} icon="models" title="No models.">List them in models.toml.<//><//>`}
-    <div class="cards">${(data?.data ?? []).map((model) => html`<${Model} key=${model.id} model=${model} workers=${workers} queues=${queues} />`)}</div>
+    <div class="cards">${(data?.data ?? []).map((model) => html`<${Model} key=${model.id} model=${model} curves=${curvesOf(model.id)} workers=${workers} queues=${queues} />`)}</div>
   `;
 }
 
 const range = (least, most) => (least === most ? String(most) : `${least} to ${most}`);
 
-function Model({ model, workers, queues }) {
+function Model({ model, curves, workers, queues }) {
   const { defaults, limits } = model;
   const video = model.tasks.some((task) => task.endsWith("video"));
   const waiting = queues
@@ -32,10 +36,12 @@ function Model({ model, workers, queues }) {
     <article class="panel model" aria-label="Model ${model.id}">
       <header>
         <h2>${model.id}</h2><span class="grow"></span>
+        <${PauseButton} kind="model" name=${model.id} />
         ${mayWrite() && html`<a class="button primary" href="#/playground?model=${encodeURIComponent(model.id)}">Try it</a>`}
       </header>
       <p class="tags">${model.tasks.map((task) => html`<span key=${task} class="tag">${words(task)}</span>`)}</p>
       ${mayOperate() && workers && html`<${Holders} model=${model} workers=${workers} waiting=${waiting} />`}
+      ${mayOperate() && html`<${Costs} curves=${curves} />`}
       <${Facts} facts=${{
         Size: `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,
         Steps: `${defaults.steps}; ${range(limits.min_steps, limits.max_steps)}`,
@@ -60,6 +66,13 @@ function Model({ model, workers, queues }) {
   `;
 }
 
+/** Why a worker cannot load the model, and whether that passes. */
+const Trouble = ({ trouble }) =>
+  trouble &&
+  html`<p class="fault">${trouble.reason}; ${
+    trouble.permanent ? "correct the model's files, then restart the worker." : `next try in ${duration(1_000 * trouble.retry_in_s)}.`
+  }</p>`;
+
 function Holders({ model, workers, waiting }) {
   const serving = workers.filter((worker) => worker.models.includes(model.id));
   const state = (worker) => {
@@ -71,7 +84,8 @@ function Holders({ model, workers, waiting }) {
       ${serving.slice(0, 12).map((worker) => {
         const [kind, text] = state(worker);
         return html`<li key=${worker.id}><${Badge} state=${kind}>${text}<//> <span title=${worker.id}>
-          ${worker.host || worker.id}</span> <span class="hint">${worker.device}</span></li>`;
+          ${worker.host || worker.id}</span> <span class="hint">${worker.device}</span>
+          <${Trouble} trouble=${worker.unavailable[model.id]} /></li>`;
       })}
       ${serving.length > 12 && html`<li class="hint">and ${plural(serving.length - 12, "more worker")}</li>`}
       ${!serving.length && html`<li><${Badge} state="failed">no worker serves it<//></li>`}

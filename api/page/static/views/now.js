@@ -9,7 +9,10 @@ import { Tile } from "../parts/charts.js";
 import { Icon } from "../parts/icons.js";
 import { ArtifactView } from "../parts/media.js";
 import { Ago, Badge, Empty, ErrorNote, JobLink, Panel, Skeleton } from "../parts/ui.js";
+import { PauseButton } from "./pauses.js";
 import { Workers } from "./workers.js";
+
+const newest = ({ samples }) => samples.at(-1) ?? {};
 
 export function Now() {
   const now = useStore(overview);
@@ -21,7 +24,7 @@ export function Now() {
       <${Workers} now=${now} />
       <div class="column">
         <${Queues} now=${now} />
-        <${Latest} jobs=${now.recent} />
+        <${Latest} jobs=${now.recent} isBusy=${newest(now).queued + newest(now).running > 0} />
       </div>
     </div>
   `;
@@ -29,7 +32,7 @@ export function Now() {
 
 function Tiles({ now }) {
   const { samples, scale, queues } = now;
-  const last = samples.at(-1) ?? {};
+  const last = newest(now);
   const jobs = queues?.reduce((sum, queue) => sum + Object.values(queue.jobs).reduce((a, b) => a + b, 0), 0);
   const tiles = [
     queues && {
@@ -92,6 +95,7 @@ function Tiles({ now }) {
 /** Why a signature's jobs wait, as far as the workers and its depth say. */
 function readiness(queue, workers) {
   const queued = Object.values(queue.jobs).reduce((a, b) => a + b, 0);
+  if (queue.paused && queued) return ["paused", "paused"];
   if (!queued) return ["running", "running"];
   const serving = workers?.filter((worker) => worker.models.includes(queue.model)) ?? [];
   if (!serving.length) return ["failed", "no worker"];
@@ -114,7 +118,7 @@ function Queues({ now }) {
   if (!now.queues) return null;
   const most = Math.max(1, ...now.queues.map((queue) => Object.values(queue.slots).reduce((a, b) => a + b, 0)));
   return html`
-    <${Panel} title="Queues" note=${now.queues.length ? plural(now.queues.length, "signature") : ""}>
+    <${Panel} title="Queues" note=${now.queues.length ? plural(now.queues.length, "signature") : ""} actions=${html`<${PauseButton} />`}>
       ${
         !now.queues.length
           ? html`<${Empty} icon="jobs" title="Nothing is queued.">Jobs that can share forwards wait here, one row a signature.<//>`
@@ -157,7 +161,7 @@ function Queues({ now }) {
   `;
 }
 
-function Latest({ jobs }) {
+function Latest({ jobs, isBusy }) {
   if (!mayRead()) return null;
   const images = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact }))).slice(0, 18);
   const failed = jobs.filter((job) => job.status === "failed").slice(0, 4);
@@ -165,8 +169,9 @@ function Latest({ jobs }) {
     <${Panel} title="Latest results" actions=${html`<a class="more" href="#/jobs">All jobs <${Icon} name="right" size=${14} /></a>`}>
       ${
         !images.length && !failed.length
-          ? html`<${Empty} icon="image" title="No results yet.">Send a prompt and see it made, step by step.<br />
-            <a class="button primary" href="#/playground">Open the playground</a><//>`
+          ? html`<${Empty} icon="image" title="No results yet.">
+            ${isBusy ? "The first images appear here." : html`Send a prompt and see it made, step by step.<br />
+              <a class="button primary" href="#/playground">Open the playground</a>`}<//>`
           : html`
             ${
               images.length > 0 &&

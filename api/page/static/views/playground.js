@@ -59,6 +59,8 @@ function Desk({ models, params }) {
       runs.set([job, ...all].slice(0, MOST_RUNS));
       setShown(job.id);
       announce("The job is queued.");
+      // On a narrow page it is below the form.
+      requestAnimationFrame(() => document.querySelector(".run-panel")?.scrollIntoView({ block: "nearest" }));
     } catch (failure) {
       setFault(failure);
       document.querySelector(`[name="${failure.param?.split(".")[0]}"]`)?.focus();
@@ -80,7 +82,7 @@ function Desk({ models, params }) {
           job
             ? html`<${Run} key=${job.id} first=${job} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
             : html`<${Panel} title="Result">
-              <${Empty} icon="playground" title="Nothing generated yet.">Describe a image and press Generate. It appears here while its steps run.<//><//>`
+              <${Empty} icon="playground" title="Nothing generated yet.">Describe an image and press Generate. It appears here while its steps run.<//><//>`
         }
         ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
         <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} /><//>

@@ -30,6 +30,11 @@ export function Workers({ now }) {
 }
 
 const STATES = { ready: "succeeded", starting: "queued", draining: "expired", unavailable: "failed" };
+const IDLE = {
+  ready: "Idle: it claims a job as soon as one is ready.",
+  starting: "It starts: it claims jobs when its models are checked.",
+  draining: "It stops: it claims no more jobs.",
+};
 
 function Worker({ worker, running, jobs }) {
   const others = worker.running_jobs - running.length;
@@ -52,7 +57,7 @@ function Worker({ worker, running, jobs }) {
       ${running.length > 0 && html`<${Rows} running=${running} jobs=${jobs} />`}
       ${others > 0 && session.value.hasKey && html`<p class="hint">
         ${plural(others, "job")} of other tenants, or just started</p>`}
-      ${!worker.running_jobs && html`<p class="hint idle">Idle: it claims a job as soon as one is ready.</p>`}
+      ${!worker.running_jobs && IDLE[worker.state] && html`<p class="hint idle">${IDLE[worker.state]}</p>`}
     </article>
   `;
 }
