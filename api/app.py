@@ -31,11 +31,14 @@ from api.routes import (
     artifacts,
     bulk,
     cost_curves,
+    dead_letters,
     events,
     health,
     inputs,
+    job_changes,
     job_lists,
     jobs,
+    matching_jobs,
     models,
     operations,
     pauses,
@@ -139,9 +142,10 @@ def _include_routes(app: FastAPI) -> None:
     for module in (*native, *openai, *replicate, huggingface, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(live.router, dependencies=[JOBS_SCOPE])
-    app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
-    app.include_router(pauses.router, dependencies=[ADMIN_SCOPE])
-    app.include_router(cost_curves.router, dependencies=[ADMIN_SCOPE])
+    for changes in (job_changes, matching_jobs):  # their context requires the scope, which `tenant` changes
+        app.include_router(changes.router)
+    for module in (operations, dead_letters, pauses, cost_curves):
+        app.include_router(module.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
     # own.

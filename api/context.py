@@ -18,7 +18,7 @@ from api.keyless import READ_METHODS, check_keyless
 from api.readiness import Readiness
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
-from shared.auth import JobPart, Rate, Scope, Signer
+from shared.auth import JobPart, Rate, Scope, Signer, tenant_name
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable
@@ -26,6 +26,7 @@ from shared.inputs.store import INPUT_ID, InputStore
 from shared.job import InputRef, JobRecord, State
 from shared.protocols.native import JobObject, QueueObject, job_object
 from shared.queue import Queue, Submission, SubmitResult
+from shared.queue.maintenance.actions import Action
 from shared.runtime.clock import now_ms
 from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
@@ -283,7 +284,48 @@ async def _context_by_url(request: Request, services: Services, tenant: str, exp
     return RequestContext(tenant, _base_url(request, services), services, signer, url_expires_s=expires)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangeContext(RequestContext):
+    """The context of a change of jobs: the caller's own, or those of a tenant that an operator names."""
+
+    key_id: str
+    by_operator: bool
+
+    async def log(self, action: str, target: str, count: int = 1, detail: str = "") -> None:
+        """Add a change that an operator has made to the action log."""
+        if self.by_operator:
+            await self.services.queue.actions.record(Action(action, target, self.key_id, count, detail))
+
+
+OF_TENANT = "Whose jobs; for keys with the scope `admin`. By default the key's own tenant."
+OfTenant = Annotated[str | None, Query(max_length=64, description=OF_TENANT)]
+
+
+async def change_context(
+    request: Request, caller: CallerDep, services: ServicesDep, tenant: OfTenant = None
+) -> ChangeContext:
+    """Return the context of a change of jobs, which needs the scope to write jobs, or `admin` with a tenant's name."""
+    caller.require(Scope.JOBS_WRITE if tenant is None else Scope.ADMIN)
+    own = await request_context(request, caller, services)
+    named = own.tenant if tenant is None else tenant_name(tenant)
+    return ChangeContext(
+        named,
+        own.base_url,
+        services,
+        own.signer,
+        key_id=caller.key_id or "",
+        by_operator=tenant is not None,
+    )
+
+
+async def matching_context(request: Request, caller: CallerDep, services: ServicesDep) -> ChangeContext:
+    """Return the context of a change of all jobs that match filters, of which `tenant` is one."""
+    return await change_context(request, caller, services, request.query_params.get("tenant"))
+
+
 Context = Annotated[RequestContext, Depends(request_context)]
+JobContext = Annotated[ChangeContext, Depends(change_context)]
+MatchingContext = Annotated[ChangeContext, Depends(matching_context)]
 ArtifactContext = Annotated[RequestContext, Depends(artifact_context)]
 UploadContext = Annotated[RequestContext, Depends(upload_context)]
 EventsContext = Annotated[RequestContext, Depends(events_context)]

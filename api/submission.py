@@ -16,11 +16,19 @@ from fastapi import Depends, Header
 from api.context import RequestContext, Services
 from shared import job_builder
 from shared.errors import Conflict, FusequeueError, InvalidRequest
-from shared.job import JobRecord, State
+from shared.inputs.store import InputStore
+from shared.job import InputRef, Job, JobRecord, State
 from shared.job_builder import Submitter
 from shared.queue import Submission, SubmitResult
 from shared.request import JobRequest
 from shared.runtime import metrics
+from shared.runtime.clock import new_id, now_ms
+
+RETRIED = frozenset((State.FAILED, State.CANCELED, State.EXPIRED))
+"""The states of jobs that can be retried."""
+
+RETRIED_AT_ONCE = 16
+"""Retries that one script queues; their input images are looked up at the same time."""
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _pending_submits: set[asyncio.Task[list[SubmitResult | FusequeueError]]] = set()
@@ -133,6 +141,44 @@ async def submit_entries(
         metrics.submits.labels(submission.job.model, result_label(result)).inc()
     remaining = iter(results)
     return [next(remaining) if isinstance(entry, Submission) else entry for entry in entries]
+
+
+async def submit_retries(jobs: Sequence[Job], services: Services) -> list[SubmitResult | FusequeueError]:
+    """Queue a new job for each of some ended ones, and return the results in order; a repetition queues no more."""
+    results: list[SubmitResult | FusequeueError] = []
+    for start in range(0, len(jobs), RETRIED_AT_ONCE):
+        piece = jobs[start : start + RETRIED_AT_ONCE]
+        results += await submit_entries(await asyncio.gather(*(_retry(job, services) for job in piece)), services)
+    return results
+
+
+async def _retry(job: Job, services: Services) -> SubmissionOrReplay | FusequeueError:
+    """Return a new job with the parameters of an ended one, the one that an earlier retry has queued, or why there is
+    none: the model or an input image is gone."""
+    key = f"retry {job.id}"  # no client's key has a space
+    known = await services.queue.jobs.submitted_before(job.tenant, key, None)
+    if known is not None:
+        return known
+    at_ms = now_ms()
+    is_counted = job.batch_id is not None and job_builder.is_reserved(job.batch_id)  # its OpenAI batch has counted it
+    changes = {"id": new_id("job", at_ms), "created_at_ms": at_ms, "batch_id": None if is_counted else job.batch_id}
+    try:
+        changes |= await _current_inputs(job, services)
+        return job_builder.make_submission(job.model_copy(update=changes), services.catalog, key)
+    except InvalidRequest as error:
+        return error
+
+
+async def _current_inputs(job: Job, services: Services) -> dict[str, object]:
+    """Return the fields of a job with input images, as they are stored now; raises `InputRejected`."""
+    store = InputStore(job.tenant, services.queue, services.storage, services.settings)
+    stored = {ref.id: await store.resolve(ref.id, name) for name, ref in job.inputs.items()}
+
+    def again(refs: tuple[InputRef, ...]) -> tuple[InputRef, ...]:
+        return tuple(stored[ref.id] for ref in refs)
+
+    single = {name: stored[ref.id] for name in ("mask", "last_image") if (ref := getattr(job, name)) is not None}
+    return {"images": again(job.images), "control_images": again(job.control_images), **single}
 
 
 def result_label(result: SubmitResult | FusequeueError) -> str:

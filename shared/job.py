@@ -1,6 +1,7 @@
 """Jobs and their records.
 
 A `Job` is immutable: the API resolves all defaults, including the seed. A `JobRecord` holds its changing state.
+Until it is claimed, a job can be replaced by one with another priority or time limit.
 """
 
 from __future__ import annotations

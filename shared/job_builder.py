@@ -111,8 +111,13 @@ def _delivery_faults(request: JobRequest, services: JobServices) -> Iterator[Inv
             FetchGuard(FetchRules.for_webhooks(services.settings)).check_url(request.webhook)
         except FetchRefused as error:
             yield InvalidRequest(f"webhook: {error.message}", param="webhook")
-    if request.batch_id is not None and _RESERVED_BATCH_ID.fullmatch(request.batch_id):
+    if request.batch_id is not None and is_reserved(request.batch_id):
         yield InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
+
+
+def is_reserved(batch_id: str) -> bool:
+    """Return whether it has the form of the ids of OpenAI batches."""
+    return _RESERVED_BATCH_ID.fullmatch(batch_id) is not None
 
 
 def _max_batch_for(images: int, model: str, width: int, height: int, catalog: Catalog) -> int:

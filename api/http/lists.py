@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request
@@ -17,6 +18,9 @@ SCANS = SharedTurns(SharedPool("filtered_lists", 8), max_waiting=64, timeout_s=2
 
 Order = Annotated[Literal["asc", "desc"], Query(description="desc: newest first.")]
 After = Annotated[str | None, Query(max_length=256, description="`next_cursor` of the previous page.")]
+TIME_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}
+"""Of a time in a query: ISO 8601 or epoch seconds."""
+
 Limit = Annotated[int, Query(ge=1, description=f"At most {MAX_LIMIT} are returned.")]
 
 
@@ -40,3 +44,10 @@ def _check(names: frozenset[str], prefix: str | None) -> Callable[[Request], Cor
             raise first_of(faults)
 
     return check
+
+
+def epoch_ms(time: datetime | None) -> int | None:
+    """Return a time of a query in ms since the epoch; one without a zone is in UTC."""
+    if time is None:
+        return None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

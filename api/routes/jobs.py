@@ -1,4 +1,4 @@
-"""Routes of one job: submit, read, cancel, delete."""
+"""Routes of one job: submit and read it."""
 
 import contextlib
 from typing import Annotated
@@ -13,7 +13,7 @@ from api.http.openapi import job_responses, json_body, problems
 from api.responses import existing_job, job_response
 from api.submission import IdempotencyKey, idempotency, parse_job, submit
 from api.waiting import preferred_wait_s
-from shared.errors import Conflict, Unavailable
+from shared.errors import Unavailable
 from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -64,25 +64,3 @@ async def get_job(
         await context.waiters.until_terminal(job_id, min(wait, services.settings.max_wait_s))
         record = existing_job(await services.queue.jobs.get(job_id), job_id)
     return job_response(await context.job_object(record), if_none_match=if_none_match)
-
-
-@router.post("/{job_id}/cancel", responses=job_responses(200) | problems(404, 503))
-async def cancel_job(job_id: str, context: Context) -> Response:
-    """Cancel a job: a queued one at once, a running one at its next step. It then never succeeds.
-
-    One that has ended does not change.
-    """
-    await context.find_job(job_id)
-    record = existing_job(await context.services.queue.jobs.cancel(job_id), job_id)
-    return job_response(await context.job_object(record))
-
-
-@router.delete("/{job_id}", status_code=204, responses=problems(404, 409, 503))
-async def delete_job(job_id: str, context: Context) -> Response:
-    """Delete a job that has ended, and its images; cancel other jobs first (409)."""
-    record = await context.find_job(job_id)
-    if not record.state.terminal:
-        raise Conflict(f"job {job_id} is {record.state.value}; cancel it first", param="id")
-    await context.services.storage.delete_prefix(f"jobs/{job_id}/")
-    await context.services.queue.jobs.forget(job_id)
-    return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""Routes for operators: queues, workers, the number of workers wanted, and dead letters."""
+"""Routes for operators: queues, workers, and the number of workers wanted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,17 +6,14 @@ from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
-from starlette.responses import Response
 
-from api.context import METRICS_SCOPE, CallerDep, Context, ServicesDep
-from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
+from api.context import METRICS_SCOPE, ServicesDep
+from api.http.lists import known_parameters
 from api.http.openapi import problems
 from shared.autoscaling import Fleet, ReadyTimes, Targets, wanted_workers
 from shared.config.settings import Settings
 from shared.errors import NotFound
-from shared.protocols.native import JobObject, iso, job_object
-from shared.queue import DeadLetter, QueueDepth, WorkerInfo
-from shared.queue.maintenance.actions import Action
+from shared.queue import QueueDepth, WorkerInfo
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 scale_router = APIRouter(prefix="/v1", tags=["operations"], dependencies=[METRICS_SCOPE])
@@ -126,74 +123,3 @@ def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
 
 def targets_of(settings: Settings) -> Targets:
     return Targets(settings.target_wait_s, settings.bulk_window_s)
-
-
-class DeadLetterObject(BaseModel):
-    """A dead letter; `job` is null for a queue entry that could not be read."""
-
-    id: str
-    object: Literal["dead_letter"] = "dead_letter"
-    at: str | None = Field(description="When it became a dead letter.")
-    reason: str
-    detail: str
-    job: JobObject | None
-
-
-class DeadLetterList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[DeadLetterObject]
-    has_more: bool
-    next_cursor: str | None
-
-
-@router.get("/dead-letters", responses=problems(422, 503), dependencies=[known_parameters("after", "limit", "order")])
-async def list_dead_letters(
-    context: Context, after: After = None, limit: Limit = 20, order: Order = "desc"
-) -> DeadLetterList:
-    """List dead letters, by default newest first."""
-    letters, cursor = await context.services.queue.dead_letters.page(
-        after, min(limit, MAX_LIMIT), newest_first=order == "desc"
-    )
-    return DeadLetterList(
-        data=[_letter_object(letter, context.base_url) for letter in letters],
-        has_more=cursor is not None,
-        next_cursor=cursor,
-    )
-
-
-@router.get("/dead-letters/{letter_id}", responses=problems(404, 503))
-async def get_dead_letter(letter_id: str, context: Context) -> DeadLetterObject:
-    """Read one dead letter."""
-    letter = await context.services.queue.dead_letters.get(letter_id)
-    if letter is None:
-        raise _no_letter(letter_id)
-    return _letter_object(letter, context.base_url)
-
-
-@router.post("/dead-letters/{letter_id}/redrive", status_code=204, responses=problems(404, 503))
-async def redrive_dead_letter(letter_id: str, context: Context, caller: CallerDep) -> Response:
-    """Queue the job again with its attempts reset; an entry without a job cannot be redriven (404)."""
-    queue = context.services.queue
-    if not await queue.dead_letters.redrive(letter_id):
-        raise _no_letter(letter_id)
-    await queue.actions.record(Action("redrive", letter_id, caller.key_id or ""))
-    return Response(status_code=204)
-
-
-@router.delete("/dead-letters/{letter_id}", status_code=204, responses=problems(404, 503))
-async def purge_dead_letter(letter_id: str, context: Context, caller: CallerDep) -> Response:
-    """Delete a dead letter and the record of its job."""
-    queue = context.services.queue
-    if not await queue.dead_letters.purge(letter_id):
-        raise _no_letter(letter_id)
-    await queue.actions.record(Action("purge", letter_id, caller.key_id or ""))
-    return Response(status_code=204)
-
-
-def _no_letter(letter_id: str) -> NotFound:
-    return NotFound(f"there is no dead letter {letter_id[:64]}, or it has no job", param="id")
-
-
-def _letter_object(letter: DeadLetter, base_url: str) -> DeadLetterObject:
-    job = None if letter.record is None else job_object(letter.record, base_url)
-    return DeadLetterObject(id=letter.id, at=iso(letter.at_ms), reason=letter.reason, detail=letter.detail, job=job)

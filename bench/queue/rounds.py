@@ -110,7 +110,7 @@ class Rounds:
         for canceled in self._random.sample(self._ids, min(20, len(self._ids))):
             before = await self._queue.jobs.get(canceled)
             if before is not None and before.state is State.QUEUED:
-                await self._cost("cancel_job", partial(self._queue.jobs.cancel, canceled))
+                await self._cost("cancel_jobs", partial(self._queue.jobs.cancel, canceled))
                 return 1
         return 0
 

@@ -12,7 +12,7 @@ from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, paired, record, start_after
+from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.scripts import SubmitArgs
 from shared.runtime.clock import now_ms
 
@@ -174,7 +174,8 @@ class Jobs(QueueComponent):
 
         A queued job ends at once. A running one is marked; its worker learns of it when it renews the lease.
         """
-        return record(paired(await self._scripts.cancel_job(job_id)))
+        await self._scripts.cancel_jobs(job_id)
+        return await self.get(job_id)
 
     async def forget(self, job_id: str) -> bool:
         """Delete a job that has ended and whose files the caller has deleted; False if there is none.

@@ -10,6 +10,7 @@ from shared.queue.client import QueueClient, RedisTrait, examine
 from shared.queue.jobs import Jobs, SyncCalls
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog
+from shared.queue.maintenance.changes import JobChanges
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.webhooks import Webhooks
 from shared.queue.workers import Workers
@@ -25,6 +26,7 @@ class Queue:
     def __init__(self, client: QueueClient) -> None:
         self.client = client
         self.jobs = Jobs(client)
+        self.changes = JobChanges(client)
         self.claims = Claims(client)
         self.workers = Workers(client)
         self.dead_letters = DeadLetters(client)

@@ -49,6 +49,7 @@ SAME_FILE = {
     "one resource: its routes, its protocol, its keys in Redis, its chore": {
         "batches.py",
         "cost_curves.py",
+        "dead_letters.py",
         "events.py",
         "files.py",
         "images.py",

@@ -1,22 +1,50 @@
 """Dead letters: jobs that were given up, and entries that cannot be read."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import DeadLetter, page_after, record
 
 
+@dataclass(frozen=True)
+class LetterFilter:
+    """Which dead letters are meant; times are in ms, the first is inclusive. An entry without a job has no tenant."""
+
+    tenant: str | None = None
+    model: str | None = None
+    reason: str | None = None
+    after_ms: int | None = None
+    before_ms: int | None = None
+
+    def matches(self, letter: DeadLetter) -> bool:
+        job = None if letter.record is None else letter.record.job
+        return (
+            self.tenant in (None, job and job.tenant)
+            and self.model in (None, job and job.model)
+            and self.reason in (None, letter.reason)
+            and (self.after_ms or 0) <= letter.at_ms < (self.before_ms or math.inf)
+        )
+
+
+EVERY = LetterFilter()
+
+
 class DeadLetters(QueueComponent):
     async def page(
-        self, after: str | None = None, limit: int = 100, *, newest_first: bool = True
+        self, after: str | None = None, limit: int = 100, *, newest_first: bool = True, matching: LetterFilter = EVERY
     ) -> tuple[list[DeadLetter], str | None]:
-        """Return dead letters and the cursor `after` of the next page, if any."""
+        """Return those of the next `limit` dead letters that match, and the cursor `after` of the next page, if any."""
         await self._scripts.count_dead_letters()  # forgets those that have expired
         with translated():
             page, cursor = await page_after(
                 self._redis, self._keys.dead_letters, after, limit, newest_first=newest_first
             )
-        return await self._read([letter_id for letter_id, _ in page]), cursor
+        letters = await self._read([letter_id for letter_id, _ in page])
+        return list(filter(matching.matches, letters)), cursor
 
     async def count(self) -> int:
         return await self._scripts.count_dead_letters()

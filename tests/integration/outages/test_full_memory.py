@@ -12,7 +12,7 @@ import pytest
 from harness.queue import claim, claim_ids, end, lose, put, state_of
 
 from shared.errors import RedisFull
-from shared.job import InputRef, Phase, Progress, State
+from shared.job import InputRef, Phase, Progress, State, encode
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 from shared.queue.scripts import PARTS, runs_when_full, script_files
 
@@ -101,7 +101,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "begin_file": ("default", "file_2", 10, 60_000, 1),
         "bury_job": (job, "worker_lost", ""),
         "cancel_batch": ("default", "batch_1"),
-        "cancel_job": (queued,),
+        "cancel_jobs": (queued,),
         "claim": ("w2", "token", 8, 2, False, "", *models),
         "claim_deliveries": (10, 10, 1000),
         "commit_batch": ("default", "batch_1", 1, 1000, 1000, no_update),
@@ -151,6 +151,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
+        "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}"),
         "start_sync_call": ("default", "digest", queued, 1000, 1000),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9),

@@ -19,6 +19,7 @@ from shared.auth import TenantLimits
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import Artifact, InputRef, Outcome, Phase, Priority, Progress, State, Task, Webhook
 from shared.queue import Claim, Queue, Submission, SubmitResult
+from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import ProgressReport
 from shared.runtime.clock import now_ms
 from shared.webhooks import WebhookEndpoint
@@ -313,6 +314,29 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.cancel(job_id)
             assert (record is None) == job.forgotten
             assert record is None or record.state == job.state
+
+    @operation(
+        3,
+        which=index,
+        queued=st.sampled_from((True, True, False)),
+        priority=st.sampled_from((None, *PRIORITIES)),
+        time_limit_ms=st.sampled_from((None, 0, 3_600_000)),
+    )
+    def update(self, which: int, queued: bool, priority: Priority | None, time_limit_ms: int | None) -> None:
+        """Change a queued job, or try it with any."""
+        jobs = self.model.queued() if queued else self.model.jobs
+        if not jobs:
+            return
+        job_id, job = _select(jobs, which)
+        (state,) = self.run(self.queue.changes.update([job_id], JobUpdate(priority, time_limit_ms)))
+        assert state == (None if job.forgotten else job.state)
+        if state is State.QUEUED:
+            record = self.run(self.queue.jobs.get(job_id))
+            assert record is not None
+            before = job.submission.job
+            expected = before.model_copy(update={"time_limit_ms": record.job.time_limit_ms})
+            assert record.job == expected.model_copy(update={"priority": priority or before.priority})
+            self.model.update(job_id, record.job, time_limit_ms)
 
     @operation(3, which=index, redrive=st.booleans())
     def treat_dead_letter(self, which: int, redrive: bool) -> None:

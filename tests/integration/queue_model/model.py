@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shared.job import State
+from shared.job import Job, State
 from shared.queue import Claim, Submission
 from shared.queue.records import RANKS
 
@@ -154,6 +154,13 @@ class QueueModel:
         job.cancel = True
         if job.state is State.QUEUED:
             self.end(job_id, State.CANCELED)
+
+    def update(self, job_id: str, updated: Job, time_limit_ms: int | None) -> None:
+        """Replace a queued job; `time_limit_ms`: None if its deadline is kept, 0 if it has none any more."""
+        job = self.jobs[job_id]
+        job.submission = replace(job.submission, job=updated)
+        if time_limit_ms is not None:
+            job.has_deadline, job.late = bool(time_limit_ms), False
 
     def give_back(self, job_id: str, *, lost: bool) -> None:
         """Queue a running job again, released or lost, or end it."""

@@ -344,7 +344,7 @@ async def test_every_documented_error_has_the_form_of_its_protocol(fake_queue: Q
 
 async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.AsyncClient) -> None:
     response = await api.put("/v1/jobs/job_00000000000000000000000000")
-    assert response.headers["allow"] == "DELETE, GET"
+    assert response.headers["allow"] == "DELETE, GET, PATCH"
     assert (await api.put("/v1/jobs")).headers["allow"] == "DELETE, GET, POST"
 
 

@@ -68,15 +68,6 @@ local function note(index, job)
   table.insert(indexed[index], job.id)
 end
 
--- The number of a lane's last entry; queue positions are differences of these numbers.
-local function last_number(lane)
-  local row = redis.call('XREVRANGE', lane, '+', '-', 'COUNT', 1)[1]
-  for at = 1, row and #row[2] or 0, 2 do
-    if row[2][at] == 'number' then return tonumber(row[2][at + 1]) end
-  end
-  return 0
-end
-
 local function enter(job)
   local lane = key.lane(job.sig, job.rank, job.tenant)
   local group = added[lane]
@@ -85,7 +76,7 @@ local function enter(job)
     added[lane] = group
     table.insert(added, group)
     if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
-    group.number = last_number(lane)
+    group.number = queue.last_number(lane)
   end
   group.number = group.number + 1
   local entry = redis.call('XADD', lane, '*', 'job', job.id, 'slots', job.slots, 'number', group.number)

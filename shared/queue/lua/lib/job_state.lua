@@ -74,6 +74,18 @@ function job_state.resize(id, job, size)
   job.size = size
 end
 
+-- Set the deadline of a queued job (ms); nil: none.
+function job_state.set_deadline(id, job, deadline)
+  job.deadline = deadline
+  if deadline then
+    redis.call('HSET', key.job(id), 'deadline', deadline)
+    redis.call('ZADD', key.deadlines, deadline, id)
+  else
+    redis.call('HDEL', key.job(id), 'deadline')
+    redis.call('ZREM', key.deadlines, id)
+  end
+end
+
 -- Release one input image of a job; unused, it is kept for its own retention or as long as the job, if that is longer.
 local function release_input(tenant, input, now, job_ms)
   local keep = math.max(conf.input_retention_ms, job_ms)

@@ -2,8 +2,8 @@
 -- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
--- A stream has no front. Returned jobs are outside their lane's stream and go before it: released and skipped ones are in
--- front:<sig>, lost ones in solo:<sig>, by priority, then by arrival. All are in returned:<lane> as well, lost ones last,
+-- A stream has no front. Returned jobs are outside their lane's stream and go before it: released, skipped and moved ones
+-- are in front:<sig>, lost ones in solo:<sig>, by priority, then by arrival. All are in returned:<lane> as well, lost ones last,
 -- which is read before the lane's stream. A job's field `returned` is since when it is there.
 local PRIORITY_SPAN = 4398046511104
 
@@ -205,6 +205,15 @@ end
 function queue.head(lane)
   local first = queue.first_entry(lane)
   return first and first[1] or nil
+end
+
+-- The number of a lane's last entry; queue positions are differences of these numbers.
+function queue.last_number(lane)
+  local row = redis.call('XREVRANGE', lane, '+', '-', 'COUNT', 1)[1]
+  for at = 1, row and #row[2] or 0, 2 do
+    if row[2][at] == 'number' then return tonumber(row[2][at + 1]) end
+  end
+  return 0
 end
 
 -- The order of a returned job within its lane.

@@ -28,6 +28,12 @@ function footprint.numbers(size)
   return numbers
 end
 
+-- The size of a job after its text has grown by `bytes`, which can be negative.
+function footprint.resized(size, bytes)
+  local numbers = footprint.numbers(size)
+  return string.format('%.0f,%.0f,%.0f,%.0f', numbers[1], math.max(0, numbers[2] + bytes), numbers[3], numbers[4])
+end
+
 -- Add four numbers, which can be negative, to what a tenant keeps.
 function footprint.add(tenant, numbers)
   for at, name in ipairs(NAMES) do

@@ -23,6 +23,7 @@ BINARY = ("image/png", "image/jpeg", "image/webp", "video/mp4", "image/*")
 TYPES = {**dict.fromkeys(BINARY, "application/octet-stream"), "application/jsonl": "text/plain"}
 STABLE = {
     *("submit_job", "submit_jobs", "get_job", "list_jobs", "cancel_job", "cancel_jobs", "delete_job", "delete_jobs"),
+    *("update_job", "update_jobs", "retry_job", "retry_jobs", "redrive_dead_letters", "purge_dead_letters"),
     *("get_artifact", "get_thumbnail", "get_job_events", "upload_input", "list_inputs", "get_input", "delete_input"),
     *("list_models", "get_model", "create_webhook", "list_webhooks", "list_webhook_deliveries", "upload_file"),
     *("create_batch", "get_batch", "generate_images", "edit_images", "create_video", "replicate_create_prediction"),

@@ -219,6 +219,7 @@ async def test_the_use_of_a_key_is_recorded(api: httpx.AsyncClient, fake_queue: 
     assert (await fake_queue.api_keys.all())[0].last_used_at_ms is not None
 
 
+CHANGES = [("POST", f"/v1/jobs:{name}") for name in ("cancel", "update", "retry")] + [("DELETE", "/v1/jobs")]
 NEEDS = [
     ("GET", "/v1/jobs", Scope.JOBS_READ),
     ("GET", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_READ),
@@ -239,12 +240,23 @@ NEEDS = [
     ("POST", "/v1/webhooks/x/rotate", Scope.JOBS_WRITE),
     ("GET", "/compat/replicate/v1/webhooks/default/secret", Scope.JOBS_WRITE),
     ("DELETE", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_WRITE),
+    ("PATCH", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_WRITE),
+    ("POST", "/v1/jobs/job_00000000000000000000000000/retry", Scope.JOBS_WRITE),
+    ("DELETE", "/v1/jobs/job_00000000000000000000000000?tenant=other", Scope.ADMIN),
+    ("PATCH", "/v1/jobs/job_00000000000000000000000000?tenant=other", Scope.ADMIN),
+    ("POST", "/v1/jobs:cancel?status=queued", Scope.JOBS_WRITE),
+    ("POST", "/v1/jobs:update?status=queued", Scope.JOBS_WRITE),
+    ("POST", "/v1/jobs:retry?status=failed", Scope.JOBS_WRITE),
+    ("DELETE", "/v1/jobs?status=failed", Scope.JOBS_WRITE),
+    *((method, f"{path}?status=failed&tenant=other", Scope.ADMIN) for method, path in CHANGES),
     ("GET", "/v1/queues", Scope.ADMIN),
     ("GET", "/v1/workers", Scope.ADMIN),
     ("GET", "/v1/dead-letters", Scope.ADMIN),
     ("GET", "/v1/dead-letters/x", Scope.ADMIN),
     ("POST", "/v1/dead-letters/x/redrive", Scope.ADMIN),
     ("DELETE", "/v1/dead-letters/x", Scope.ADMIN),
+    ("POST", "/v1/dead-letters:redrive?reason=x", Scope.ADMIN),
+    ("POST", "/v1/dead-letters:purge?reason=x", Scope.ADMIN),
 ]
 
 

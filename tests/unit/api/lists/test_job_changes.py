@@ -11,7 +11,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, finish, serving
 
-from api.routes import job_lists
+from api.routes import job_lists, matching_jobs
 from shared.auth import Scope
 from shared.job import State
 from shared.queue import Queue
@@ -62,8 +62,9 @@ async def test_a_request_changes_a_bounded_number_of_jobs(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_lists, "MAX_SCANNED", 4)
+    monkeypatch.setattr(matching_jobs, "MAX_SCANNED", 4)
     monkeypatch.setattr(job_lists, "SCAN_PAGE_SIZE", 2)
-    monkeypatch.setattr(job_lists, "MAX_DELETED", 3)
+    monkeypatch.setattr(matching_jobs, "MAX_DELETED", 3)
     ids = await submit(api, 10, batch_id="b1", metadata={"order": "7"})
     kept = await submit(api, 3)
     for params in ({"batch_id": "b1"}, {"metadata.order": "7"}):

@@ -1,0 +1,167 @@
+"""Routes that change all jobs that match filters, piece by piece: cancel, update, retry, delete."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+
+from api.context import OF_TENANT, ChangeContext, MatchingContext
+from api.http.lists import SCANS, After, known_parameters
+from api.http.openapi import problems
+from api.routes.job_changes import UPDATE_BODY, delete_ended, read_update
+from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
+from api.submission import RETRIED, submit_retries
+from shared.errors import FusequeueError, InvalidRequest
+from shared.job import JobRecord
+
+router = APIRouter(tags=["jobs"])
+
+MAX_RETRIED = 200  # jobs retried by one request: each looks for its input images
+MAX_DELETED = 100  # jobs deleted by one request: each takes several calls of the storage
+_CONCURRENT = 8
+
+
+class MatchingJobsQuery(JobFilters):
+    """Filters of the jobs to change, and where the next piece of them begins."""
+
+    tenant: str | None = Field(None, max_length=64, description=OF_TENANT)
+    dry_run: bool = Field(False, description="Change nothing: return what would change.")
+    after: After = None
+
+
+class JobPiece(BaseModel):
+    """The part of the jobs that one request has changed.
+
+    While `has_more` is true, the same request with `after=next_cursor` continues.
+    """
+
+    object: Literal["job_changes"] = "job_changes"
+    ids: list[str] = Field(description="The jobs that this request has changed, or would change.")
+    skipped: int = Field(description="Jobs that match and are not changed, such as ended ones of a cancel.")
+    dry_run: bool = Field(description="Whether nothing was changed.")
+    has_more: bool
+    next_cursor: str | None
+
+
+class RetryPiece(JobPiece):
+    """The part of the jobs that one request has retried."""
+
+    new_ids: dict[str, str] = Field(description="The new jobs, by the ids of those retried.")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What to do to the jobs that match; `apply` returns the ids of those changed."""
+
+    name: str
+    affects: Callable[[JobRecord], bool]
+    apply: Callable[[list[JobRecord]], Awaitable[list[str]]]
+    most: int
+    newest_first: bool = True
+    detail: str = ""
+
+
+_EXAMPLE = {"x-example-query": "?batch_id=nightly"}  # for the command of /docs: a filter is required
+_KNOWN = known_parameters(*MatchingJobsQuery.model_fields, prefix=METADATA)
+MatchingQuery = Annotated[MatchingJobsQuery, Query()]
+
+
+@router.post("/v1/jobs:cancel", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_KNOWN])
+async def cancel_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
+    """Cancel the jobs that match the filters, of which at least one is required: queued ones at once, running ones at
+    their next step. A request handles a bounded number of jobs, newest first."""
+
+    async def cancel(records: list[JobRecord]) -> list[str]:
+        ids = [record.job.id for record in records]
+        return _chosen(ids, await context.services.queue.changes.cancel(ids))
+
+    change = _Change("cancel", lambda record: not record.state.terminal, cancel, MAX_SCANNED)
+    return await _change(request, context, query, change)
+
+
+@router.post(
+    "/v1/jobs:update",
+    openapi_extra=_EXAMPLE | UPDATE_BODY,
+    responses=problems(400, 409, 413, 415, 422, 503),
+    dependencies=[_KNOWN],
+)
+async def update_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
+    """Change the priority or the deadline of the queued jobs that match the filters, of which at least one is required.
+    A request handles a bounded number of jobs, oldest first: they keep their order."""
+    update = await read_update(request)
+
+    async def apply(records: list[JobRecord]) -> list[str]:
+        ids = [record.job.id for record in records]
+        states = await context.services.queue.changes.update(ids, update)
+        return _chosen(ids, [state == "queued" for state in states])
+
+    change = _Change("update", update.changes, apply, MAX_SCANNED, newest_first=False, detail=update.text)
+    return await _change(request, context, query, change)
+
+
+@router.post("/v1/jobs:retry", openapi_extra=_EXAMPLE, responses=problems(422, 429, 503), dependencies=[_KNOWN])
+async def retry_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> RetryPiece:
+    """Queue new jobs with the parameters of the failed, canceled and expired jobs that match the filters, of which at
+    least one is required. A repetition, such as after a full queue (429), returns the same new jobs. A request handles
+    a bounded number of jobs, oldest first. Jobs whose model or input image is gone are skipped."""
+    new_ids: dict[str, str] = {}
+
+    async def retry(records: list[JobRecord]) -> list[str]:
+        results = await submit_retries([record.job for record in records], context.services)
+        for record, result in zip(records, results, strict=True):
+            if not isinstance(result, FusequeueError):
+                new_ids[record.job.id] = result.job_id
+            elif not isinstance(result, InvalidRequest):
+                raise result
+        return list(new_ids)
+
+    change = _Change("retry", lambda record: record.state in RETRIED, retry, MAX_RETRIED, newest_first=False)
+    piece = await _change(request, context, query, change)
+    return RetryPiece(**piece.model_dump(), new_ids=new_ids)
+
+
+@router.delete("/v1/jobs", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_KNOWN])
+async def delete_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
+    """Delete the jobs that match the filters, of which at least one is required, and their images. Jobs that have not
+    ended are skipped: cancel them first. A request handles a bounded number of jobs, newest first."""
+
+    async def delete(records: list[JobRecord]) -> list[str]:
+        done: list[bool] = []
+        for start in range(0, len(records), _CONCURRENT):
+            piece = records[start : start + _CONCURRENT]
+            done += await asyncio.gather(*(delete_ended(record, context) for record in piece))
+        return _chosen([record.job.id for record in records], done)
+
+    change = _Change("delete", lambda record: record.state.terminal, delete, MAX_DELETED)
+    return await _change(request, context, query, change)
+
+
+async def _change(request: Request, context: ChangeContext, query: MatchingJobsQuery, change: _Change) -> JobPiece:
+    """Apply a change to the next jobs that match, or return what it would change."""
+    jobs = Selection.of(query, request, newest_first=change.newest_first)
+    if jobs.is_empty:
+        raise InvalidRequest(
+            "status: send at least one filter: status, model, batch_id, created_after, created_before or metadata.KEY",
+            param="status",
+        )
+    async with SCANS.turn(context.tenant, 1):
+        records, cursor = await jobs.page(context, query.after, change.most)
+        affected = [record for record in records if change.affects(record)]
+        ids = [record.job.id for record in affected] if query.dry_run else await change.apply(affected)
+    if ids and not query.dry_run:
+        detail = ", ".join(filter(None, (change.detail, jobs.text)))
+        await context.log(change.name, f"tenant {context.tenant}", len(ids), detail)
+    return JobPiece(
+        ids=ids,
+        skipped=len(records) - len(ids),
+        dry_run=query.dry_run,
+        has_more=cursor is not None,
+        next_cursor=cursor,
+    )
+
+
+def _chosen(ids: Sequence[str], chosen: Sequence[bool]) -> list[str]:
+    return [job_id for job_id, is_chosen in zip(ids, chosen, strict=True) if is_chosen]
