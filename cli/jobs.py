@@ -1,18 +1,13 @@
-"""Commands that list jobs and the service: status, jobs, cancel, models, queues, workers and dead letters."""
+"""Commands that list jobs and the service: status, jobs, models, queues and workers."""
 
 from typing import Annotated, cast
 
 import typer
 
-from cli.client_options import Json, Key, Url, connected, for_each, name_option
+from cli.client_options import Json, Key, Url, connected, name_option
 from cli.submit import JobId, print_job
-from fusequeue import DeadLetter, Job, JobState, Model, QueueDepth, WorkerInfo
+from fusequeue import Job, JobState, Model, QueueDepth, WorkerInfo
 
-DEAD_HELP = "Dead letters, the jobs that failed permanently: list, show, redrive, purge."
-dead = typer.Typer(no_args_is_help=True, help=DEAD_HELP)
-
-JobIds = Annotated[list[str], typer.Argument(help="Jobs to cancel.", callback=name_option)]
-LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.", callback=name_option)]
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
 
@@ -40,17 +35,6 @@ def jobs(
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 
-def cancel(job_ids: JobIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """Cancel jobs: queued ones at once, running ones at their next step."""
-    with connected(url, api_key, as_json) as (client, console):
-
-        def cancel_one(job_id: str) -> None:
-            job = client.cancel(job_id)
-            console.record(job, ((job.id, job.status),))
-
-        for_each(job_ids, cancel_one)
-
-
 def models(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List the models of the service."""
     with connected(url, api_key, as_json) as (client, console):
@@ -69,55 +53,10 @@ def workers(url: Url = None, api_key: Key = None, as_json: Json = False) -> None
         console.table(client.workers(), ("id", "device", "models", "rows per forward"), _worker_row)
 
 
-@dead.command("list")
-def list_dead(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """List dead letters, newest first."""
-    with connected(url, api_key, as_json) as (client, console):
-        console.table(client.dead_letters(limit=limit), ("id", "reason", "at", "detail"), _letter_row)
-
-
-@dead.command()
-def show(letter_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """Show a dead letter and its job."""
-    with connected(url, api_key, as_json) as (client, console):
-        letter = client.dead_letter(letter_id)
-        job = letter.job
-        about = () if job is None else (("model", job.model), ("prompt", job.prompt), ("status", job.status))
-        console.record(letter, (("id", letter.id), ("reason", letter.reason), ("detail", letter.detail), *about))
-
-
-@dead.command()
-def redrive(letter_ids: LetterIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """Queue the jobs of dead letters again, with their attempts reset."""
-    with connected(url, api_key, as_json) as (client, console):
-
-        def redrive_one(letter_id: str) -> None:
-            client.redrive(letter_id)
-            console.record({"id": letter_id, "redriven": True}, ((letter_id, "queued"),))
-
-        for_each(letter_ids, redrive_one)
-
-
-@dead.command()
-def purge(letter_ids: LetterIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """Delete dead letters and the records of their jobs."""
-    with connected(url, api_key, as_json) as (client, console):
-
-        def purge_one(letter_id: str) -> None:
-            client.purge(letter_id)
-            console.record({"id": letter_id, "purged": True}, ((letter_id, "deleted"),))
-
-        for_each(letter_ids, purge_one)
-
-
 def _row(job: Job) -> tuple[object, ...]:
     prompt = job.prompt if len(job.prompt) <= 60 else f"{job.prompt[:59]}…"
     percent = f"{job.progress.percent}%" if job.status == "running" else ""
     return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", prompt
-
-
-def _letter_row(letter: DeadLetter) -> tuple[object, ...]:
-    return letter.id, letter.reason, letter.at and f"{letter.at:%Y-%m-%d %H:%M:%S}", letter.detail
 
 
 def _model_row(model: Model) -> tuple[object, ...]:

@@ -40,7 +40,16 @@ COMMANDS = {
         "Show a job: its state and, while it is queued, its position.",
     ),
     "jobs": ("cli.jobs:jobs", "List jobs, newest first."),
-    "cancel": ("cli.jobs:cancel", "Cancel jobs: queued ones at once, running ones at their next step."),
+    "cancel": (
+        "cli.matching:cancel",
+        "Cancel jobs, by id or all that match: queued ones at once, running ones at their next step.",
+    ),
+    "update": ("cli.matching:update", "Change the priority or the deadline of queued jobs, by id or all that match."),
+    "retry": (
+        "cli.matching:retry",
+        "Queue failed, canceled and expired jobs again as new jobs, by id or all that match.",
+    ),
+    "delete": ("cli.matching:delete", "Delete ended jobs and their images, by id or all that match."),
     "models": ("cli.jobs:models", "List the models of the service."),
     "queues": ("cli.jobs:queues", "List queued and running jobs by signature, the longest queue first."),
     "workers": ("cli.jobs:workers", "List the workers that are alive."),
@@ -55,7 +64,7 @@ COMMANDS = {
     "actions": ("cli.operators:actions", "List what operators did, newest first."),
     "keys": ("cli.keys:keys", "Create, list and revoke API keys."),
     "tenants": ("cli.keys:tenants", "Limits of tenants."),
-    "dead": ("cli.jobs:dead", "Dead letters, the jobs that failed permanently: list, show, redrive, purge."),
+    "dead": ("cli.dead_letters:dead", "Dead letters, the jobs that failed permanently: list, show, redrive, purge."),
 }
 """Where each command is, and how its help begins."""
 

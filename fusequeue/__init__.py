@@ -6,7 +6,7 @@ with Client() as client:
     client.run("demo", "a red circle on a blue ground, left", seed=7, folder="images")
 """
 
-from fusequeue.aio import AsyncClient, JobFilters, OnProgress
+from fusequeue.aio import AsyncClient, OnProgress
 from fusequeue.batches import (
     AsyncBatches,
     Batch,
@@ -34,6 +34,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
+from fusequeue.matching import AsyncMatching, Changes, JobFilters, LetterFilters
 from fusequeue.operations import AsyncOperations, CostCurve, CostPoint, OperatorAction, Pause
 from fusequeue.params import (
     AdapterParams,
@@ -80,7 +81,7 @@ from fusequeue.service import (
     UnavailableModel,
     WorkerInfo,
 )
-from fusequeue.sync import Client, SyncBatches, SyncOperations, SyncWebhooks
+from fusequeue.sync import Client, SyncBatches, SyncMatching, SyncOperations, SyncWebhooks
 from fusequeue.webhooks import (
     AsyncWebhooks,
     DeliveryAttempt,
@@ -96,6 +97,7 @@ __all__ = [
     "Artifact",
     "AsyncBatches",
     "AsyncClient",
+    "AsyncMatching",
     "AsyncOperations",
     "AsyncWebhooks",
     "Batch",
@@ -109,6 +111,7 @@ __all__ = [
     "BatchTimeout",
     "BatchingStats",
     "Busy",
+    "Changes",
     "Client",
     "ClientError",
     "ControlInfo",
@@ -138,6 +141,7 @@ __all__ = [
     "JobPhase",
     "JobState",
     "JobStepCache",
+    "LetterFilters",
     "Limits",
     "LineFailure",
     "LineResult",
@@ -159,6 +163,7 @@ __all__ = [
     "StepScheduleParams",
     "SubmitParams",
     "SyncBatches",
+    "SyncMatching",
     "SyncOperations",
     "SyncWebhooks",
     "TaskName",

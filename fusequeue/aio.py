@@ -7,12 +7,11 @@ import math
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse
@@ -21,8 +20,9 @@ from fusequeue.arguments import callback, finite_seconds, folder_path, json_text
 from fusequeue.batches import AsyncBatches
 from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
+from fusequeue.matching import AsyncMatching, JobFilters, States, job_query, update_body
 from fusequeue.operations import AsyncOperations
-from fusequeue.params import ImageFile, JobState, StrPath, SubmitParams
+from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
 from fusequeue.resources import (
     BULK_ROW,
     Artifact,
@@ -50,18 +50,8 @@ OnProgress: TypeAlias = Callable[[Event], object]
 """Called with every change and step of a job; may return an awaitable."""
 
 
-class JobFilters(TypedDict, total=False):
-    """Which jobs to list; times are ISO 8601 or epoch seconds if they are no datetimes."""
-
-    model: str | None
-    batch_id: str | None
-    created_after: datetime | str | float | None
-    created_before: datetime | str | float | None
-    metadata: Mapping[str, str] | None
-
-
 class AsyncClient:
-    """A fusequeue service, with its `webhooks`, OpenAI `batches` and `operations`.
+    """A fusequeue service, with its `webhooks`, OpenAI `batches`, `operations`, and changes of all `matching` jobs.
 
     `base_url` defaults to FUSEQUEUE_URL, else the address of `fusequeue up`; `api_key` to FUSEQUEUE_API_KEY. Failed
     requests are retried up to `retries` times, or for a minute while a known service restarts; Idempotency-Keys keep a
@@ -85,6 +75,7 @@ class AsyncClient:
         self.webhooks = AsyncWebhooks(self._http)
         self.operations = AsyncOperations(self._http)
         self.batches = AsyncBatches(self._http)
+        self.matching = AsyncMatching(self._http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,20 +263,31 @@ class AsyncClient:
         self,
         *,
         limit: int | None = None,
-        status: JobState | Sequence[JobState] | None = None,
+        status: States = None,
         **filters: Unpack[JobFilters],
     ) -> AsyncGenerator[Job]:
         """Yield jobs, newest first, up to `limit`; only those in one of the states, and that match the filters."""
-        states = status if status is None or isinstance(status, str) else ",".join(status)
-        query: dict[str, Any] = {"status": states, **filters}
-        metadata = mapping("metadata", query.pop("metadata", None))
-        query |= {f"metadata.{name}": value for name, value in metadata.items()}
-        times = {name: value.isoformat() for name, value in query.items() if isinstance(value, datetime)}
-        return self._http.pages(Job, "/v1/jobs", limit, query | times)
+        return self._http.pages(Job, "/v1/jobs", limit, job_query(status, filters))
 
     async def cancel(self, job: Job | str) -> Job:
         """Cancel a job: at once while it is queued, at its next step while it runs."""
         return await self._http.read(Job, "POST", path_of("/v1/jobs", job, "/cancel"))
+
+    async def update(
+        self,
+        job: Job | str,
+        *,
+        priority: PriorityName | None = None,
+        deadline_s: float | None = None,
+        remove_deadline: bool = False,
+    ) -> Job:
+        """Change the priority or the deadline of a queued job; `deadline_s` counts from now."""
+        body = update_body(priority, deadline_s, remove_deadline)
+        return await self._http.read(Job, "PATCH", path_of("/v1/jobs", job), json=body)
+
+    async def retry(self, job: Job | str) -> Job:
+        """Queue a new job with the parameters of a failed, canceled or expired one; a repetition returns the same."""
+        return await self._http.read(Job, "POST", path_of("/v1/jobs", job, "/retry"))
 
     async def delete(self, job: Job | str) -> None:
         """Delete an ended job and its images."""

@@ -7,6 +7,7 @@ from typing import Self
 from fusequeue.aio import AsyncClient
 from fusequeue.batches import AsyncBatches
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
+from fusequeue.matching import AsyncMatching
 from fusequeue.operations import AsyncOperations
 from fusequeue.webhooks import AsyncWebhooks
 
@@ -25,6 +26,7 @@ class Client(Blocking[AsyncClient]):
         self.webhooks = SyncWebhooks(client.webhooks, self._thread)
         self.operations = SyncOperations(client.operations, self._thread)
         self.batches = SyncBatches(client.batches, self._thread)
+        self.matching = SyncMatching(client.matching, self._thread)
 
     def __enter__(self) -> Self:
         return self
@@ -45,6 +47,8 @@ class Client(Blocking[AsyncClient]):
     events = iterating(AsyncClient.events)
     jobs = iterating(AsyncClient.jobs)
     cancel = blocking(AsyncClient.cancel)
+    update = blocking(AsyncClient.update)
+    retry = blocking(AsyncClient.retry)
     delete = blocking(AsyncClient.delete)
     download = blocking(AsyncClient.download)
     read = blocking(AsyncClient.read)
@@ -82,6 +86,17 @@ class SyncOperations(Blocking[AsyncOperations]):
     pauses = blocking(AsyncOperations.pauses)
     actions = iterating(AsyncOperations.actions)
     cost_curves = blocking(AsyncOperations.cost_curves)
+
+
+class SyncMatching(Blocking[AsyncMatching]):
+    """Changes of all jobs or dead letters that match: `client.matching`."""
+
+    cancel = blocking(AsyncMatching.cancel)
+    update = blocking(AsyncMatching.update)
+    retry = blocking(AsyncMatching.retry)
+    delete = blocking(AsyncMatching.delete)
+    redrive = blocking(AsyncMatching.redrive)
+    purge = blocking(AsyncMatching.purge)
 
 
 class SyncBatches(Blocking[AsyncBatches]):

@@ -40,7 +40,7 @@ SAME_CLASS = {
         "WorkerInfo",
     },
     "the client raises what the service responds with": {"NotFound", "WaitTimeout"},
-    "the client sends what the service selects by": {"JobFilters"},
+    "the client sends what the service selects by": {"JobFilters", "LetterFilters"},
 }
 SAME_FILE = {
     "every package has one": {"__init__.py", "__main__.py", "errors.py"},
@@ -61,6 +61,7 @@ SAME_FILE = {
         "videos.py",
         "webhooks.py",
     },
+    "changes of all that match: the client's, and the commands": {"matching.py"},
     "the upkeep of the queue: its scripts, and the chore that runs them": {"maintenance.py"},
     "a benchmark has the name of what it measures": {"pool.py"},
 }

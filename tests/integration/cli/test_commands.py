@@ -16,6 +16,7 @@ from harness.http_server import ROOT, WORKER, claimed, deliver, png
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.job import Priority
 from shared.queue import Queue
 
 Run = Callable[..., Awaitable[Result]]
@@ -141,6 +142,59 @@ async def test_every_job_is_canceled_also_after_one_that_cannot_be(run: Run) -> 
     assert "'..'" in invalid
 
 
+async def test_queued_jobs_are_updated_by_id_and_by_filter(run: Run, queue: Queue) -> None:
+    ids = [lines(await run("submit", PROMPT, "--no-wait", "--json"))[0]["id"] for _ in range(3)]
+    (job,) = lines(await run("update", ids[0], "--priority", "interactive", "--deadline", "600", "--json"))
+    assert (job["priority"], job["deadline_at"] is not None) == ("interactive", True)
+    (job,) = lines(await run("update", ids[0], "--no-deadline", "--json"))
+    assert job["deadline_at"] is None
+    dry = await run("update", "--status", "queued", "--priority", "bulk", "--dry-run")
+    assert "3 jobs    would be updated" in dry.stdout
+    (changes,) = lines(await run("update", "--model", "demo", "--priority", "bulk", "--json"))
+    assert (changes["ids"], changes["dry_run"]) == (ids, False)
+    assert {claim.job.priority for claim in await queue.claims.claim(WORKER, ["demo"], 8)} == {Priority.BULK}
+    refused = await run("update", ids[0], "--priority", "standard")
+    assert (refused.exit_code, "only queued jobs can be changed" in refused.stderr) == (2, True)
+
+
+async def test_jobs_are_canceled_retried_and_deleted_by_filter(run: Run) -> None:
+    first, second, other = [
+        lines(await run("submit", PROMPT, "-s", f"batch_id={name}", "--no-wait", "--json"))[0]["id"] for name in "aab"
+    ]
+    for dry in (["--dry-run"], []):
+        (changes,) = lines(await run("cancel", "--batch", "a", *dry, "--json"))
+        assert changes["ids"] == [second, first]
+    assert {job["id"]: job["status"] for job in lines(await run("jobs", "--json"))} == {
+        **dict.fromkeys((first, second), "canceled"),
+        other: "queued",
+    }
+    (job,) = lines(await run("retry", first, "--json"))
+    assert (job["status"], job["batch_id"]) == ("queued", "a")
+    (changes,) = lines(await run("retry", "--status", "canceled", "--json"))
+    assert changes["new_ids"] == {first: job["id"], second: changes["new_ids"][second]}
+    deleted = await run("delete", "--status", "canceled")
+    assert "2 jobs    deleted" in deleted.stdout
+    assert (await run("cancel", other, job["id"])).exit_code == 0
+    assert (await run("delete", other)).stdout == f"{other}  deleted\n"
+    left = {one["id"] for one in lines(await run("jobs", "--json"))}
+    assert left == {job["id"], changes["new_ids"][second]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((command, *rest) for command in ("cancel", "retry", "delete") for rest in ((), ("job_1", "--model", "demo"))),
+        ("cancel", "--metadata", "order"),
+        ("update", "job_1"),
+        ("dead", "redrive"),
+        ("dead", "purge", "job_1", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+async def test_ids_or_filters_are_required(run: Run, arguments: tuple[str, ...]) -> None:
+    assert (await run(*arguments)).exit_code == 2
+
+
 async def test_a_result_that_cannot_be_saved_is_named(run: Run, queue: Queue, tmp_path: Path) -> None:
     """The job has succeeded, and its images can still be fetched."""
     running = asyncio.create_task(run("submit", PROMPT, "-o", "/proc/none"))
@@ -222,6 +276,9 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
     (letter,) = lines(await run("dead", "list", "--json"))
     assert (letter["id"], letter["reason"]) == (job["id"], "worker_lost")
     assert PROMPT in (await run("dead", "show", job["id"])).stdout
+    for reason, count in (("worker_lost", 1), ("no_record", 0)):
+        (changes,) = lines(await run("dead", "redrive", "--reason", reason, "--dry-run", "--json"))
+        assert len(changes["ids"]) == count
     assert lines(await run("dead", "redrive", job["id"], "--json")) == [{"id": job["id"], "redriven": True}]
     assert [one["status"] for one in lines(await run("jobs", "--json"))] == ["queued"]
     await claimed(queue, job["id"])
@@ -230,5 +287,5 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
         await queue.maintenance.reclaim()
         if not lines(await run("dead", "list", "--json")):
             await claimed(queue, job["id"])
-    assert (await run("dead", "purge", job["id"])).exit_code == 0
+    assert "1 dead letters" in (await run("dead", "purge", "--model", "demo")).stdout
     assert lines(await run("jobs", "--json")) == []

@@ -11,9 +11,11 @@ from pydantic import BaseModel
 import fusequeue
 from api.compat.openai.batches import BatchRequest
 from api.compat.openai.objects import BatchObject
+from api.routes.dead_letters import DeadLetterObject
+from api.routes.dead_letters import LetterFilters as ServiceLetterFilters
 from api.routes.job_lists import JobFilters as ServiceFilters
 from api.routes.models import ModelObject
-from api.routes.operations import DeadLetterObject, ScaleObject
+from api.routes.operations import ScaleObject
 from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
 from fusequeue import params, service
 from fusequeue.batches import BatchEndpoint, BatchState
@@ -44,6 +46,7 @@ def values(literal: Any) -> set[str]:
         (params.ControlParams, controls.ControlChoice),
         (params.StepScheduleParams, step_schedules.StepSchedule),
         (fusequeue.JobFilters, ServiceFilters),
+        (fusequeue.LetterFilters, ServiceLetterFilters),
     ],
     ids=lambda kind: kind.__name__,
 )

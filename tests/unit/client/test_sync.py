@@ -19,12 +19,14 @@ import pytest
 from fusequeue import (
     AsyncBatches,
     AsyncClient,
+    AsyncMatching,
     AsyncOperations,
     AsyncWebhooks,
     Client,
     Event,
     InvalidArgument,
     SyncBatches,
+    SyncMatching,
     SyncOperations,
     SyncWebhooks,
 )
@@ -296,6 +298,7 @@ def test_the_methods_are_those_of_the_asynchronous_client() -> None:
         (Client, AsyncClient),
         (SyncWebhooks, AsyncWebhooks),
         (SyncBatches, AsyncBatches),
+        (SyncMatching, AsyncMatching),
         (SyncOperations, AsyncOperations),
     ):
         names = {name for name in vars(asynchronous) if not name.startswith("_")} - {"aclose"}

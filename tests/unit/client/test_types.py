@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import asyncio
 from collections.abc import Generator
+from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 from typing import assert_type
@@ -24,7 +25,7 @@ from typing import assert_type
 from PIL import Image
 
 from fusequeue import (
-    AsyncClient, Batch, Client, Event, Invalid, Job, JobFailed, JobParams, JobState, Model, QueueDepth, Result,
+    AsyncClient, Batch, Changes, Client, Event, Invalid, Job, JobFailed, JobParams, JobState, Model, QueueDepth, Result,
     WaitTimeout, WebhookEndpoint, WorkerInfo,
 )
 
@@ -65,6 +66,9 @@ with Client("http://localhost:8000", timeout_s=5, retries=1) as client:
     endpoint = client.webhooks.create("https://example.com", events=["batch.completed", "job.failed"])
     assert_type(endpoint, WebhookEndpoint)
     print([delivery.log for delivery in client.webhooks.deliveries(endpoint=endpoint, state="failed")])
+    assert_type(client.retry(client.update(job, priority="bulk", deadline_s=60)), Job)
+    assert_type(client.matching.cancel(model=client.models()[0], created_after=datetime.now(), dry_run=True), Changes)
+    assert_type(client.matching.redrive(reason="worker_lost"), Changes)
     assert_type(client.models(), list[Model])
     assert_type(client.queues(), list[QueueDepth])
     assert_type(client.workers(), list[WorkerInfo])
@@ -82,6 +86,7 @@ with Client("http://localhost:8000", timeout_s=5, retries=1) as client:
     print(job.status == "done")  # mistake
     client.run("demo", "x", priority="high")  # mistake
     client.jobs(status="done")  # mistake
+    client.matching.update(priority="high", model="demo")  # mistake
     client.wait(job, timeout="5")  # mistake
     client.submit("sd", "x", controls=[{"id": "edges", "imgae": "a.png"}])  # mistake
     client.webhooks.create("https://example.com", events=["job.done"])  # mistake

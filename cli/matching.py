@@ -1,0 +1,142 @@
+"""Commands that change jobs, those named or all that match filters: cancel, update, retry and delete."""
+
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any
+
+import typer
+
+from cli.client_options import CommandConsole, Json, Key, Url, connected, finite_option, for_each, name_option
+from fusequeue import Changes, Job
+
+Chosen = dict[str, Any]
+"""The filters that a command was given, as arguments of the client."""
+
+JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs; or name filters.", callback=name_option)]
+TIME = "ISO 8601 or epoch seconds"
+_METADATA = "Only jobs with this metadata; repeat it for several."
+DRY_RUN = Annotated[bool | None, typer.Option("--dry-run", help="Change nothing: count what would change.")]
+JOB_FILTERS: dict[str, Any] = {
+    "status": Annotated[str | None, typer.Option(help="States, separated by commas.", callback=name_option)],
+    "model": Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)],
+    "batch_id": Annotated[str | None, typer.Option("--batch", help="Only jobs of this batch.", callback=name_option)],
+    "metadata": Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=_METADATA, callback=name_option)],
+    "created_after": Annotated[str | None, typer.Option(help=f"{TIME}; inclusive.", callback=name_option)],
+    "created_before": Annotated[str | None, typer.Option(help=f"{TIME}; exclusive.", callback=name_option)],
+    "tenant": Annotated[str | None, typer.Option(help="Its jobs, as an operator.", callback=name_option)],
+    "dry_run": DRY_RUN,
+}
+
+
+def takes(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options to a command, which gets those that were given as `chosen`."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            chosen = {name: value for name in options if (value := values.pop(name)) not in (None, [])}
+            command(**values, chosen=chosen)
+
+        own = [one for one in signature(command).parameters.values() if one.name != "chosen"]
+        more = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()
+        ]
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + more
+        run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return add
+
+
+@takes(JOB_FILTERS)
+def cancel(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Cancel jobs, by id or all that match: queued ones at once, running ones at their next step."""
+    with connected(url, api_key, as_json) as (client, console):
+        if job_ids:
+            _change_each(console, job_ids, chosen, client.cancel)
+        else:
+            change_all(console, client.matching.cancel, chosen, "canceled", "jobs")
+
+
+@takes(JOB_FILTERS)
+def update(
+    chosen: Chosen,
+    job_ids: JobIds = None,
+    priority: Annotated[str | None, typer.Option(help="interactive, standard or bulk.", callback=name_option)] = None,
+    deadline: Annotated[
+        float | None, typer.Option(min=0, help="Expire in this many seconds.", callback=finite_option)
+    ] = None,
+    no_deadline: Annotated[bool, typer.Option("--no-deadline", help="Remove the deadline.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Change the priority or the deadline of queued jobs, by id or all that match."""
+    values: dict[str, Any] = {"priority": priority, "deadline_s": deadline, "remove_deadline": no_deadline}
+    with connected(url, api_key, as_json) as (client, console):
+        if job_ids:
+            _change_each(console, job_ids, chosen, partial(client.update, **values))
+        else:
+            change_all(console, partial(client.matching.update, **values), chosen, "updated", "jobs")
+
+
+@takes(JOB_FILTERS)
+def retry(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Queue failed, canceled and expired jobs again as new jobs, by id or all that match."""
+    with connected(url, api_key, as_json) as (client, console):
+        if job_ids:
+            _change_each(console, job_ids, chosen, client.retry)
+        else:
+            change_all(console, client.matching.retry, chosen, "retried", "jobs")
+
+
+@takes(JOB_FILTERS)
+def delete(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Delete ended jobs and their images, by id or all that match."""
+    with connected(url, api_key, as_json) as (client, console):
+
+        def delete_one(job_id: str) -> None:
+            client.delete(job_id)
+            console.record({"id": job_id, "deleted": True}, ((job_id, "deleted"),))
+
+        if job_ids:
+            require_no_filters(chosen)
+            for_each(job_ids, delete_one)
+        else:
+            change_all(console, client.matching.delete, chosen, "deleted", "jobs")
+
+
+def _change_each(console: CommandConsole, job_ids: list[str], chosen: Chosen, change: Callable[[str], Job]) -> None:
+    require_no_filters(chosen)
+
+    def change_one(job_id: str) -> None:
+        job = change(job_id)
+        console.record(job, ((job.id, job.status),))
+
+    for_each(job_ids, change_one)
+
+
+def require_no_filters(chosen: Chosen) -> None:
+    """Raise `BadParameter` for filters beside ids."""
+    if chosen:
+        raise typer.BadParameter(f"name ids or filters, not both: {', '.join(chosen)}")
+
+
+def change_all(console: CommandConsole, change: Callable[..., Changes], chosen: Chosen, done: str, noun: str) -> None:
+    """Change all that match, and print how many; raises `BadParameter` without a filter."""
+    filters = {**chosen, **({"metadata": dict(map(parse_pair, chosen["metadata"]))} if "metadata" in chosen else {})}
+    if not chosen.keys() - {"dry_run"}:
+        raise typer.BadParameter(f"name {noun} by id, or filters, which `--help` lists")
+    changes = change(**filters)
+    verb = f"would be {done}" if changes.dry_run else done
+    console.record(changes, ((f"{len(changes.ids)} {noun}", verb), (f"{changes.skipped} others", "match")))
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Return key and value of `KEY=VALUE`, or raise `BadParameter`."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise typer.BadParameter(f"{text[:80]!r} is not KEY=VALUE")
+    return key, value

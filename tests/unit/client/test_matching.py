@@ -1,0 +1,75 @@
+"""Changes of one job and of all that match."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from api.routes import dead_letters, job_lists, matching_jobs
+from fusequeue import AsyncClient, InvalidArgument, RefusedError
+from shared.queue import Queue
+
+Work = Callable[..., Awaitable[bytes]]
+
+
+async def test_a_queued_job_is_updated(api: AsyncClient) -> None:
+    job = await api.submit("demo", "a red circle")
+    updated = await api.update(job, priority="interactive", deadline_s=60)
+    assert (updated.priority, updated.deadline_at is not None) == ("interactive", True)
+    assert (await api.update(job.id, remove_deadline=True)).deadline_at is None
+    await api.cancel(job)
+    with pytest.raises(RefusedError, match="only queued jobs can be changed"):
+        await api.update(job, priority="bulk")
+
+
+async def test_an_update_that_changes_nothing_is_refused_before_it_is_sent(api: AsyncClient) -> None:
+    for change in ({}, {"deadline_s": 5, "remove_deadline": True}, {"deadline_s": float("inf")}):
+        with pytest.raises(InvalidArgument):
+            await api.update("job_1", **change)
+        with pytest.raises(InvalidArgument):
+            await api.matching.update(model="demo", **change)
+
+
+async def test_a_failed_job_is_retried(api: AsyncClient, work: Work) -> None:
+    job = await api.submit("demo", "a red circle", seed=7)
+    await work(failure="broken")
+    new = await api.retry(job)
+    assert (new.id != job.id, new.seed, new.status) == (True, 7, "queued")
+    assert (await api.retry(job)).id == new.id
+
+
+async def test_all_that_match_are_changed_in_pieces(api: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (job_lists, matching_jobs):
+        monkeypatch.setattr(module, "MAX_SCANNED", 2)
+    monkeypatch.setattr(job_lists, "SCAN_PAGE_SIZE", 2)
+    monkeypatch.setattr(matching_jobs, "MAX_RETRIED", 2)
+    monkeypatch.setattr(matching_jobs, "MAX_DELETED", 2)
+    ids = [(await api.submit("demo", "x", metadata={"set": "a"})).id for _ in range(5)]
+    await api.submit("demo", "x", metadata={"set": "b"})
+    mine = {"metadata": {"set": "a"}, "created_before": datetime.now(UTC) + timedelta(days=1)}
+    assert (await api.matching.update(priority="bulk", **mine)).ids == ids
+    dry = await api.matching.cancel(dry_run=True, **mine)
+    assert (dry.ids, dry.dry_run) == (ids[::-1], True)
+    assert len([job async for job in api.jobs(status="queued")]) == 6
+    assert (await api.matching.cancel(status=["queued", "running"], **mine)).ids == ids[::-1]
+    retried = await api.matching.retry(**mine)
+    assert list(retried.new_ids) == ids
+    deleted = await api.matching.delete(**mine)
+    assert (deleted.ids, deleted.skipped) == (ids[::-1], 5), "the new jobs match too and have not ended"
+
+
+async def test_dead_letters_that_match_are_redriven_and_purged(
+    api: AsyncClient, fake_queue: Queue, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "MAX_CHANGED", 1)
+    ids = []
+    for _ in range(2):
+        ids.append((await api.submit("demo", "x")).id)
+        await work(failure="broken")
+        await fake_queue.client.scripts.bury_job(ids[-1], "worker_lost", "")
+    assert (await api.matching.redrive(reason="worker_lost", dry_run=True)).ids == ids
+    assert (await api.matching.redrive(tenant="other")).ids == []
+    assert (await api.matching.purge(model="demo")).ids == ids
+    assert [letter async for letter in api.dead_letters()] == []
