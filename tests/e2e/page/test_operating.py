@@ -62,6 +62,33 @@ def test_all_jobs_that_match_are_canceled_and_then_deleted_after_a_count(open_pa
     waiting.client.post("/v1/jobs:cancel", params={"metadata.set": "b"})
 
 
+def test_queued_jobs_get_another_priority_and_canceled_ones_are_retried(open_page: Any, waiting: Any) -> None:
+    """One of them on its page, the others by filter; the number is that of the jobs that would change."""
+    ids = [waiting.submit(prompt=f"a ring {n}", metadata={"set": "p"}) for n in range(3)]
+    page = open_page(waiting.url, f"#/jobs/{ids[0]}")
+    page.get_by_role("button", name="Priority").click()
+    page.get_by_role("dialog").get_by_label("Priority").select_option("bulk")
+    page.get_by_role("dialog").get_by_role("button", name="Change").click()
+    expect(page.get_by_text("Changed the priority").first).to_be_visible()
+    assert waiting.job(ids[0])["priority"] == "bulk"
+    page = open_page(waiting.url, "#/jobs?metadata=set%3Dp")
+    page.get_by_role("button", name="Priority of all matching").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("3 jobs")
+    dialog.get_by_label("Priority").select_option("bulk")
+    expect(dialog).to_contain_text("2 jobs")
+    assert waiting.job(ids[1])["priority"] == "standard", "nothing before the confirmation"
+    dialog.get_by_role("button", name="Update 2 jobs").click()
+    expect(page.get_by_text("Updated 2 jobs").first).to_be_visible()
+    assert [waiting.job(job_id)["priority"] for job_id in ids] == ["bulk"] * 3
+    waiting.client.post("/v1/jobs:cancel", params={"metadata.set": "p"})
+    page.get_by_role("button", name="Retry all matching").click()
+    dialog.get_by_role("button", name="Retry 3 jobs").click()
+    expect(page.get_by_text("Retried 3 jobs").first).to_be_visible()
+    assert len(_listed(waiting, "p", status="queued")) == len(_listed(waiting, "p", status="canceled")) == 3
+    waiting.client.post("/v1/jobs:cancel", params={"metadata.set": "p"})
+
+
 def _listed(stack: Any, name: str, **query: str) -> list[Any]:
     data: list[Any] = stack.read("/v1/jobs", limit="100", **{"metadata.set": name}, **query)["data"]
     return data
@@ -99,6 +126,26 @@ def test_a_dead_letter_is_purged_after_a_confirmation(open_page: Any, waiting: A
     page.get_by_role("dialog").get_by_role("button", name="Purge", exact=True).click()
     expect(page.get_by_text("No job has failed permanently.")).to_be_visible()
     assert waiting.client.get(f"/v1/jobs/{job_id}").status_code == 404
+
+
+def test_all_dead_letters_that_match_are_redriven_and_purged(open_page: Any, waiting: Any, dead_letter: Any) -> None:
+    ids = [dead_letter(f"one of two {n}") for n in range(2)]
+    page = open_page(waiting.url, "#/dead-letters")
+    page.get_by_label("Reason").fill("unreadable")
+    page.get_by_label("Reason").press("Enter")
+    expect(page.get_by_text("No dead letter matches.")).to_be_visible()
+    page.get_by_label("Reason").fill("worker_lost")
+    page.get_by_label("Reason").press("Enter")
+    page.get_by_role("button", name="Redrive all matching").click()
+    page.get_by_role("dialog").get_by_role("button", name="Redrive 2 dead letters").click()
+    expect(page.get_by_text("Redrove 2 dead letters").first).to_be_visible()
+    assert [waiting.job(job_id)["status"] for job_id in ids] == ["queued"] * 2
+    for job_id in ids:
+        waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+    dead_letter("a last one")
+    page.get_by_role("button", name="Purge all matching").click()
+    page.get_by_role("dialog").get_by_role("button", name="Purge 1 dead letter").click()
+    expect(page.get_by_text("No dead letter matches.")).to_be_visible()
 
 
 def test_it_reconnects_when_the_service_is_back(open_page: Any, waiting: Any) -> None:

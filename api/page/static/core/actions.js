@@ -19,6 +19,8 @@ export function queryOf({ status, model, batch_id, after_time, before_time, meta
 const instant = (local) => (local && !Number.isNaN(Date.parse(local)) ? new Date(local).toISOString() : undefined);
 
 export const cancelJob = (id) => changed(call(`v1/jobs/${id}/cancel`, { method: "POST" }));
+export const retryJob = (id) => changed(call(`v1/jobs/${id}/retry`, { method: "POST" }));
+export const updateJob = (id, json) => changed(call(`v1/jobs/${id}`, { method: "PATCH", json }));
 export const deleteJob = (id) => changed(call(`v1/jobs/${id}`, { method: "DELETE" }));
 
 async function changed(request) {
@@ -33,44 +35,56 @@ export async function submit(body) {
   return changed(call("page/jobs", { method: "POST", json: body, headers: { "Idempotency-Key": key } }));
 }
 
-/** How many jobs match; `more` if there are more than are counted. */
-export async function countMatching(filters, statuses, signal) {
+const CHANGES = {
+  cancel: ["POST", "v1/jobs:cancel"],
+  update: ["POST", "v1/jobs:update"],
+  retry: ["POST", "v1/jobs:retry"],
+  delete: ["DELETE", "v1/jobs"],
+  redrive: ["POST", "v1/dead-letters:redrive"],
+  purge: ["POST", "v1/dead-letters:purge"],
+};
+
+/** How many jobs or dead letters `changeMatching` would change; `more` if there are more than are counted. */
+export async function countMatching(action, query, { json, signal }) {
   let total = 0;
   let after;
   for (;;) {
-    const query = { ...queryOf(filters), status: statuses.join(","), limit: 100, after };
-    const page = await call(withQuery("v1/jobs", query), { signal });
-    total += page.data.length;
-    after = page.next_cursor;
-    if (!page.has_more || total >= COUNTED) return { total, more: page.has_more };
+    const piece = await nextPiece(action, { ...query, after, dry_run: true }, { json, signal });
+    total += piece.ids.length;
+    after = piece.next_cursor;
+    if (!piece.has_more || total >= COUNTED) return { total, more: piece.has_more };
   }
 }
 
 /**
- * Cancel or delete all jobs that match, piece by piece. `progress` is called with the number so far. A refusal that
- * passes, such as too many requests, is waited out.
+ * Change all jobs or dead letters that match, piece by piece; `json` is the body of an update. `progress` is called with
+ * the number so far.
  */
-export async function changeMatching(action, filters, progress, signal) {
+export async function changeMatching(action, query, { json, progress, signal }) {
   let done = 0;
   let after;
-  let pauses = 0;
   for (;;) {
-    const path = action === "cancel" ? "v1/jobs:cancel" : "v1/jobs";
-    try {
-      const options = { method: action === "cancel" ? "POST" : "DELETE", signal };
-      const piece = await call(withQuery(path, { ...queryOf(filters), after }), options);
-      done += piece.ids.length;
-      progress(done);
-      after = piece.next_cursor;
-      pauses = 0;
-      if (!piece.has_more) break;
-    } catch (error) {
-      if (!(error instanceof ApiError) || !error.passes || (pauses += 1) > PAUSES) throw error;
-      await new Promise((resolve) => setTimeout(resolve, 500 * 2 ** pauses));
-    }
+    const piece = await nextPiece(action, { ...query, after }, { json, signal });
+    done += piece.ids.length;
+    progress(done);
+    after = piece.next_cursor;
+    if (!piece.has_more) break;
   }
   refresh();
   return done;
+}
+
+/** One piece of a change. A refusal that passes, such as too many requests, is waited out. */
+async function nextPiece(action, query, options) {
+  const [method, path] = CHANGES[action];
+  for (let pauses = 1; ; pauses += 1) {
+    try {
+      return await call(withQuery(path, query), { method, ...options });
+    } catch (error) {
+      if (!(error instanceof ApiError) || !error.passes || pauses > PAUSES) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 500 * 2 ** pauses));
+    }
+  }
 }
 
 /** Do something to each of some jobs, four at a time; returns how many succeeded and the first error. */

@@ -60,6 +60,7 @@ export function quantile(sorted, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
 }
 
+export const PRIORITIES = ["interactive", "standard", "bulk"];
 export const STATES = ["queued", "running", "succeeded", "failed", "canceled", "expired"];
 export const ended = (status) => status !== "queued" && status !== "running";
 

@@ -4,6 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js
 import { plural } from "../core/format.js";
 import { createStore, useStore } from "../core/hooks.js";
 import { session, useKey } from "../core/session.js";
+import { Select } from "./fields.js";
 import { Button, Progress } from "./ui.js";
 
 /** A modal dialog while it is rendered; without `onClose` it cannot be dismissed. */
@@ -33,8 +34,9 @@ export function Dialog({ title, onClose, children, kind = "" }) {
 const confirmation = createStore(null);
 
 /**
- * Ask before an action. `count` is awaited and shown before the action can be confirmed; `run(progress, signal)` does it,
- * and its number so far is shown. Resolves to what `run` returns, or null.
+ * Ask before an action. `count(signal, choice)` is awaited and shown before the action can be confirmed;
+ * `run(progress, signal, choice)` does it, and its number so far is shown. `choose` offers a choice: its `label`, its
+ * `options` and the first `value`. Resolves to what `run` returns, or null.
  */
 export function confirm(question) {
   return new Promise((resolve) => confirmation.set({ ...question, resolve }));
@@ -46,15 +48,25 @@ export function Confirmation() {
 }
 
 function Question({ question }) {
-  const { title, text, verb, count, run, noun = "job", danger = false } = question;
+  const { title, text, verb, count, run, choose, noun = "job", danger = false } = question;
+  const [choice, setChoice] = useState(choose?.value);
   const [total, setTotal] = useState(null);
   const [done, setDone] = useState(null);
   const [error, setError] = useState(null);
   const abort = useRef(new AbortController());
+  useEffect(() => () => abort.current.abort(), []);
   useEffect(() => {
-    Promise.resolve(count?.(abort.current.signal) ?? { total: 1 }).then(setTotal, setError);
-    return () => abort.current.abort();
-  }, []);
+    let current = true; // until another choice
+    setTotal(null);
+    setError(null);
+    Promise.resolve(count?.(abort.current.signal, choice) ?? { total: 1 }).then(
+      (counted) => current && setTotal(counted),
+      (failure) => current && setError(failure),
+    );
+    return () => {
+      current = false;
+    };
+  }, [choice]);
   const close = (result = null) => {
     abort.current.abort();
     confirmation.set(null);
@@ -62,7 +74,7 @@ function Question({ question }) {
   };
   const confirmed = async () => {
     setDone(0);
-    close(await run(setDone, abort.current.signal));
+    close(await run(setDone, abort.current.signal, choice));
   };
   const failed = (failure) => {
     if (failure.name !== "AbortError") setError(failure);
@@ -72,6 +84,7 @@ function Question({ question }) {
   return html`
     <${Dialog} title=${title} onClose=${() => close()}>
       <p>${text}</p>
+      ${choose && html`<${Select} label=${choose.label} name="choice" value=${choice} options=${choose.options} onChange=${setChoice} />`}
       ${count && html`<p class="counted" role="status">${total ? matching : error ? "" : "Counting …"}</p>`}
       ${
         done !== null &&

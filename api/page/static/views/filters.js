@@ -45,7 +45,7 @@ export function Filters({ filters, change }) {
 }
 
 /** A field that filters when it is left, or with Enter. */
-function Typed({ label, name, filters, change, ...rest }) {
+export function Typed({ label, name, filters, change, ...rest }) {
   const [typed, setTyped] = useState(null);
   const commit = () => {
     if (typed !== null && typed !== filters[name]) change({ [name]: typed });

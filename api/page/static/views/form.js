@@ -1,7 +1,7 @@
 // The form of the playground, made of what the model allows.
 
 import { html, useRef } from "../vendor/htm-preact-3.1.1.js";
-import { plural, words } from "../core/format.js";
+import { plural, PRIORITIES, words } from "../core/format.js";
 import { mayWrite } from "../core/session.js";
 import { Button } from "../parts/ui.js";
 import { Drop, Drops } from "../parts/drop.js";
@@ -101,7 +101,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
                 ["webp", "webp"],
               ]} />`
             }
-            <${Select} label="Priority" ...${field("priority")} options=${["interactive", "standard", "bulk"].map((name) => [name, name])} />
+            <${Select} label="Priority" ...${field("priority")} options=${PRIORITIES.map((name) => [name, name])} />
             <${Text} label="Deadline, seconds" ...${field("deadline_s")} placeholder="none" inputmode="decimal" />
             <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
           </div>

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { bodyOf, cancelJob, deleteJob, submit, withoutSeed } from "../core/actions.js";
+import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
 import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live } from "../core/live.js";
@@ -13,6 +13,7 @@ import { confirm } from "../parts/dialogs.js";
 import { ArtifactView, download, InputImage } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
 import { Ago, Badge, Button, Copy, ErrorNote, Facts, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
+import { choosePriority } from "./job_actions.js";
 
 const MOST_EVENTS = 60;
 
@@ -89,7 +90,18 @@ const Failure = ({ error }) => html`
 
 function Actions({ job, reload }) {
   const again = async () => go(`#/jobs/${(await submit(withoutSeed(bodyOf(job)))).id}`);
-  const retry = async () => go(`#/jobs/${(await submit(bodyOf(job))).id}`);
+  const retry = async () => go(`#/jobs/${(await retryJob(job.id)).id}`);
+  const update = async () => {
+    const done = await confirm({
+      title: "Change the priority of this job?",
+      text: "It keeps its age among the jobs of its new priority.",
+      verb: "Change",
+      choose: choosePriority(job.priority),
+      run: async (progress, signal, priority) => (await updateJob(job.id, { priority }), true),
+    });
+    if (done) toast("Changed the priority");
+    reload();
+  };
   const cancel = async () => {
     await cancelJob(job.id);
     reload();
@@ -112,7 +124,8 @@ function Actions({ job, reload }) {
   return html`
     <div class="actions">
       ${!ended(job.status) && html`<${Button} icon="cancel" action=${cancel} disabled=${job.cancel_requested}>Cancel<//>`}
-      ${["failed", "canceled", "expired"].includes(job.status) && html`<${Button} icon="redo" action=${retry}>Submit again<//>`}
+      ${job.status === "queued" && html`<${Button} icon="edit" action=${update}>Priority<//>`}
+      ${["failed", "canceled", "expired"].includes(job.status) && html`<${Button} icon="redo" action=${retry}>Retry<//>`}
       <${Button} icon="dice" action=${again}>Another seed<//>
       <a class="button primary" href="#/playground?from=${job.id}">Duplicate and edit</a>
       ${ended(job.status) && html`<${Button} icon="trash" label="Delete" action=${remove} />`}

@@ -2,12 +2,11 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, withQuery } from "../core/api.js";
-import { cancelJob, changeMatching, countMatching, deleteJob, each, queryOf } from "../core/actions.js";
+import { queryOf } from "../core/actions.js";
 import { duration, ended, plural } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live } from "../core/live.js";
-import { announce, mayWrite } from "../core/session.js";
-import { confirm } from "../parts/dialogs.js";
+import { mayWrite } from "../core/session.js";
 import { ArtifactView, Thumb } from "../parts/media.js";
 import {
   Ago,
@@ -19,14 +18,12 @@ import {
   Panel,
   Segments,
   Skeleton,
-  toast,
-  toastError,
 } from "../parts/ui.js";
 import { FILTERS, Filters } from "./filters.js";
+import { JobActions } from "./job_actions.js";
 
 const PAGE = 30;
 const EVERY_MS = 5_000;
-const ENDED = ["succeeded", "failed", "canceled", "expired"];
 
 export function Jobs({ params }) {
   const filters = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
@@ -61,7 +58,7 @@ export function Jobs({ params }) {
         ["gallery", "Gallery", "gallery"],
       ]} onChange=${(name) => change({ view: name === "table" ? "" : name })} />
       <p class="grow hint" role="status">${data ? shownText(jobs, data, after) : ""}</p>
-      ${mayWrite() && html`<${Actions} jobs=${jobs} selected=${selected} filters=${filters} reload=${reload} />`}
+      ${mayWrite() && html`<${JobActions} jobs=${jobs} selected=${selected} filters=${filters} reload=${reload} />`}
     </div>
     <${ErrorNote} error=${error} retry=${reload} />
     <div ref=${list}>
@@ -196,69 +193,5 @@ function Gallery({ jobs, selected, toggle }) {
     <ul class="gallery">
       ${items}
     </ul>
-  `;
-}
-
-function Actions({ jobs, selected, filters, reload }) {
-  const filtered = FILTERS.some((name) => filters[name]);
-  const chosen = jobs.filter((job) => selected.has(job.id));
-  const open = chosen.filter((job) => !ended(job.status)).map((job) => job.id);
-  const closed = chosen.filter((job) => ended(job.status)).map((job) => job.id);
-  const on = (verb, ids, action) => async () => {
-    const { done, failure } = await each(ids, action);
-    if (failure) toastError(failure);
-    else toast(`${verb} ${plural(done, "job")}`);
-    reload();
-  };
-  const matching = (verb, action, states) => async () => {
-    const statuses = filters.status ? filters.status.split(",").filter((state) => states.includes(state)) : states;
-    const all = { ...filters, status: statuses.join(",") };
-    const done = await confirm({
-      title: `${verb} all jobs that match?`,
-      text:
-        action === "cancel"
-          ? "Queued jobs end at once, running ones at their next step."
-          : "The jobs and their images are deleted for good.",
-      verb,
-      danger: true,
-      count: (signal) => (statuses.length ? countMatching(all, statuses, signal) : { total: 0 }),
-      run: (progress, signal) => changeMatching(action, all, progress, signal),
-    });
-    if (done !== null) toast(`${action === "cancel" ? "Canceled" : "Deleted"} ${plural(done, "job")}`);
-    reload();
-  };
-  const remove = (ids) => async () => {
-    const run = async (progress) => (await each(ids, deleteJob, progress)).done;
-    const done = await confirm({
-      title: "Delete the selected jobs?",
-      text: "The jobs and their images are deleted for good.",
-      verb: "Delete",
-      danger: true,
-      count: () => ({ total: ids.length }),
-      run,
-    });
-    if (done !== null) announce(`Deleted ${plural(done, "job")}`);
-    reload();
-  };
-  return html`
-    <div class="actions">
-      ${
-        chosen.length > 0 &&
-        html`
-        <span class="hint">${chosen.length} selected</span>
-        ${open.length > 0 && html`<${Button} icon="cancel" action=${on("Canceled", open, cancelJob)}>Cancel ${open.length}<//>`}
-        ${closed.length > 0 && html`<${Button} icon="trash" action=${remove(closed)}>Delete ${closed.length}<//>`}
-      `
-      }
-      ${
-        !chosen.length &&
-        html`
-        <${Button} icon="cancel" disabled=${false} action=${matching("Cancel", "cancel", ["queued", "running"])}>
-          ${filtered ? "Cancel all matching" : "Cancel all open"}<//>
-        <${Button} icon="trash" action=${matching("Delete", "delete", ENDED)}>
-          ${filtered ? "Delete all matching" : "Delete all ended"}<//>
-      `
-      }
-    </div>
   `;
 }

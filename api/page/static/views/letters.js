@@ -2,25 +2,26 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, withQuery } from "../core/api.js";
-import { each } from "../core/actions.js";
+import { changeMatching, countMatching, each } from "../core/actions.js";
 import { plural, remedy, words } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
 import { mayOperate } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
 import { Ago, Badge, Button, Copy, Empty, ErrorNote, Panel, Skeleton, toast, toastError } from "../parts/ui.js";
+import { Typed } from "./filters.js";
 
 const PAGE = 50;
+const FILTERS = ["reason", "model", "tenant"];
 const CAUSE = "The workers' logs have its id and the reason.";
 
 export function DeadLetters({ params }) {
   const after = params.get("after") ?? "";
-  const { data, error, loading, reload } = useLoaded(
-    (signal) => call(withQuery("v1/dead-letters", { limit: PAGE, after }), { signal }),
-    [after],
-    5_000,
-  );
+  const filters = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
+  const filtered = FILTERS.some((name) => filters[name]);
+  const query = withQuery("v1/dead-letters", { ...filters, limit: PAGE, after });
+  const { data, error, loading, reload } = useLoaded((signal) => call(query, { signal }), [query], 5_000);
   const [selected, setSelected] = useState(new Set());
-  useEffect(() => setSelected(new Set()), [after]);
+  useEffect(() => setSelected(new Set()), [query]);
   const letters = data?.data ?? [];
   const chosen = letters.filter((letter) => selected.has(letter.id));
   const toggle = (id) =>
@@ -29,11 +30,15 @@ export function DeadLetters({ params }) {
     );
   const all = letters.length > 0 && letters.every((letter) => selected.has(letter.id));
   const props = { reload, setSelected };
+  const change = (changes) => go(withQuery("#/dead-letters", { ...filters, ...changes }), { replace: true });
   return html`
+    <form class="filters" role="search" aria-label="Filter the dead letters" onSubmit=${(event) => event.preventDefault()}>
+      ${FILTERS.map((name) => html`<${Typed} key=${name} label=${LABELS[name]} name=${name} placeholder="any" filters=${filters} change=${change} />`)}
+    </form>
     <${ErrorNote} error=${error} retry=${reload} />
     ${loading && !data && html`<${Skeleton} rows=${4} />`}
-    ${data && !letters.length && html`<${Panel} title="No dead letters">
-      <${Empty} icon="check" title="No job has failed permanently.">A job comes here after it took several workers with it.<//><//>`}
+    ${data && !letters.length && html`<${Panel} title="No dead letters"><${Empty} icon="check" title=${filtered ? "No dead letter matches." : "No job has failed permanently."}>
+      ${data.has_more ? "None among those read so far: go on to older ones." : "A job comes here after it took several workers with it."}<//><//>`}
     ${
       letters.length > 0 &&
       html`
@@ -42,15 +47,50 @@ export function DeadLetters({ params }) {
           <input type="checkbox" checked=${all} onChange=${() => setSelected(all ? new Set() : new Set(letters.map((letter) => letter.id)))} /> Select all on this page</label>`}
         <p class="grow hint" role="status">
           ${plural(letters.length, "dead letter")}${data.has_more ? ", more on the next page" : ""}</p>
-        ${mayOperate() && chosen.length > 0 && html`<${Many} chosen=${chosen} ...${props} />`}
+        ${mayOperate() && (chosen.length ? html`<${Many} chosen=${chosen} ...${props} />` : html`<${All} filters=${filters} filtered=${filtered} reload=${reload} />`)}
       </div>
       <div class="stack">${letters.map((letter) => html`<${Letter} key=${letter.id} letter=${letter} selected=${selected.has(letter.id)} toggle=${toggle} ...${props} />`)}</div>
     `
     }
     <nav class="pager" aria-label="Pages">
-      ${after && html`<${Button} icon="left" action=${() => go("#/dead-letters")}>Newest<//>`}
-      ${data?.has_more && html`<${Button} action=${() => go(`#/dead-letters?after=${encodeURIComponent(data.next_cursor)}`)}>Older<//>`}
+      ${after && html`<${Button} icon="left" action=${() => change({})}>Newest<//>`}
+      ${data?.has_more && html`<${Button} action=${() => go(withQuery("#/dead-letters", { ...filters, after: data.next_cursor }))}>Older<//>`}
     </nav>
+  `;
+}
+
+const LABELS = { reason: "Reason", model: "Model", tenant: "Tenant" };
+
+const QUESTIONS = {
+  redrive: { verb: "Redrive", past: "Redrove", text: "The jobs are queued again with their attempts reset." },
+  purge: {
+    verb: "Purge",
+    past: "Purged",
+    text: "The dead letters and the records of their jobs are deleted for good.",
+    danger: true,
+  },
+};
+
+/** What can be done to all dead letters that match; without a filter, to all until now. */
+function All({ filters, filtered, reload }) {
+  const on = (action) => async () => {
+    const { past, ...question } = QUESTIONS[action];
+    const query = { ...filters, at_before: new Date().toISOString() };
+    const done = await confirm({
+      title: `${question.verb} all dead letters${filtered ? " that match" : ""}?`,
+      noun: "dead letter",
+      ...question,
+      count: (signal) => countMatching(action, query, { signal }),
+      run: (progress, signal) => changeMatching(action, query, { progress, signal }),
+    });
+    if (done !== null) toast(`${past} ${plural(done, "dead letter")}`);
+    reload();
+  };
+  return html`
+    <div class="actions">
+      <${Button} icon="redo" action=${on("redrive")}>${filtered ? "Redrive all matching" : "Redrive all"}<//>
+      <${Button} icon="trash" action=${on("purge")}>${filtered ? "Purge all matching" : "Purge all"}<//>
+    </div>
   `;
 }
 
@@ -65,34 +105,24 @@ function Many({ chosen, reload, setSelected }) {
     setSelected(new Set());
     reload();
   };
-  const ask =
-    (verb, past, action, text, ids, danger = false) =>
-    async () => {
-      const run = (progress) => each(ids, action, progress);
-      const outcome = await confirm({
-        title: `${verb} the selected dead letters?`,
-        text,
-        verb,
-        danger,
-        noun: "dead letter",
-        count: () => ({ total: ids.length }),
-        run,
-      });
-      if (outcome) finish(outcome, past);
-    };
+  const ask = (name, action, ids) => async () => {
+    const { past, ...question } = QUESTIONS[name];
+    const outcome = await confirm({
+      title: `${question.verb} the selected dead letters?`,
+      noun: "dead letter",
+      ...question,
+      count: () => ({ total: ids.length }),
+      run: (progress) => each(ids, action, progress),
+    });
+    if (outcome) finish(outcome, past);
+  };
+  const every = chosen.map((letter) => letter.id);
   const drivable = chosen.filter((letter) => letter.job).map((letter) => letter.id);
   return html`
     <div class="actions">
       <span class="hint">${chosen.length} selected</span>
-      <${Button} icon="redo" disabled=${!drivable.length} action=${ask("Redrive", "Redrove", redrive, "The jobs are queued again with their attempts reset.", drivable)}>Redrive ${drivable.length}<//>
-      <${Button} icon="trash" action=${ask(
-        "Purge",
-        "Purged",
-        purge,
-        "The dead letters and the records of their jobs are deleted for good.",
-        chosen.map((letter) => letter.id),
-        true,
-      )}>Purge ${chosen.length}<//>
+      <${Button} icon="redo" disabled=${!drivable.length} action=${ask("redrive", redrive, drivable)}>Redrive ${drivable.length}<//>
+      <${Button} icon="trash" action=${ask("purge", purge, every)}>Purge ${every.length}<//>
     </div>
   `;
 }
