@@ -55,6 +55,7 @@ from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
 from shared.storage import Storage, connect
+from shared.storage.output_buckets import OutputBuckets
 
 log = structlog.get_logger()
 
@@ -191,6 +192,8 @@ async def _open_services(
     if storage is None:
         storage = connect(settings)
         stack.push_async_callback(storage.close)
+    output_buckets = OutputBuckets(settings)
+    stack.push_async_callback(output_buckets.close)
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await queue.check()  # raises IncompatibleRedis for a Redis that could lose jobs
@@ -212,6 +215,7 @@ async def _open_services(
         catalog=catalog,
         queue=queue,
         storage=storage,
+        output_buckets=output_buckets,
         authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
         submits=Grouped(partial(queue.jobs.submit, positions=True), GROUPED_SUBMITS),

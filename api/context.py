@@ -31,6 +31,7 @@ from shared.runtime.clock import now_ms
 from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
 from shared.storage import Storage
+from shared.storage.output_buckets import OutputBuckets
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -49,6 +50,7 @@ class Services:
     catalog: Catalog
     queue: Queue
     storage: Storage
+    output_buckets: OutputBuckets
     authenticator: Authenticator
     queue_positions: QueuePositions
     submits: Grouped[Submission, SubmitResult | FusequeueError]

@@ -106,7 +106,7 @@ async def build_submission(
     A request with images whose Idempotency-Key is known is not built: nothing is fetched for a replay.
     """
     services = context.services
-    task = job_builder.check_request(request, services)
+    task = job_builder.check_request(request, services, context.tenant)
     if idempotency.key is not None and request.image_values:
         known = await services.queue.jobs.submitted_before(context.tenant, idempotency.key, idempotency.fingerprint)
         if known is not None:

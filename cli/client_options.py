@@ -42,10 +42,11 @@ class Exit(IntEnum):
     TIMEOUT = 6  # the job continues
 
 
-def text_option(value: str | None) -> str | None:
-    """Return the text of an option; raises `BadParameter` for bytes that are not UTF-8."""
-    if value is not None and not is_text(value):
-        raise typer.BadParameter(f"{value[:80]!r} is not UTF-8")
+def text_option(value: str | list[str] | None) -> str | list[str] | None:
+    """Return the text or texts of an option; raises `BadParameter` for bytes that are not UTF-8."""
+    for text in [value] if isinstance(value, str) else value or ():
+        if not is_text(text):
+            raise typer.BadParameter(f"{text[:80]!r} is not UTF-8")
     return value
 
 

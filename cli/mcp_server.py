@@ -154,10 +154,10 @@ async def _result(client: AsyncClient, job: Job, index: int | None) -> Content:
     left = MAX_CONTENT_BYTES
     for artifact in artifacts:
         left -= artifact.bytes
-        if left >= 0 and artifact.content_type.startswith("image/"):
+        if left >= 0 and artifact.content_type.startswith("image/") and not artifact.was_sent:
             image = Image(data=await client.read(artifact.url), format=artifact.content_type.removeprefix("image/"))
             content.append(image)
-    urls = [artifact.url for artifact in artifacts]
+    urls = [artifact.location if artifact.was_sent else artifact.url for artifact in artifacts]
     about = {"id": job.id, "model": job.model, "seeds": [artifact.seed for artifact in artifacts], "urls": urls}
     return [*content, json.dumps(about)]
 

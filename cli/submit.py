@@ -23,7 +23,7 @@ from cli.client_options import (
     print_error,
     text_option,
 )
-from fusequeue import Client, Event, Job, JobParams
+from fusequeue import Client, Event, Job, JobParams, OutputParams
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
 
@@ -44,8 +44,22 @@ def submit(
     guidance: Annotated[float | None, typer.Option(help="Guidance scale.", callback=finite_option)] = None,
     field: Fields = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", file_okay=False, writable=True, help="Folder for the images.")
-    ] = Path("."),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            file_okay=False,
+            writable=True,
+            help="Folder for the images. Default: this one, or none where they go elsewhere.",
+        ),
+    ] = None,
+    output_url: Annotated[
+        list[str] | None,
+        typer.Option(help="Presigned URL that gets an image with a PUT; repeat it for several.", callback=text_option),
+    ] = None,
+    output_bucket: Annotated[
+        str | None, typer.Option(metavar="BUCKET[/PREFIX]", help="Bucket for the images.", callback=text_option)
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,
     show: Annotated[bool, typer.Option("--show", help="Open the result.")] = False,
     timeout_s: Annotated[
@@ -68,6 +82,7 @@ def submit(
         "n": n,
         "negative_prompt": negative,
         "guidance_scale": guidance,
+        "output": parse_destination(output_url or [], output_bucket),
     }
     fields = parse_fields(field or [])
     with connected(url, api_key, as_json) as (client, console):
@@ -81,7 +96,8 @@ def submit(
             console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
             raise
         try:
-            files = client.download(job, output)
+            saves = output is not None or job.output is None
+            files = client.download(job, output or Path(".")) if saves else []
         except OSError:
             print_error(f"job {job.id} succeeded; its images are not saved")
             raise
@@ -114,6 +130,16 @@ def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
     if faults:
         raise typer.BadParameter("; ".join(faults), param_hint="'--set'")
     return fields
+
+
+def parse_destination(urls: Sequence[str], bucket: str | None) -> OutputParams | None:
+    """Return where the images go; None without an option for it."""
+    if urls and bucket is not None:
+        raise typer.BadParameter("send either it or --output-bucket", param_hint="'--output-url'")
+    if bucket is None:
+        return {"put_urls": urls} if urls else None
+    name, _, prefix = bucket.partition("/")
+    return {"bucket": name, "prefix": prefix} if prefix else {"bucket": name}
 
 
 def parse_size(size: str | None) -> tuple[int | None, int | None]:
@@ -154,6 +180,7 @@ def print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> 
         lines.append(("solo", job.batching.solo_reason))
     if job.metrics.device_seconds is not None:
         lines.append(("device seconds", job.metrics.device_seconds))
+    lines += [("at", artifact.location) for artifact in job.artifacts if artifact.location is not None]
     lines += [("saved", file) for file in files]
     value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job
     console.record(value, lines)

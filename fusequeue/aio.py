@@ -108,7 +108,7 @@ class AsyncClient:
             await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
         job = await self.submit(model, prompt, **params)
         done = (await self.wait(job, timeout_s=timeout_s, on_progress=on_progress)).require_success()
-        result = Result(done, tuple([await self.read(artifact) for artifact in done.artifacts]))
+        result = Result(done, tuple([await self.read(one) for one in done.artifacts if not one.was_sent]))
         return result if folder is None else await asyncio.to_thread(result.save, folder)
 
     async def submit(self, /, model: str, prompt: str, **params: Unpack[SubmitParams]) -> Job:
@@ -299,6 +299,8 @@ class AsyncClient:
         found = job if isinstance(job, Job) else await self.get(job)
         files: list[Path] = []
         for artifact in found.artifacts:  # one at a time: videos are large
+            if artifact.was_sent:
+                continue
             path = parent / file_name(artifact, name or found.id)
             await asyncio.to_thread(write_file, path, await self.read(artifact))
             files.append(path)

@@ -69,6 +69,15 @@ class ControlParams(TypedDict):
     end: NotRequired[float]
 
 
+class OutputParams(TypedDict, total=False):
+    """Where results go: presigned URLs that each receive one with a PUT, or a bucket that the operator allows."""
+
+    put_url: str
+    put_urls: Sequence[str]
+    bucket: str
+    prefix: str
+
+
 class StepScheduleParams(TypedDict):
     """The `first` and `last` steps are computed, and one of `every` between them."""
 
@@ -107,6 +116,7 @@ class JobParams(TypedDict, total=False):
     output_format: FormatName | None
     output_quality: int | None
     embed_parameters: bool | None
+    output: OutputParams | None
     priority: PriorityName | None
     deadline_s: float | None
     metadata: Mapping[str, str] | None

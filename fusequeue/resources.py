@@ -43,7 +43,7 @@ class QueuePosition(Resource):
 
 
 class Artifact(Resource):
-    """A finished image or video; `Client.read` returns its bytes."""
+    """A finished image or video; `Client.read` returns its bytes. `location` is where its job's `output` is."""
 
     index: int
     url: str
@@ -59,6 +59,12 @@ class Artifact(Resource):
     duration_s: float | None = None
     has_audio: bool | None = None
     thumbnail_url: str | None = None
+    location: str | None = None
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether it is at a PUT URL of its job, where the service cannot read it."""
+        return self.location is not None and not self.location.startswith("s3:")
 
 
 class Failure(Resource):
@@ -119,6 +125,14 @@ class JobControl(Resource):
     end: float
 
 
+class JobOutput(Resource):
+    """Where the results of a job go: to URLs, shown without their signatures, or into a bucket."""
+
+    put_urls: tuple[str, ...] = ()
+    bucket: str | None = None
+    prefix: str = ""
+
+
 class JobStepCache(Resource):
     """Which steps of a job are computed: the `first` and the `last`, and one of `every` between them."""
 
@@ -162,6 +176,7 @@ class Job(Resource):
     output_format: SkipValidation[FormatName] = "png"
     output_quality: int = 90
     embed_parameters: bool = False
+    output: JobOutput | None = None
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -205,7 +220,10 @@ class Event(Resource):
 
 @dataclass(frozen=True)
 class Result:
-    """A succeeded job with the bytes of its images or videos, and their `files` if they were saved."""
+    """A succeeded job with the bytes of its images or videos, and their `files` if they were saved.
+
+    What was sent to a PUT URL is not among them.
+    """
 
     job: Job
     data: tuple[bytes, ...]
@@ -213,7 +231,7 @@ class Result:
 
     def save(self, folder: StrPath, *, name: str | None = None) -> Result:
         """Save the data as `folder/name-index.ext`, atomically; `name` defaults to the job id."""
-        names = [file_name(artifact, name or self.job.id) for artifact in self.job.artifacts]
+        names = [file_name(artifact, name or self.job.id) for artifact in self.job.artifacts if not artifact.was_sent]
         files = tuple(Path(folder) / file for file in names)
         for file, data in zip(files, self.data, strict=True):
             write_file(file, data)

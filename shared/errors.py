@@ -38,6 +38,8 @@ FusequeueError
     ├── NonFiniteLatents
     ├── EncodingFailed        an output that cannot be written as a file
     ├── UploadFailed          an output that storage refuses, other than in an outage
+    ├── OutputRejected        an output that the destination of its job refuses
+    ├── OutputNotSent         one that cannot be sent there
     ├── UnexpectedError       a fault of the worker's own code
     └── OutOfMemory           a single row does not fit
 
@@ -250,6 +252,12 @@ class EncodingFailed(JobError, code="encoding_failed"): ...
 
 
 class UploadFailed(JobError, code="upload_failed"): ...
+
+
+class OutputRejected(JobError, code="output_rejected"): ...
+
+
+class OutputNotSent(JobError, code="output_not_sent", retryable=True): ...
 
 
 class UnexpectedError(JobError, code="internal_error"):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.adapters import Adapter
 from shared.config.controls import Control
+from shared.config.destinations import Destination
 from shared.config.step_schedules import StepSchedule
 
 QUEUE_SCHEMA = 2
@@ -156,6 +157,7 @@ class Job(_Frozen):
     metadata: Annotated[dict[str, str], MAY_DIFFER] = Field(default_factory=dict)
     batch_id: Annotated[str | None, MAY_DIFFER] = None
     webhook: Annotated[Webhook | None, MAY_DIFFER] = None
+    output: Annotated[Destination | None, MAY_DIFFER, Field(exclude_if=lambda output: output is None)] = None
 
     model: Annotated[str, MUST_MATCH]
     width: Annotated[int, MUST_MATCH]
@@ -225,7 +227,10 @@ class Thumbnail(_Frozen):
 
 
 class Artifact(_Frozen):
-    """A stored image or video; the fields from `frames` on are only set for videos."""
+    """A stored image or video; `frames` to `thumbnail` are only set for videos.
+
+    One that was sent to its job's destination has a `location`: its key is that in the bucket, or a name for a URL.
+    """
 
     index: int
     kind: Literal["image", "video"] = "image"
@@ -241,6 +246,7 @@ class Artifact(_Frozen):
     duration_s: float | None = None
     has_audio: bool | None = None
     thumbnail: Thumbnail | None = None
+    location: Annotated[str | None, Field(exclude_if=lambda location: location is None)] = None
 
 
 class Failure(_Frozen):

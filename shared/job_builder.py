@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
+from shared.config.destinations import resolve_destination
 from shared.config.models_file import Catalog, ModelSpec, References
 from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
@@ -40,10 +41,14 @@ class JobServices(Protocol):
     def storage(self) -> Storage: ...
 
 
-def check_request(request: JobRequest, services: JobServices) -> Task:
+def check_request(request: JobRequest, services: JobServices, tenant: str) -> Task:
     """Return the request's task, or raise `InvalidRequest` with all faults; fetches no image and stores nothing."""
     spec = services.catalog.get(request.model)
     faults = [*_delivery_faults(request, services), *reference_faults(request)]
+    try:
+        resolve_destination(request.output, tenant, services.settings.output_buckets)
+    except InvalidRequest as error:
+        faults.append(error)
     try:
         task = check_limits(request, spec)
         width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
@@ -100,17 +105,26 @@ def parse_checked(
     with faults.collected():
         request, spec = parse_request(body, spec_of)
         faults.found += reference_faults(request)
+        if request.output is not None:
+            message = "output: not supported by this protocol, whose responses have the results; use POST /v1/jobs"
+            faults.found.append(InvalidRequest(message, param="output"))
         task = check_limits(request, spec)
     faults.check()
     return request, task
 
 
 def _delivery_faults(request: JobRequest, services: JobServices) -> Iterator[InvalidRequest]:
+    """Yield the faults of URLs that the service will call, and of `batch_id`."""
     if request.webhook is not None:
         try:
             FetchGuard(FetchRules.for_webhooks(services.settings)).check_url(request.webhook)
         except FetchRefused as error:
             yield InvalidRequest(f"webhook: {error.message}", param="webhook")
+    for param, url in ({} if request.output is None else request.output.urls).items():
+        try:
+            FetchGuard(FetchRules.for_outputs(services.settings)).check_url(url)
+        except FetchRefused as error:
+            yield InvalidRequest(f"{param}: {error.message}", param=param)
     if request.batch_id is not None and is_reserved(request.batch_id):
         yield InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
 
@@ -152,12 +166,13 @@ async def build_job(
     """
     tenant, spec = submitter.tenant, services.catalog.get(request.model)
     store = InputStore(tenant, services.queue, services.storage, services.settings, base_url=submitter.base_url)
+    output = resolve_destination(request.output, tenant, services.settings.output_buckets)
     inputs = await store_inputs(request, store)
     job = resolve_job(request, spec, task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
         job = job.model_copy(update={"webhook": webhook})
-    return job.model_copy(update={"previews": previews}) if previews else job
+    return job.model_copy(update={"previews": previews, "output": output})
 
 
 def make_submission(
@@ -271,6 +286,9 @@ def _task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[I
     if request.layers is not None and (task.makes_video or request.layers > limits.max_layers):
         rule = f"at most {limits.max_layers}" if limits.max_layers and not task.makes_video else "not for this model"
         yield InvalidRequest(f"layers: {rule}", param="layers")
+    layers = 0 if task.makes_video else _default(request.layers, spec.defaults.layers)
+    if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
+        yield InvalidRequest(f"output: {fault}", param="output")
 
 
 def resolve_job(

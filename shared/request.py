@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
+from shared.config.destinations import DestinationChoice
 from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
 from shared.config.step_schedules import Choice, StepSchedule
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
@@ -107,6 +108,9 @@ class JobRequest(BaseModel):
     output_quality: int = Field(90, strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")
     embed_parameters: bool = Field(
         False, strict=True, description="Write the prompt, seed and other parameters into the image's metadata."
+    )
+    output: DestinationChoice | None = Field(
+        None, description="Where the images or the video go. Unset: they are stored here and deleted with the job."
     )
     priority: Priority = Priority.STANDARD
     deadline_s: float | None = Field(

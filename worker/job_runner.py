@@ -73,7 +73,7 @@ class JobRunner:
         failure = Failure(code=cause.code, message=without_places(cause.message))
         outcome = Outcome(state=State.FAILED, error=failure, timings=Timings(queue_ms=claim.queued_ms))
         async with asyncio.timeout(SETTLE_FAILED_S):
-            settle = partial(self._queue.claims.settle, self._worker, claim.job.id, claim.epoch, outcome)
+            settle = partial(self._queue.claims.settle, self._worker, claim.job.id, claim.epoch, outcome, job=claim.job)
             if await retry_while_unavailable(settle, "settle_failed"):
                 collectors.settled(claim, outcome)
 
@@ -131,7 +131,7 @@ class JobRunner:
         """Write the outcome, log and count it; False when the claim is no longer current."""
         job_id, epoch, token = claimed.job.id, claimed.claim.epoch, secrets.token_hex(8)
         settled = await retry_while_unavailable(
-            lambda: self._queue.claims.settle(self._worker, job_id, epoch, outcome, token=token),
+            lambda: self._queue.claims.settle(self._worker, job_id, epoch, outcome, token=token, job=claimed.job),
             "settle_failed",
             until=lambda: claimed.abandoned,
         )

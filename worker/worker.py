@@ -31,6 +31,7 @@ from worker.leases import Leases
 from worker.metrics import collectors
 from worker.model_availability import ModelAvailability
 from worker.output.image_encoding import PreviewPublisher
+from worker.output.sending import OutputSender
 from worker.output.upload import Uploader
 from worker.progress import ProgressReporter
 
@@ -60,7 +61,8 @@ class Worker:
         self._claimed_jobs: dict[str, ClaimedJob] = {}  # by claim key
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = asyncio.Event()
-        self._uploader = Uploader(storage, settings.spool_bytes)
+        self._sender = OutputSender(queue, settings)
+        self._uploader = Uploader(storage, settings.spool_bytes, self._sender)
         self._cost_curves = CostCurves()
         self._batch_log = BatchLog(catalog)
         self._scrape_metrics = collectors.ScrapeMetrics()
@@ -102,6 +104,7 @@ class Worker:
         finally:
             await cancel_and_wait(background)
             self._uploader.close()
+            await self._sender.close()
 
     def drain(self) -> None:
         """Stop claiming, finish running jobs, release those that exceed the drain timeout, and exit."""

@@ -13,9 +13,10 @@ from api.errors import RangeNotSatisfiable
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
 from api.responses import etag_matches
+from shared.config.destinations import bucket_of
 from shared.errors import NotFound
 from shared.job import Artifact, InputRef, JobRecord, Thumbnail
-from shared.storage import CHUNK_BYTES
+from shared.storage import CHUNK_BYTES, Storage
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -63,7 +64,12 @@ async def get_artifact(
     """Read an image or video of a job, or a part of it."""
     image_or_video = _artifact(await context.find_job(job_id), index)
     return await object_response(
-        request, context, image_or_video, conditions, name=f"{job_id}-{index}", redirect=redirect
+        request,
+        storage_of(image_or_video, context),
+        image_or_video,
+        conditions,
+        name=f"{job_id}-{index}",
+        redirect_s=context.services.settings.presign_expires_s if redirect else None,
     )
 
 
@@ -86,11 +92,18 @@ async def get_thumbnail(
     redirect: Redirect = False,
 ) -> Response:
     """Read the thumbnail of a video."""
-    still = _artifact(await context.find_job(job_id), index).thumbnail
+    video = _artifact(await context.find_job(job_id), index)
+    storage, still = storage_of(video, context), video.thumbnail
     if still is None:
         raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
-    name = f"{job_id}-{index}-thumbnail"
-    return await object_response(request, context, still, conditions, name=name, redirect=redirect)
+    return await object_response(
+        request,
+        storage,
+        still,
+        conditions,
+        name=f"{job_id}-{index}-thumbnail",
+        redirect_s=context.services.settings.presign_expires_s if redirect else None,
+    )
 
 
 def _artifact(record: JobRecord, index: int) -> Artifact:
@@ -104,19 +117,31 @@ def _artifact(record: JobRecord, index: int) -> Artifact:
     )
 
 
+def storage_of(artifact: Artifact, context: RequestContext) -> Storage:
+    """Return where an artifact is stored; raises `NotFound` for one that was sent to a URL."""
+    if artifact.location is None:
+        return context.services.storage
+    if (bucket := bucket_of(artifact.location)) is not None:
+        return context.services.output_buckets.find(bucket)
+    raise NotFound(f"artifact {artifact.index} is not stored here: it was sent to {artifact.location}", param="index")
+
+
 async def object_response(
     request: Request,
-    context: RequestContext,
+    storage: Storage,
     stored_object: Artifact | Thumbnail | InputRef,
     conditions: Conditions,
     *,
     name: str,
-    redirect: bool = False,
+    redirect_s: int | None = None,
 ) -> Response:
-    """Return an object of the storage, or the part of it that is requested; `name` is that of a saved file."""
-    storage, size = context.services.storage, stored_object.bytes
-    if redirect:
-        url = await storage.presigned_url(stored_object.key, context.services.settings.presign_expires_s)
+    """Return an object of `storage`, or the part of it that is requested; `name` is that of a saved file.
+
+    With `redirect_s`, redirect to a URL that is valid for so long, if the storage has such.
+    """
+    size = stored_object.bytes
+    if redirect_s is not None:
+        url = await storage.presigned_url(stored_object.key, redirect_s)
         if url is not None:
             return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
     etag = f'"{hashlib.sha256(stored_object.key.encode()).hexdigest()[:32]}"'  # objects never change

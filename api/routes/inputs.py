@@ -87,7 +87,7 @@ async def get_input(input_id: str, context: Context) -> InputObject:
 async def get_input_content(request: Request, input_id: str, context: Context, conditions: ConditionsDep) -> Response:
     """Read the image of an input, or a part of it."""
     ref = (await find_input(input_id, context)).ref
-    return await object_response(request, context, ref, conditions, name=input_id)
+    return await object_response(request, context.services.storage, ref, conditions, name=input_id)
 
 
 @router.delete("/{input_id}", status_code=204, responses=problems(404, 409, 503))

@@ -12,9 +12,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.config.destinations import OutputBucket
 from shared.errors import ConfigurationError
 
 PREFIX = "FUSEQUEUE_"
@@ -39,12 +49,17 @@ def _split(value: Any) -> Any:
     return [item for part in value.split(",") if (item := part.strip())] if isinstance(value, str) else value
 
 
+def _output_bucket(value: Any) -> Any:
+    return OutputBucket.parse(value) if isinstance(value, str) else value
+
+
 Positive = Annotated[int, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 CommaSeparated = BeforeValidator(_split)
 Ports = Annotated[tuple[PortNumber, ...], CommaSeparated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], CommaSeparated]
+Buckets = Annotated[tuple[Annotated[OutputBucket, BeforeValidator(_output_bucket)], ...], CommaSeparated]
 Origins = Annotated[tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.\[\]:-]+$")], ...], CommaSeparated]
 
 
@@ -79,6 +94,9 @@ class Settings(BaseSettings):
     s3_prefix: str = _setting("", "Prefix of every object key.")
     storage_timeout_s: float = _setting(10.0, "Timeout of a storage request.", gt=0)
     presign_expires_s: Positive = _setting(3600, "Lifetime of presigned and signed URLs.")
+    output_buckets: Buckets = _setting(
+        (), "Buckets that jobs can name as `output`, comma-separated: BUCKET, BUCKET/PREFIX, TENANT=BUCKET/PREFIX."
+    )
 
     retention_s: Positive = _setting(86_400, "How long finished jobs and their images are kept.")
     input_retention_s: Positive = _setting(86_400, "How long an unused input is kept.")
@@ -164,6 +182,10 @@ class Settings(BaseSettings):
     webhook_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed for webhooks, comma-separated.")
     webhook_allow_http: bool = _setting(False, "Allow plain http for webhooks.")
     webhook_ports: Ports = _setting((443, 8443), "Ports allowed for webhooks, comma-separated.")
+    output_timeout_s: float = _setting(30.0, "Timeout of one PUT of an output to a URL of its job.", gt=0, le=120)
+    output_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in those URLs, comma-separated.")
+    output_allow_http: bool = _setting(False, "Allow plain http in those URLs.")
+    output_ports: Ports = _setting((443, 8443), "Ports allowed in those URLs, comma-separated.")
     max_wait_s: Positive = _setting(60, "Longest `wait` of a request.")
     sync_wait_s: Positive = _setting(540, "Longest wait of a synchronous OpenAI or Hugging Face call.")
     disconnect_grace_s: float = _setting(15.0, "Time for a retry after a disconnect, before the job is canceled.", ge=0)
@@ -177,6 +199,14 @@ class Settings(BaseSettings):
     )
     trusted_proxies: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are trusted, comma-separated.")
     sse_keepalive_s: float = _setting(15.0, "Interval of keep-alive comments on event streams.", gt=0)
+
+    @field_validator("output_buckets")
+    @classmethod
+    def _not_the_own_bucket(cls, buckets: tuple[OutputBucket, ...], info: ValidationInfo) -> tuple[OutputBucket, ...]:
+        own = info.data.get("s3_bucket")
+        if any(entry.bucket == own for entry in buckets):
+            raise ValueError(f"{own} is FUSEQUEUE_S3_BUCKET, with the results of all tenants; use another bucket")
+        return buckets
 
 
 def withhold_permissions(settings: Settings) -> None:

@@ -19,6 +19,7 @@ from functools import cache
 
 import httpx
 
+from shared.config.destinations import MAX_PUT_URL_CHARS
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused
 from shared.inputs import resolver
@@ -90,6 +91,7 @@ class FetchRules:
     ports: tuple[int, ...] = (443,)
     allow_http: bool = False
     networks: tuple[Network, ...] = ()
+    max_url_chars: int = MAX_URL_CHARS
 
     @classmethod
     def for_inputs(cls, settings: Settings) -> FetchRules:
@@ -111,6 +113,18 @@ class FetchRules:
             ports=settings.webhook_ports,
             allow_http=settings.webhook_allow_http,
             networks=settings.webhook_allow_networks,
+        )
+
+    @classmethod
+    def for_outputs(cls, settings: Settings) -> FetchRules:
+        """Return the rules for PUTs of outputs; only the first part of a response is read."""
+        return cls(
+            timeout_s=settings.output_timeout_s,
+            max_bytes=64 * 1024,
+            ports=settings.output_ports,
+            allow_http=settings.output_allow_http,
+            networks=settings.output_allow_networks,
+            max_url_chars=MAX_PUT_URL_CHARS,
         )
 
 
@@ -227,8 +241,8 @@ class FetchGuard:
             raise FetchRefused(f"host not allowed: {host} is {reason}")
 
     def _parse(self, url: str) -> httpx.URL:
-        if len(url) > MAX_URL_CHARS:
-            raise FetchRefused(f"the URL has more than {MAX_URL_CHARS} characters")
+        if len(url) > self.rules.max_url_chars:
+            raise FetchRefused(f"the URL has more than {self.rules.max_url_chars} characters")
         if any(character <= " " or character in "\\\x7f" for character in url):
             raise FetchRefused("the URL has a space, a backslash or a control character")
         try:

@@ -99,6 +99,9 @@ class InputStore:
             raise InputRejected(f"{param}: job {job_id} {state}; wait until it has succeeded", param=param)
         if artifact.kind != "image":
             raise InputRejected(f"{param}: artifact {index} of job {job_id} is a video, not an image", param=param)
+        if artifact.location is not None:
+            message = f"{param}: artifact {index} of job {job_id} is not stored here but at {artifact.location}"
+            raise InputRejected(f"{message}; upload it, or send a URL of it", param=param)
         try:
             return await self.put_upload(
                 lambda: self.storage.read(artifact.key, 0, artifact.bytes), artifact.bytes, param

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.adapters import Adapter
+from shared.config.destinations import Destination
 from shared.config.step_schedules import StepSchedule
 from shared.job import Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
 from shared.queue_reason import QueueReason
@@ -44,7 +45,7 @@ class ImageObject(BaseModel):
 
 
 class ArtifactObject(BaseModel):
-    """A finished image or video; `flagged` by the model's safety checker. `frames` and later fields: videos only."""
+    """A finished image or video; `flagged` by the model's safety checker. `frames` to `thumbnail_url`: videos only."""
 
     index: int
     kind: Literal["image", "video"]
@@ -60,6 +61,10 @@ class ArtifactObject(BaseModel):
     duration_s: float | None
     has_audio: bool | None
     thumbnail_url: str | None = Field(description="A JPEG of a video's first frame.")
+    location: str | None = Field(
+        description="Where it was sent, if the job has an `output`: `s3://bucket/key`, which `url` reads, or an https "
+        "URL without its query, which the service cannot read."
+    )
 
 
 class FailureObject(BaseModel):
@@ -104,6 +109,14 @@ class ControlObject(BaseModel):
     scale: float
     start: float
     end: float
+
+
+class OutputObject(BaseModel):
+    """Where the artifacts of a job go: to a URL each, shown without their signatures, or into a bucket."""
+
+    put_urls: list[str]
+    bucket: str | None
+    prefix: str
 
 
 class UrlsObject(BaseModel):
@@ -160,6 +173,7 @@ class JobObject(BaseModel):
     output_format: OutputFormat
     output_quality: int
     embed_parameters: bool
+    output: OutputObject | None = Field(description="Null: the artifacts are stored here, and deleted with the job.")
     priority: Priority
     metadata: dict[str, str]
     batch_id: str | None
@@ -210,6 +224,7 @@ def job_object(
             ControlObject(image=_image(image), **control.model_dump())
             for control, image in zip(job.controls, job.control_images, strict=True)
         ],
+        output=None if job.output is None else _output(job.output),
         artifacts=[
             _artifact(artifact, f"{url}/artifacts/{artifact.index}", sign(job.id, artifact.index))
             for artifact in record.artifacts
@@ -221,12 +236,16 @@ def job_object(
     )
 
 
-_IMAGES = {"images", "mask", "last_image", "controls"}
-_REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _IMAGES
+_CONVERTED = {"images", "mask", "last_image", "controls", "output"}
+_REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _CONVERTED
 
 
 def _image(image: InputRef) -> ImageObject:
     return ImageObject(**image.model_dump(exclude={"key"}))
+
+
+def _output(output: Destination) -> OutputObject:
+    return OutputObject(**output.without_signatures().model_dump())
 
 
 def _artifact(artifact: Artifact, url: str, query: str) -> ArtifactObject:
@@ -234,5 +253,6 @@ def _artifact(artifact: Artifact, url: str, query: str) -> ArtifactObject:
         url=url + query,
         # The signature of a video covers its thumbnail.
         thumbnail_url=None if artifact.thumbnail is None else f"{url}/thumbnail{query}",
-        **artifact.model_dump(exclude={"key", "thumbnail"}),
+        location=artifact.location,  # omitted from the dump if it is None
+        **artifact.model_dump(exclude={"key", "thumbnail", "location"}),
     )

@@ -9,7 +9,7 @@ import structlog
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
-from shared.job import Failure, Outcome, Priority, State, decode, is_newer
+from shared.job import Failure, Job, Outcome, Priority, State, decode, encode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
 from shared.queue.records import ARTIFACTS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
@@ -209,11 +209,25 @@ class Claims(QueueComponent):
             cancel=frozenset(job_id for _, canceled in replies for job_id in canceled),
         )
 
-    async def settle(self, worker: str, job_id: str, epoch: int, outcome: Outcome, *, token: str | None = None) -> bool:
+    async def settle(
+        self,
+        worker: str,
+        job_id: str,
+        epoch: int,
+        outcome: Outcome,
+        *,
+        token: str | None = None,
+        job: Job | None = None,
+    ) -> bool:
         """End a job with its outcome; False if the claim is not this worker's or the job has ended.
 
-        A caller that repeats a call passes the same `token`, and gets the reply of the first call.
+        A caller that repeats a call passes the same `token`, and gets the reply of the first call. With `job`, its
+        record loses the signatures of its PUT URLs.
         """
+        wire = None
+        if job is not None and job.output is not None:
+            wire = encode(job.model_copy(update={"output": job.output.without_signatures()}))
+        stored = [artifact for artifact in outcome.artifacts if artifact.location is None]
         return await self._scripts.settle(
             worker,
             job_id,
@@ -227,8 +241,9 @@ class Claims(QueueComponent):
             device_seconds=outcome.device_seconds,
             step=outcome.progress.step,
             total=outcome.progress.total,
-            objects=sum(1 if one.thumbnail is None else 2 for one in outcome.artifacts),
-            stored_bytes=sum(one.bytes + (one.thumbnail.bytes if one.thumbnail else 0) for one in outcome.artifacts),
+            objects=sum(1 if one.thumbnail is None else 2 for one in stored),
+            stored_bytes=sum(one.bytes + (one.thumbnail.bytes if one.thumbnail else 0) for one in stored),
+            wire=wire,
         )
 
     async def report_progress(self, *reports: ProgressReport) -> int:

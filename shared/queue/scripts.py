@@ -198,6 +198,7 @@ class Scripts(Protocol):
         total: int,
         objects: int,
         stored_bytes: int,
+        wire: str | None,
     ) -> bool: ...
 
     # Controls

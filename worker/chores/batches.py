@@ -181,7 +181,7 @@ class BatchRunner:
     async def _submission(self, line: BatchLine) -> Submission:
         context, batch = self._context, self._batch
         request = batch_lines.line_request(batch.endpoint, line.body(), context.catalog)
-        task = job_builder.check_request(request, context)
+        task = job_builder.check_request(request, context, batch.tenant)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
         submitter = job_builder.Submitter(batch.tenant, batch.base_url)
         job = await job_builder.build_job(request.model_copy(update=fields), task, submitter, context)

@@ -17,12 +17,13 @@ from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
 from worker.engine.protocol import Output
 from worker.output.image_encoding import encode
+from worker.output.sending import File, OutputSender
 from worker.output.video_encoding import encode_video
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
-Files = dict[str, tuple[bytes, str]]  # key -> (content, content type)
+Files = dict[str, File]  # by key
 
 ENCODER_THREADS = 2
 FIRST_RETRY_S = 0.2
@@ -33,12 +34,14 @@ MIN_HELD_BYTES = 2 * 1024 * 1024  # of the spool, per output: bounds the jobs a 
 class Uploader:
     """Encodes and uploads images and videos; holds up to `spool_bytes` of them while storage is unavailable.
 
-    An upload is retried while storage is unavailable; any other error fails its job. A job that is stopped, lost or
-    released cancels its uploads. A full spool stops the claiming of jobs; a small output counts as `MIN_HELD_BYTES`.
+    An upload is retried while storage is unavailable; any other error fails its job. `sender` sends the outputs of jobs
+    with a destination. A job that is stopped, lost or released cancels its uploads. A full spool stops the claiming of
+    jobs; a small output counts as `MIN_HELD_BYTES`.
     """
 
-    def __init__(self, storage: Storage, spool_bytes: int) -> None:
+    def __init__(self, storage: Storage, spool_bytes: int, sender: OutputSender) -> None:
         self._storage = storage
+        self._sender = sender
         self.spool_bytes = spool_bytes
         self._encoders = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="encode")
         self.held_bytes = 0
@@ -59,7 +62,11 @@ class Uploader:
         except Exception as error:
             log.exception("output_not_encoded", job_id=claim.job.id, index=index)
             raise EncodingFailed(f"output {index} cannot be encoded: {type(error).__name__}: {error}") from error
-        with self._counted_in_spool(sum(len(data) for data, _ in files.values())), metrics.upload_seconds.time():
+        size = sum(len(data) for data, _ in files.values())
+        with self._counted_in_spool(size) as held_bytes, metrics.upload_seconds.time():
+            if claim.job.output is not None:
+                await self._sender.send(claim, index, files, held_bytes)
+                return artifact
             for key, (data, content_type) in files.items():
                 await self._put(key, data, content_type)
         return artifact
@@ -80,6 +87,7 @@ class Uploader:
         content_type = job.output_format.content_type
         common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
         common |= {"seed": job.seed_of(index), "flagged": output.flagged}
+        common["location"] = None if job.output is None else job.output.location(key, index)
         with self._counted_in_spool(output.nbytes):
             if not output.is_video:
                 data = await self._in_thread(partial(encode, output.pixels, job, index))
@@ -91,6 +99,7 @@ class Uploader:
         thumbnail = Thumbnail(
             key=f"{stem}-thumbnail.jpg", content_type="image/jpeg", bytes=size, width=width, height=height
         )
+        has_place = job.output is None or job.output.bucket is not None  # a PUT URL is for the video only
         artifact = Artifact(
             **common,
             kind="video",
@@ -101,9 +110,10 @@ class Uploader:
             fps=video.fps,
             duration_s=video.duration_s,
             has_audio=video.has_audio,
-            thumbnail=thumbnail,
+            thumbnail=thumbnail if has_place else None,
         )
-        return artifact, {key: (video.data, content_type), thumbnail.key: (video.thumbnail, thumbnail.content_type)}
+        still = {thumbnail.key: (video.thumbnail, thumbnail.content_type)} if has_place else {}
+        return artifact, {key: (video.data, content_type), **still}
 
     async def _in_thread(self, encode: Callable[[], T]) -> T:
         def timed() -> T:
@@ -113,17 +123,22 @@ class Uploader:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, timed)
 
     @contextmanager
-    def _counted_in_spool(self, size: int) -> Iterator[None]:
+    def _counted_in_spool(self, size: int) -> Iterator[int]:
         held = max(size, MIN_HELD_BYTES)
         self.held_bytes += held
         try:
-            yield
+            yield held
         finally:
             self.held_bytes -= held
 
 
 def object_key(job: Job, epoch: int, index: int) -> str:
-    """Return the storage key of an output; it names the claim's epoch, so that two claims never share a key."""
+    """Return the storage key of an output; it names the claim's epoch, so that two claims never share a key.
+
+    That in the job's destination is the same for all claims: a user finds each output once.
+    """
+    if job.output is not None:
+        return job.output.key(f"{job.id}-{index}.{job.output_format.value}")
     return f"{claim_prefix(job, epoch)}{index}.{job.output_format.value}"
 
 

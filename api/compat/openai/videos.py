@@ -31,7 +31,7 @@ from api.context import Context, RequestContext
 from api.http.bodies import read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, URLENCODED_TYPES, content_type_of, require_type
 from api.http.openapi import problems
-from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response
+from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response, storage_of
 from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
@@ -146,10 +146,12 @@ async def get_video_content(
     video = next(iter(record.artifacts), None)
     if video is None:
         raise NotFound(f"video {video_id} is {video_object(record)['status']} and has no content", param="id")
+    storage = storage_of(video, context)
     stored = {"video": video, "thumbnail": video.thumbnail}.get(variant)
     if stored is None:
         raise NotFound(f"video {video_id} has no {variant}", param="variant")
-    return await object_response(request, context, stored, conditions, name=f"{video_id}-{variant}")
+    name = f"{video_id}-{variant}"
+    return await object_response(request, storage, stored, conditions, name=name)
 
 
 async def _find(video_id: str, context: RequestContext) -> JobRecord:

@@ -61,6 +61,8 @@ def fusequeue(*arguments: str) -> Result:
         (("submit", "x", "--image", "folder.txt"), "'--image'"),
         (("submit", "x", "--mask", "none.png"), "'--mask'"),
         (("submit", "x", "-o", "file"), "'-o'"),
+        (("submit", "x", "--output-url", BYTES), "'--output-url': 'caf\\udce9' is not UTF-8"),
+        (("submit", "x", "--output-url", "https://a/b", "--output-bucket", "c"), "'--output-url': send either it or"),
         (("status", LONG), "has more than 1000 characters"),
         (("watch", LONG), "has more than 1000 characters"),
         (("status", ".."), "invalid id: '..'"),

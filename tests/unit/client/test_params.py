@@ -21,7 +21,7 @@ from fusequeue import params, service
 from fusequeue.batches import BatchEndpoint, BatchState
 from fusequeue.webhooks import DeliveryState
 from shared import webhooks
-from shared.config import adapters, controls, models_file, step_schedules
+from shared.config import adapters, controls, destinations, models_file, step_schedules
 from shared.job import OutputFormat, Phase, Priority, State, Task
 from shared.protocols import native
 from shared.queue import records
@@ -44,6 +44,7 @@ def values(literal: Any) -> set[str]:
         (params.JobParams, JobRequest),
         (params.AdapterParams, adapters.AdapterChoice),
         (params.ControlParams, controls.ControlChoice),
+        (params.OutputParams, destinations.DestinationChoice),
         (params.StepScheduleParams, step_schedules.StepSchedule),
         (fusequeue.JobFilters, ServiceFilters),
         (fusequeue.LetterFilters, ServiceLetterFilters),

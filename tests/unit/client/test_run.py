@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import png
+from harness.http_server import WORKER, png
 
 from fusequeue import (
     AsyncClient,
@@ -20,9 +20,12 @@ from fusequeue import (
     InvalidArgument,
     Job,
     JobFailed,
+    OutputParams,
     Unreachable,
     WaitTimeout,
 )
+from shared.job import Artifact, Outcome, State
+from shared.queue import Claim, Queue
 
 PROMPT = "a red circle on a blue ground, left"
 Work = Callable[..., Awaitable[bytes]]
@@ -46,6 +49,25 @@ async def test_a_result_without_a_folder_can_be_saved_later(api: AsyncClient, wo
     assert result.files == ()
     assert [file.name for file in result.save(str(tmp_path / "later"), name="mine").files] == ["mine-0.png"]
     assert [file.name for file in (tmp_path / "later").iterdir()] == ["mine-0.png"]
+
+
+async def test_run_leaves_out_what_a_put_url_has(
+    api: AsyncClient, next_job: Callable[[], Awaitable[Claim]], fake_queue: Queue, tmp_path: Path
+) -> None:
+    """The service cannot read it; its location is where the script has sent it."""
+    output: OutputParams = {"put_url": "https://bucket.example/circle.png?X-Amz-Signature=secret"}
+    running = asyncio.create_task(api.run("demo", PROMPT, output=output, folder=tmp_path))
+    claim = await next_job()
+    location = "https://bucket.example/circle.png"
+    size: dict[str, Any] = {"bytes": 9, "width": 64, "height": 64}
+    artifact = Artifact(index=0, key="a.png", content_type="image/png", seed=7, location=location, **size)
+    outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
+    assert await fake_queue.claims.settle(WORKER, claim.job.id, claim.epoch, outcome)
+    result = await running
+    assert (result.data, result.files, await api.download(result.job, tmp_path)) == ((), (), [])
+    assert result.job.artifacts[0].location == location
+    assert result.job.output is not None
+    assert result.job.output.put_urls == (location,)
 
 
 async def test_run_raises_for_a_job_without_a_result(api: AsyncClient, work: Work) -> None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from shared.config.batch_rules import BatchRule, BatchRules
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
+from shared.config.settings import Settings
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
 from shared.inputs.request_images import Inputs, check_input_sizes
@@ -265,11 +266,11 @@ def sized_request(n: int, width: int, height: int) -> JobRequest:
 
 def test_more_images_than_a_batch_rule_allows_are_refused() -> None:
     """Accepted, the job could never be claimed."""
-    services: Any = SimpleNamespace(catalog=LIMITED)
-    check_request(sized_request(2, width=512, height=512), services)
-    check_request(sized_request(4, width=512, height=768), services)
+    services: Any = SimpleNamespace(catalog=LIMITED, settings=Settings())
+    check_request(sized_request(2, width=512, height=512), services, "default")
+    check_request(sized_request(4, width=512, height=768), services, "default")
     with pytest.raises(InvalidRequest, match="n is at most 2 for model 'demo' at 512x512") as refused:
-        check_request(sized_request(4, width=512, height=512), services)
+        check_request(sized_request(4, width=512, height=512), services, "default")
     assert refused.value.param == "n"
 
 

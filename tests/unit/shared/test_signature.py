@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from shared.config.controls import Control
+from shared.config.destinations import Destination
 from shared.config.models_file import Limits, ModelSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import (
@@ -68,6 +69,7 @@ OTHER: dict[str, Any] = {
     "control_ids": ("edges",),
     "controls": (Control(id="edges"),),
     "control_images": (A_REF,),
+    "output": Destination(bucket="renders"),
 }
 
 

@@ -14,6 +14,7 @@ import structlog
 from harness.queue import end, lose, put
 
 from shared.config.models_file import ModelSpec
+from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageUnavailable, without_places
 from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
@@ -21,6 +22,7 @@ from shared.storage.folder import FolderStorage
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.model_availability import ModelAvailability
+from worker.output.sending import OutputSender
 from worker.output.upload import Uploader
 
 WORKER = "w1"
@@ -90,7 +92,7 @@ class RunnerHarness:
 async def harness(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[RunnerHarness]:
     storage = SlowFolder(tmp_path)
     storage.open.set()
-    uploader = Uploader(storage, 10**8)
+    uploader = Uploader(storage, 10**8, OutputSender(fake_queue, Settings()))
     yield RunnerHarness(fake_queue, storage, uploader, tmp_path, EngineStub())
     uploader.close()
     await storage.close()

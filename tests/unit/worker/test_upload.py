@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shared.config.destinations import Destination
 from shared.errors import StorageUnavailable
 from shared.job import Job, OutputFormat, Task
 from shared.queue import Claim
 from worker.engine.protocol import Audio, Output
 from worker.output import upload
-from worker.output.upload import Uploader, object_key
+from worker.output.upload import Files, Uploader, object_key
 
 PIXELS = np.zeros((64, 64, 3), np.uint8)
 
@@ -36,6 +37,16 @@ class StorageWithOutage:
         self.objects[key] = data
 
 
+class RecordingSender:
+    """Keeps the names of the files that it gets."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def send(self, claim: Claim, index: int, files: Files, held_bytes: int) -> None:
+        self.sent += files
+
+
 def claim() -> Claim:
     job = Job(
         id="job_1", tenant="default", created_at_ms=0, model="demo", width=64, height=64, prompt="x", seed=7, steps=2,
@@ -48,8 +59,8 @@ def claim() -> Claim:
 async def make_uploader() -> AsyncIterator[Any]:
     uploaders: list[Uploader] = []
 
-    def make(storage: StorageWithOutage, spool_bytes: int = 10**6) -> Uploader:
-        uploaders.append(Uploader(storage, spool_bytes))  # type: ignore[arg-type]
+    def make(storage: StorageWithOutage, spool_bytes: int = 10**6, sender: RecordingSender | None = None) -> Uploader:
+        uploaders.append(Uploader(storage, spool_bytes, sender or RecordingSender()))  # type: ignore[arg-type]
         return uploaders[-1]
 
     yield make
@@ -121,6 +132,33 @@ async def test_video_is_stored_with_its_thumbnail(make_uploader: Any) -> None:
         artifact.thumbnail.key: artifact.thumbnail.bytes,
     }
     assert uploader.held_bytes == 0
+
+
+def video_claim(output: Destination) -> Claim:
+    update = {"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 8, "output_format": OutputFormat.MP4, "output": output}
+    return replace(claim(), job=claim().job.model_copy(update=update))
+
+
+async def test_a_bucket_of_the_job_gets_the_video_and_its_thumbnail(make_uploader: Any) -> None:
+    """The keys name no epoch, so that a second claim replaces the files of the first one. Nothing is stored here."""
+    storage, sender = StorageWithOutage(), RecordingSender()
+    uploader = make_uploader(storage, sender=sender)
+    video = Output(np.full((9, 32, 48, 3), 90, np.uint8))
+    artifact = await uploader.upload(video_claim(Destination(bucket="renders", prefix="a")), 0, video)
+    assert artifact.location == "s3://renders/a/job_1-0.mp4"
+    assert sender.sent == ["a/job_1-0.mp4", "a/job_1-0-thumbnail.jpg"] == [artifact.key, artifact.thumbnail.key]
+    assert storage.objects == {}
+
+
+async def test_a_put_url_gets_the_video_only(make_uploader: Any) -> None:
+    sender = RecordingSender()
+    uploader = make_uploader(StorageWithOutage(), sender=sender)
+    url = "https://bucket.example/clip.mp4?X-Amz-Signature=secret"
+    artifact = await uploader.upload(
+        video_claim(Destination(put_urls=(url,))), 0, Output(np.full((9, 32, 48, 3), 90, np.uint8))
+    )
+    assert (artifact.location, artifact.thumbnail) == ("https://bucket.example/clip.mp4", None)
+    assert len(sender.sent) == 1
 
 
 async def test_layers_of_an_image_share_its_seed(make_uploader: Any) -> None:

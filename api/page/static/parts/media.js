@@ -34,7 +34,7 @@ export function ArtifactView({ job, artifact, others, size = "" }) {
     <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
       ${
         missing
-          ? html`<span class="missing">no longer kept</span>`
+          ? html`<span class="missing">${artifact.location ? `at ${artifact.location}` : "no longer kept"}</span>`
           : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(true)} />`
       }
       ${isVideo(artifact) && html`<span class="tag">

@@ -1,8 +1,9 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
--- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes
---          `token`: the same token settles once; `error`: '' for none; `objects`, `stored_bytes`: of the artifacts
+-- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes, wire
+--          `token`: the same token settles once; `error`: '' for none; `objects`, `stored_bytes`: of the artifacts;
+--          `wire`: what the job's wire form becomes, without secrets that its end makes useless; '' to keep it
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = clock_ms()
@@ -34,6 +35,10 @@ if job.state ~= 'running' or job.worker ~= worker or job.epoch ~= epoch then ret
 local canceled = job.cancel and ARGV[5] == 'succeeded'
 redis.call('HSET', key.job(id), 'settled', token, 'artifacts', canceled and '[]' or ARGV[6], 'batching', ARGV[8], 'timings', ARGV[9],
   'device_seconds', ARGV[10], 'step', ARGV[11], 'total', ARGV[12])
+if ARGV[15] ~= '' then
+  job.job = ARGV[15]
+  redis.call('HSET', key.job(id), 'job', job.job)
+end
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
 job_state.resize(id, job, footprint.of_job(#(job.job or ''), #ARGV[6] + #ARGV[7] + #ARGV[8] + #ARGV[9], ARGV[13], ARGV[14]))
 job_state.finish(id, job, canceled and 'canceled' or ARGV[5], now)
