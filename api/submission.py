@@ -154,11 +154,14 @@ async def submit_retries(jobs: Sequence[Job], services: Services) -> list[Submit
 
 async def _retry(job: Job, services: Services) -> SubmissionOrReplay | FusequeueError:
     """Return a new job with the parameters of an ended one, the one that an earlier retry has queued, or why there is
-    none: the model or an input image is gone."""
+    none: the model, an input image or the place of its outputs is gone."""
     key = f"retry {job.id}"  # no client's key has a space
     known = await services.queue.jobs.submitted_before(job.tenant, key, None)
     if known is not None:
         return known
+    if job.output is not None and job.output.put_urls:
+        message = "output: the presigned URLs of the job are no longer known; submit it again with new ones"
+        return InvalidRequest(message, param="output")
     at_ms = now_ms()
     is_counted = job.batch_id is not None and job_builder.is_reserved(job.batch_id)  # its OpenAI batch has counted it
     changes = {"id": new_id("job", at_ms), "created_at_ms": at_ms, "batch_id": None if is_counted else job.batch_id}

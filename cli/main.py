@@ -60,7 +60,7 @@ COMMANDS = {
     ),
     "resume": ("cli.operators:resume", "End a pause."),
     "pauses": ("cli.operators:pauses", "List what is paused."),
-    "curves": ("cli.operators:curves", "List the batch cost curves of the models."),
+    "curves": ("cli.operators:curves", "List the batch cost curves that workers measured."),
     "actions": ("cli.operators:actions", "List what operators did, newest first."),
     "keys": ("cli.keys:keys", "Create, list and revoke API keys."),
     "tenants": ("cli.keys:tenants", "Limits of tenants."),

@@ -106,7 +106,8 @@ async def update_jobs(request: Request, context: MatchingContext, query: Matchin
 async def retry_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> RetryPiece:
     """Queue new jobs with the parameters of the failed, canceled and expired jobs that match the filters, of which at
     least one is required. A repetition, such as after a full queue (429), returns the same new jobs. A request handles
-    a bounded number of jobs, oldest first. Jobs whose model or input image is gone are skipped."""
+    a bounded number of jobs, oldest first. Jobs whose model or input image is gone, and those with presigned URLs, are
+    skipped."""
     new_ids: dict[str, str] = {}
 
     async def retry(records: list[JobRecord]) -> list[str]:

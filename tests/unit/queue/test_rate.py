@@ -10,7 +10,7 @@ from fakeredis import FakeAsyncRedis
 
 import shared.queue
 
-RATE = (Path(shared.queue.__file__).parent / "lua" / "lib" / "rate_limit.lua").read_text("utf-8")
+RATE = (Path(shared.queue.__file__).parent / "lua" / "tenants" / "rate_limit.lua").read_text("utf-8")
 NOW = 1_763_000_000_000
 
 

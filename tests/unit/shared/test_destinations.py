@@ -125,7 +125,12 @@ def test_a_job_without_a_destination_keeps_its_wire_format(make_job: Any) -> Non
 @pytest.mark.parametrize("endpoint", ["/v1/images/generations", "/v1/images/edits"])
 def test_protocols_that_return_results_take_no_destination(endpoint: str) -> None:
     """A line of their batches neither; one of jobs takes it."""
-    body = {"model": "demo", "prompt": "x", "image": "in_1", "output": {"bucket": "renders"}}
+    body = {
+        "model": "demo",
+        "prompt": "x",
+        "image": "in_0123456789abcdef0123456789abcdef",
+        "output": {"bucket": "renders"},
+    }
     with pytest.raises(InvalidRequest, match="use POST /v1/jobs") as refused:
         line_request(endpoint, body, Catalog((SPEC,)))
     assert refused.value.param == "output"

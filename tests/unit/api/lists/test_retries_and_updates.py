@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, finish, png, serving
+from harness.http_server import BODY, ROOT, WORKER, finish, png, serving
 
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
@@ -25,8 +25,19 @@ CHANGES = [
 
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
+    async with serving(fake_queue, tmp_path, models=without_window(tmp_path)) as client:
         yield client
+
+
+def without_window(folder: Path) -> Path:
+    """Return a models file whose jobs can be claimed at once, all together."""
+    text = (ROOT / "models.toml").read_text("utf-8")
+    for line, changed in (("window_ms = 50", "window_ms = 0"), ('"demo/model"', f'"{ROOT / "demo/model"}"')):
+        assert line in text
+        text = text.replace(line, changed)
+    file = folder / "models.toml"
+    file.write_text(text, "utf-8")
+    return file
 
 
 async def submit(api: httpx.AsyncClient, count: int = 1, **fields: Any) -> list[str]:
@@ -167,6 +178,14 @@ async def test_a_retry_holds_its_input_images_or_says_that_they_are_gone(
     piece = (await api.post("/v1/jobs:retry", params={"status": "canceled"})).json()
     assert piece["new_ids"] == {job_id: new["id"]}, "the retry before is repeated"
     assert piece["skipped"] == 2
+
+
+async def test_a_job_with_presigned_urls_is_not_retried(api: httpx.AsyncClient) -> None:
+    (job_id,) = await submit(api, output={"put_url": "https://bucket.example/image.png?signature=secret"})
+    await api.post(f"/v1/jobs/{job_id}/cancel")
+    refused = await api.post(f"/v1/jobs/{job_id}/retry")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "output")
+    assert (await api.post("/v1/jobs:retry", params={"status": "canceled"})).json()["skipped"] == 1
 
 
 async def test_retries_count_for_the_quota_and_continue(api: httpx.AsyncClient, fake_queue: Queue) -> None:
