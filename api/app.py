@@ -30,8 +30,6 @@ from api.responses import QueuePositions
 from api.routes import (
     artifacts,
     bulk,
-    cost_curves,
-    dead_letters,
     events,
     health,
     inputs,
@@ -40,10 +38,9 @@ from api.routes import (
     jobs,
     matching_jobs,
     models,
-    operations,
-    pauses,
     webhooks,
 )
+from api.routes.operators import cost_curves, dead_letters, operations, pauses
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog

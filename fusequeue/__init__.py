@@ -7,19 +7,6 @@ with Client() as client:
 """
 
 from fusequeue.aio import AsyncClient, OnProgress
-from fusequeue.batches import (
-    AsyncBatches,
-    Batch,
-    BatchEndpoint,
-    BatchError,
-    BatchErrors,
-    BatchFailure,
-    BatchResponse,
-    BatchResult,
-    BatchState,
-    BatchTimeout,
-    RequestCounts,
-)
 from fusequeue.errors import (
     Busy,
     ClientError,
@@ -34,8 +21,6 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.matching import AsyncMatching, Changes, JobFilters, LetterFilters
-from fusequeue.operations import AsyncOperations, CostCurve, CostPoint, OperatorAction, Pause
 from fusequeue.params import (
     AdapterParams,
     ControlParams,
@@ -52,7 +37,30 @@ from fusequeue.params import (
     SubmitParams,
     TaskName,
 )
-from fusequeue.resources import (
+from fusequeue.resources.batches import (
+    AsyncBatches,
+    Batch,
+    BatchEndpoint,
+    BatchError,
+    BatchErrors,
+    BatchFailure,
+    BatchResponse,
+    BatchResult,
+    BatchState,
+    BatchTimeout,
+    RequestCounts,
+)
+from fusequeue.resources.matching import AsyncMatching, Changes, JobFilters, LetterFilters
+from fusequeue.resources.operations import AsyncOperations, CostCurve, CostPoint, OperatorAction, Pause
+from fusequeue.resources.webhooks import (
+    AsyncWebhooks,
+    DeliveryAttempt,
+    DeliveryState,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookSecret,
+)
+from fusequeue.response_types import (
     Artifact,
     BatchingStats,
     Event,
@@ -84,14 +92,6 @@ from fusequeue.service import (
     WorkerInfo,
 )
 from fusequeue.sync import Client, SyncBatches, SyncMatching, SyncOperations, SyncWebhooks
-from fusequeue.webhooks import (
-    AsyncWebhooks,
-    DeliveryAttempt,
-    DeliveryState,
-    WebhookDelivery,
-    WebhookEndpoint,
-    WebhookSecret,
-)
 
 __all__ = [
     "AdapterInfo",

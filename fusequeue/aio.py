@@ -17,13 +17,14 @@ import httpx
 from httpx_sse import SSEError, aconnect_sse
 
 from fusequeue.arguments import callback, finite_seconds, folder_path, json_text, key, mapping, path_of, seconds, whole
-from fusequeue.batches import AsyncBatches
 from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
-from fusequeue.matching import AsyncMatching, JobFilters, States, job_query, update_body
-from fusequeue.operations import AsyncOperations
 from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
-from fusequeue.resources import (
+from fusequeue.resources.batches import AsyncBatches
+from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
+from fusequeue.resources.operations import AsyncOperations
+from fusequeue.resources.webhooks import AsyncWebhooks
+from fusequeue.response_types import (
     BULK_ROW,
     Artifact,
     Created,
@@ -37,7 +38,6 @@ from fusequeue.resources import (
 )
 from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
 from fusequeue.transport import MAX_RETRY_AFTER_S, UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
-from fusequeue.webhooks import AsyncWebhooks
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LINES_PER_REQUEST = 1_000

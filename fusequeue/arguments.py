@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fusequeue.errors import InvalidArgument
-from fusequeue.resources import Resource
+from fusequeue.response_types import Resource
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 

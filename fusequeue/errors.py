@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusequeue.resources import Job
+    from fusequeue.response_types import Job
 
 
 class ClientError(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 
 from fusequeue.errors import Invalid, InvalidArgument
 from fusequeue.params import ImageFile, PillowImage, ReadableFile, StrPath
-from fusequeue.resources import Artifact, Job, Result
+from fusequeue.response_types import Artifact, Job, Result
 
 IMAGE_FIELDS = ("image", "mask", "last_image")
 FOREIGN = re.compile(r"(in|job)_[0-9A-Za-z]+$|https?:|data:|/v1/")

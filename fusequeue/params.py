@@ -7,7 +7,7 @@ from os import PathLike
 from typing import IO, TYPE_CHECKING, Literal, NotRequired, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:
-    from fusequeue.resources import Artifact, Job, Result
+    from fusequeue.response_types import Artifact, Job, Result
 
 JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]

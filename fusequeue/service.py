@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SkipValidation
 
 from fusequeue.params import CacheLevelName, PriorityName, TaskName
-from fusequeue.resources import Job, Resource
+from fusequeue.response_types import Job, Resource
 
 
 class Defaults(Resource):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Self
 
 from fusequeue.aio import AsyncClient
-from fusequeue.batches import AsyncBatches
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
-from fusequeue.matching import AsyncMatching
-from fusequeue.operations import AsyncOperations
-from fusequeue.webhooks import AsyncWebhooks
+from fusequeue.resources.batches import AsyncBatches
+from fusequeue.resources.matching import AsyncMatching
+from fusequeue.resources.operations import AsyncOperations
+from fusequeue.resources.webhooks import AsyncWebhooks
 
 
 class Client(Blocking[AsyncClient]):

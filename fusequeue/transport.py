@@ -27,7 +27,7 @@ from fusequeue.errors import (
     UnexpectedResponse,
     Unreachable,
 )
-from fusequeue.resources import Page
+from fusequeue.response_types import Page
 
 T = TypeVar("T", bound=BaseModel)
 Read = TypeVar("Read")

@@ -10,7 +10,7 @@ from api.context import METRICS_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
 from api.readiness import CHECK_TIMEOUT_S
-from api.routes.operations import fleet_of, targets_of
+from api.routes.operators.operations import fleet_of, targets_of
 from shared.auth import Footprint
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError

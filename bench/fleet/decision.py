@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from api.routes.operations import fleet_of
+from api.routes.operators.operations import fleet_of
 from bench.fleet.fleet_state import BULK_WINDOW_S, TARGET_WAIT_S, FleetState, FleetWorker
 from cli.pool.pool import PoolWorker
 from shared.autoscaling import Backlog, DatedSlots, LimitedTenant, SignatureLoad, Targets, wanted_workers

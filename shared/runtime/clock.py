@@ -32,9 +32,18 @@ def epoch_s(at_ms: int | None) -> int | None:
     return None if at_ms is None else at_ms // 1000
 
 
+_last = (0, 0)  # time and random bits of the newest id
+
+
 def new_id(prefix: str, at_ms: int | None = None) -> str:
-    """Return `prefix_` and a random ULID in lower case; ids sort by time."""
-    return make_id(prefix, now_ms() if at_ms is None else at_ms, secrets.randbits(80))
+    """Return `prefix_` and a random ULID in lower case; ids sort by time, in one process by call."""
+    global _last
+    at_ms = now_ms() if at_ms is None else at_ms
+    last_ms, last_bits = _last
+    after_last = last_bits + 1 + secrets.randbits(64)
+    bits = after_last if at_ms == last_ms and after_last < 1 << 80 else secrets.randbits(80)
+    _last = (at_ms, bits)
+    return make_id(prefix, at_ms, bits)
 
 
 def make_id(prefix: str, at_ms: int, random_bits: int) -> str:

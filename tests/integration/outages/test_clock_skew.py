@@ -10,7 +10,7 @@ import pytest
 from harness.queue import claim, put, redis_ms, state_of
 from harness.stub_engine import StubFleet
 
-from api.routes.operations import fleet_of
+from api.routes.operators.operations import fleet_of
 from shared.autoscaling import ReadyTimes
 from shared.config.models_file import ModelSpec
 from shared.job import Job, State, Task

@@ -154,7 +154,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}"),
         "start_sync_call": ("default", "digest", queued, 1000, 1000),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
-        "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9),
+        "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
     }
 
 

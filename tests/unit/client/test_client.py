@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from fusequeue import AsyncClient, Busy, Invalid, JobFailed, NotFound, RefusedError, Unauthorized, Unreachable
-from fusequeue.resources import Job, event
+from fusequeue.response_types import Job, event
 from fusequeue.transport import delay_s
 
 Handler = Callable[[httpx.Request], httpx.Response]

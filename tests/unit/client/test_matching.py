@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from api.routes import dead_letters, job_lists, matching_jobs
+from api.routes import job_lists, matching_jobs
+from api.routes.operators import dead_letters
 from fusequeue import AsyncClient, InvalidArgument, RefusedError
 from shared.queue import Queue
 

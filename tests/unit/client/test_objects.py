@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fusequeue import AsyncClient, BatchTimeout, Invalid, InvalidArgument, NotFound
-from fusequeue import batches as client_batches
+from fusequeue.resources import batches as client_batches
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 
 PROMPT = "a red circle on a blue ground, left"

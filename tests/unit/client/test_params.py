@@ -11,15 +11,15 @@ from pydantic import BaseModel
 import fusequeue
 from api.compat.openai.batches import BatchRequest
 from api.compat.openai.objects import BatchObject
-from api.routes.dead_letters import DeadLetterObject
-from api.routes.dead_letters import LetterFilters as ServiceLetterFilters
 from api.routes.job_lists import JobFilters as ServiceFilters
 from api.routes.models import ModelObject
-from api.routes.operations import ScaleObject
+from api.routes.operators.dead_letters import DeadLetterObject
+from api.routes.operators.dead_letters import LetterFilters as ServiceLetterFilters
+from api.routes.operators.operations import ScaleObject
 from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
 from fusequeue import params, service
-from fusequeue.batches import BatchEndpoint, BatchState
-from fusequeue.webhooks import DeliveryState
+from fusequeue.resources.batches import BatchEndpoint, BatchState
+from fusequeue.resources.webhooks import DeliveryState
 from shared import webhooks
 from shared.config import adapters, controls, destinations, models_file, step_schedules
 from shared.job import OutputFormat, Phase, Priority, State, Task

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness.kubernetes_manifests import COMPONENTS, FOLDER, NEEDS_KUBECTL, Document, faults, named, pod_of, render
 
-from api.routes.operations import ScaleObject
+from api.routes.operators.operations import ScaleObject
 from cli.main import COMMANDS
 from shared.config import models_file, settings
 from shared.config.settings import Settings

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, WORKER, claimed, serving
 
-from api.routes import dead_letters
+from api.routes.operators import dead_letters
 from shared.job import Outcome, State
 from shared.queue import Queue
 

@@ -13,7 +13,7 @@ from pydantic import Field, SkipValidation, TypeAdapter
 
 from fusequeue.arguments import json_text, mapping, path_of, seconds
 from fusequeue.errors import ClientError, InvalidArgument
-from fusequeue.resources import Created, Resource
+from fusequeue.response_types import Created, Resource
 from fusequeue.transport import Transport, parsed
 
 PATH = "/v1/batches"

@@ -16,7 +16,7 @@ import pytest
 from harness.ports import free_port
 from harness.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / "demo" / "model"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "org/demo"

@@ -11,7 +11,7 @@ from pydantic import Field
 from fusequeue.arguments import finite_seconds, mapping
 from fusequeue.errors import InvalidArgument
 from fusequeue.params import JobState, PriorityName
-from fusequeue.resources import Resource
+from fusequeue.response_types import Resource
 from fusequeue.service import Model
 from fusequeue.transport import Transport
 

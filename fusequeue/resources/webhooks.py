@@ -11,7 +11,7 @@ from pydantic import SkipValidation
 
 from fusequeue.arguments import path_of
 from fusequeue.params import EndpointEventName
-from fusequeue.resources import Resource
+from fusequeue.response_types import Resource
 from fusequeue.transport import Transport
 
 PATH = "/v1/webhooks"

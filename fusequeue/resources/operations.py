@@ -10,7 +10,7 @@ from pydantic import SkipValidation
 
 from fusequeue.arguments import path_of
 from fusequeue.errors import InvalidArgument
-from fusequeue.resources import Resource
+from fusequeue.response_types import Resource
 from fusequeue.service import Model
 from fusequeue.transport import Transport
 
