@@ -39,7 +39,13 @@ OPEN_FILES = 700
 
 NEEDS_FILES = ("batch streams", "held lines")
 
-SETTINGS = {"fetch_allow_networks": "127.0.0.0/8", "fetch_allow_http": True, "sync_wait_s": 20}
+SETTINGS = {
+    "fetch_allow_networks": "127.0.0.0/8",
+    "fetch_allow_http": True,
+    "output_allow_networks": "127.0.0.0/8",
+    "output_allow_http": True,
+    "sync_wait_s": 20,
+}
 PER_ADDRESS = {"max_connections_per_address": 200}
 """Addresses of this machine have no limit by default."""
 
@@ -72,7 +78,8 @@ async def measure(name: str, folder: Path, seconds: float) -> Result:
     result = Result(name)
     hostile_port = free_port()
     with receiving() as receiver:
-        ports = {"fetch_ports": str(hostile_port), "webhook_ports": f"{hostile_port},{receiver.port}"}
+        hostile = str(hostile_port)
+        ports = {"fetch_ports": hostile, "output_ports": hostile, "webhook_ports": f"{hostile},{receiver.port}"}
         files, limits = (None, {}) if name in NEEDS_FILES else (OPEN_FILES, PER_ADDRESS)
         prefix = name_server_prefix(folder) if name == "silent name servers" else ()
         async with running(

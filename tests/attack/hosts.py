@@ -1,4 +1,4 @@
-"""Attacks by hosts that answer slowly: of images, of webhooks, and name servers that do not answer at all."""
+"""Attacks by hosts that answer slowly: of images, of webhooks, of outputs, and name servers that do not answer at all."""
 
 from __future__ import annotations
 
@@ -88,6 +88,19 @@ async def stalling_webhooks(target: Target) -> None:
         await repeat(1, one)
 
 
+async def stalling_outputs(target: Target) -> None:
+    """Jobs whose outputs go to slow hosts."""
+    urls = _urls(target)
+    async with await _slow_host(target), target.client() as client:
+        numbers = itertools.count()
+
+        async def one() -> None:
+            places = [f"{next(urls)}{next(numbers)}" for _ in range(4)]
+            await target.send(client, "POST", "/v1/jobs", json={**JOB, "n": 4, "output": {"put_urls": places}})
+
+        await repeat(16, one)
+
+
 async def silent_name_servers(target: Target) -> None:
     """Image URLs and webhooks with names that no server resolves; the stack uses the name server of this attack."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
@@ -112,5 +125,6 @@ ATTACKS: dict[str, Attack] = {
     "slow image URLs": slow_image_urls,
     "slow URLs in batches": slow_urls_in_batches,
     "stalling webhooks": stalling_webhooks,
+    "stalling outputs": stalling_outputs,
     "silent name servers": silent_name_servers,
 }

@@ -11,8 +11,9 @@ from shared.errors import Conflict
 from shared.job import JobRecord, Priority, State, decode, encode
 from shared.queue.client import QueueComponent, translated
 
-JOBS_AT_ONCE = 32
-"""Jobs of one script, which holds Redis for about a millisecond."""
+CANCELED_AT_ONCE = 16
+UPDATED_AT_ONCE = 8
+"""Jobs of one script, which holds Redis for about half a millisecond."""
 
 _ROUNDS = 4
 
@@ -68,7 +69,7 @@ class JobChanges(QueueComponent):
     async def cancel(self, job_ids: Sequence[str]) -> list[bool]:
         """Cancel jobs as `Jobs.cancel` does, and return of each whether it is canceled or will be."""
         states: list[str] = []
-        for piece in _pieces(job_ids):
+        for piece in _pieces(job_ids, CANCELED_AT_ONCE):
             states += await self._scripts.cancel_jobs(*piece)
         return [state in (State.CANCELED, State.RUNNING) for state in states]
 
@@ -83,7 +84,7 @@ class JobChanges(QueueComponent):
         states: dict[str, str] = {}
         pending = list(job_ids)
         for _ in range(_ROUNDS):
-            for piece in _pieces(pending):
+            for piece in _pieces(pending, UPDATED_AT_ONCE):
                 forms = await self._read(piece)
                 rows = [row for form in forms if (row := form.changed(update.priority, deadline)) is not None]
                 states |= {form.job_id: form.state for form in forms}
@@ -104,6 +105,6 @@ class JobChanges(QueueComponent):
         return [_WireForm(job_id, *(text or "" for text in row)) for job_id, row in zip(job_ids, found, strict=True)]
 
 
-def _pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(job_ids), JOBS_AT_ONCE):
-        yield job_ids[start : start + JOBS_AT_ONCE]
+def _pieces(job_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(job_ids), size):
+        yield job_ids[start : start + size]
