@@ -337,7 +337,7 @@ async def _http_exception(request: Request, error: HTTPException) -> Response:
 
 def _allow_header(request: Request) -> dict[str, str]:
     """Return all methods of the path; the router's header names only the first matching route's."""
-    path = getattr(request.scope.get("route"), "path", "")
+    path = getattr(request.scope.get("route"), "path_format", "")
     methods = request.app.openapi()["paths"].get(path)
     return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
 
