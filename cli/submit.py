@@ -23,7 +23,7 @@ from cli.client_options import (
     print_error,
     text_option,
 )
-from fusequeue import Client, Event, Job, JobParams, OutputParams
+from fusequeue import Client, Event, Job, JobParams, OnDeadlineName, OutputParams
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
 
@@ -42,6 +42,13 @@ def submit(
     n: Annotated[int | None, typer.Option("-n", help="Number of images; image i uses seed + i.")] = None,
     negative: Annotated[str | None, typer.Option(help="What the image does not show.", callback=text_option)] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale.", callback=finite_option)] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="The job is to end within this time.", callback=finite_option),
+    ] = None,
+    on_deadline: Annotated[
+        OnDeadlineName | None, typer.Option(help="When that is no longer possible: expire it at once, or run it late.")
+    ] = None,
     field: Fields = None,
     output: Annotated[
         Path | None,
@@ -82,6 +89,8 @@ def submit(
         "n": n,
         "negative_prompt": negative,
         "guidance_scale": guidance,
+        "deadline_s": deadline,
+        "on_deadline": on_deadline,
         "output": parse_destination(output_url or [], output_bucket),
     }
     fields = parse_fields(field or [])

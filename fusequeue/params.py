@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
 PriorityName: TypeAlias = Literal["interactive", "standard", "bulk"]
+OnDeadlineName: TypeAlias = Literal["expire", "run"]
 TaskName: TypeAlias = Literal["text_to_image", "image_to_image", "inpaint", "edit", "text_to_video", "image_to_video"]
 FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4"]
 CacheLevelName: TypeAlias = Literal["off", "light", "medium", "strong"]
@@ -119,6 +120,7 @@ class JobParams(TypedDict, total=False):
     output: OutputParams | None
     priority: PriorityName | None
     deadline_s: float | None
+    on_deadline: OnDeadlineName | None
     metadata: Mapping[str, str] | None
     batch_id: str | None
     webhook: str | None

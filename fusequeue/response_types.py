@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
 
 from fusequeue.errors import JobFailed
-from fusequeue.params import FormatName, JobPhase, JobState, PriorityName, StrPath, TaskName
+from fusequeue.params import FormatName, JobPhase, JobState, OnDeadlineName, PriorityName, StrPath, TaskName
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -182,6 +182,7 @@ class Job(Resource):
     finished_at: datetime | None = None
     expires_at: datetime | None = None
     deadline_at: datetime | None = None
+    on_deadline: SkipValidation[OnDeadlineName] = "expire"
     cancel_requested: bool = False
     attempts: int = 0
     progress: Progress = Progress()

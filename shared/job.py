@@ -69,6 +69,13 @@ class Priority(StrEnum):
         return tuple(Priority).index(self)
 
 
+class OnDeadline(StrEnum):
+    """What becomes of a job that can no longer meet its deadline."""
+
+    EXPIRE = "expire"
+    RUN = "run"
+
+
 class Task(StrEnum):
     """Tasks of a model. Images with a strength are noised; images to edit condition the model."""
 
@@ -154,6 +161,9 @@ class Job(_Frozen):
     created_at_ms: Annotated[int, MAY_DIFFER]
     priority: Annotated[Priority, MAY_DIFFER] = Priority.STANDARD
     time_limit_ms: Annotated[int | None, MAY_DIFFER, Field(alias="deadline_ms")] = None  # its name in form 3
+    on_deadline: Annotated[OnDeadline, MAY_DIFFER, Field(exclude_if=lambda choice: choice is OnDeadline.EXPIRE)] = (
+        OnDeadline.EXPIRE
+    )
     metadata: Annotated[dict[str, str], MAY_DIFFER] = Field(default_factory=dict)
     batch_id: Annotated[str | None, MAY_DIFFER] = None
     webhook: Annotated[Webhook | None, MAY_DIFFER] = None
@@ -196,6 +206,11 @@ class Job(_Frozen):
     def slots(self) -> int:
         """Slots of a batch that the job takes, one per image."""
         return self.n
+
+    @property
+    def steps_per_image(self) -> int:
+        """About how many denoising steps each image takes."""
+        return max(1, round(self.steps * (self.strength or 1.0)))
 
     def seed_of(self, index: int) -> int:
         """Return the seed of output `index`; layers of one result share it."""

@@ -16,7 +16,7 @@ from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.request_images import Inputs, check_proportions, reference_faults, store_inputs
 from shared.inputs.store import InputStore
-from shared.job import InputRef, Job, OutputFormat, Task, Webhook
+from shared.job import InputRef, Job, OnDeadline, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
 from shared.request import MAX_SEED, JobRequest, parse, task_of
 from shared.runtime.clock import new_id, now_ms
@@ -273,6 +273,8 @@ def _task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[I
         yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
+    if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:
+        yield InvalidRequest("on_deadline needs a deadline_s", param="on_deadline")
     if request.fps is not None and not task.makes_video:
         yield InvalidRequest(f"{task.value} makes no video", param="fps")
     if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
@@ -304,6 +306,7 @@ def resolve_job(
         created_at_ms=now_ms,
         priority=request.priority,
         time_limit_ms=None if request.deadline_s is None else round(request.deadline_s * 1000),
+        on_deadline=request.on_deadline,
         metadata=request.metadata,
         batch_id=request.batch_id,
         webhook=_webhook(request),

@@ -12,7 +12,7 @@ from shared.config.destinations import DestinationChoice
 from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
 from shared.config.step_schedules import Choice, StepSchedule
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
-from shared.job import OutputFormat, Priority, Task
+from shared.job import OnDeadline, OutputFormat, Priority, Task
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -114,7 +114,15 @@ class JobRequest(BaseModel):
     )
     priority: Priority = Priority.STANDARD
     deadline_s: float | None = Field(
-        None, strict=True, gt=0, le=MAX_DEADLINE_S, description="Expire the job this many seconds from now."
+        None,
+        strict=True,
+        gt=0,
+        le=MAX_DEADLINE_S,
+        description="The job is to end within this many seconds from now. Of one priority, the least slack goes first.",
+    )
+    on_deadline: OnDeadline = Field(
+        OnDeadline.EXPIRE,
+        description="What becomes of a job that can no longer end by its deadline: it expires at once, or runs late.",
     )
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
     batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")

@@ -16,7 +16,7 @@ from structlog.contextvars import bind_contextvars
 
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError, NotFound, Unavailable, UnexpectedError, without_places
-from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
+from shared.job import Artifact, Failure, OnDeadline, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
@@ -94,7 +94,9 @@ class JobRunner:
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.claim_key))
         key, solo = claimed.claim_key, claimed.claim.must_run_solo
-        self._engine.submit(EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s))
+        self._engine.submit(
+            EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s, claimed.start_by_s)
+        )
         del inputs  # up to 80 MB of files, which the running job does not need
         finished = await claimed.engine_done
         if finished.error is not None or claimed.stop_reason is not None:
@@ -192,7 +194,9 @@ class ClaimedJob:
         self.claim_key = f"{claim.job.id}:{claim.epoch}"
         now_s = time.monotonic()
         self.queued_since_s = now_s - claim.queued_ms / 1000
-        self.deadline_at_s = None if claim.time_left_ms is None else now_s + claim.time_left_ms / 1000
+        stops = claim.time_left_ms is not None and claim.job.on_deadline is OnDeadline.EXPIRE
+        self.deadline_at_s = now_s + (claim.time_left_ms or 0) / 1000 if stops else None
+        self.start_by_s = None if claim.slack_ms is None else now_s + claim.slack_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()

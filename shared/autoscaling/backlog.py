@@ -47,7 +47,10 @@ class LimitedTenant:
 
 @dataclass(frozen=True)
 class DatedSlots:
-    """Bulk slots of a model and tenant that are to have ended within `due_s`: queued ones, and lines in batch files."""
+    """Bulk slots of a model and tenant with deadlines: queued ones, and lines in batch files.
+
+    `due_s` is their slack: they are to start within it.
+    """
 
     model: str
     tenant: str

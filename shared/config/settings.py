@@ -134,7 +134,10 @@ class Settings(BaseSettings):
         "GPU-seconds above the least-served tenant's up to which interactive jobs precede its jobs.",
         ge=0,
     )
-    aging_ms: Positive = _setting(30_000, "A job preempted for this long in total gains one priority.")
+    aging_ms: Positive = _setting(
+        30_000,
+        "A job preempted for so long in total gains one priority; one queued so long is overtaken by few with deadlines.",
+    )
     max_preempted_rows: int | None = _setting(
         None, "Images that interactive jobs can preempt. Unset: one forward.", ge=0
     )

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.adapters import Adapter
 from shared.config.destinations import Destination
 from shared.config.step_schedules import StepSchedule
-from shared.job import Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
+from shared.job import Artifact, InputRef, Job, JobRecord, OnDeadline, OutputFormat, Phase, Priority, State, Task
 from shared.queue_reason import QueueReason
 
 
@@ -144,6 +144,7 @@ class JobObject(BaseModel):
     finished_at: str | None
     expires_at: str | None = Field(description="When the job and its images will be deleted.")
     deadline_at: str | None
+    on_deadline: OnDeadline
     cancel_requested: bool
     attempts: int
     progress: ProgressObject

@@ -284,7 +284,7 @@ def _cause(error: Exception) -> str:
 
 
 def _claim(row: ClaimRow) -> Claim:
-    _, wire, signature, epoch, solo, queued_ms, left_ms = row
+    _, wire, signature, epoch, solo, queued_ms, left_ms, slack_ms = row
     return Claim(
         decode(wire),
         signature,
@@ -292,6 +292,7 @@ def _claim(row: ClaimRow) -> Claim:
         must_run_solo=bool(solo),
         queued_ms=queued_ms,
         time_left_ms=left_ms if left_ms >= 0 else None,
+        slack_ms=slack_ms if slack_ms >= 0 else None,
     )
 
 

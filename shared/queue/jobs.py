@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
-from shared.job import InputRef, JobRecord, encode
+from shared.job import InputRef, JobRecord, OnDeadline, encode
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
@@ -313,4 +313,6 @@ def _submit_args(submission: Submission) -> SubmitArgs:
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
         video=1 if job.task.makes_video else "",
+        on_deadline="" if job.on_deadline is OnDeadline.EXPIRE else job.on_deadline.value,
+        steps=job.steps_per_image,
     )

@@ -55,7 +55,7 @@ class Claim:
 
     `epoch`, the fencing token, counts all claims of the job from 1, so that object keys made with it never collide. A
     lost job must run solo, without batch mates. `time_left_ms` is the time from the claim to
-    its deadline.
+    its deadline, `slack_ms` that to its latest start.
     """
 
     job: Job
@@ -64,6 +64,7 @@ class Claim:
     must_run_solo: bool
     queued_ms: int
     time_left_ms: int | None = None
+    slack_ms: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ IDEMPOTENCY_KEYS = 100_000
 """New keys of a tenant within their lifetime, 20 MB; more where its quota of kept jobs is larger."""
 
 ClaimRow: TypeAlias = Sequence[Any]
-"""Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1."""
+"""Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1, ms to its latest start or -1."""
 
 FOLDER = Path(str(resources.files("shared.queue") / "lua"))
 _NEEDS = re.compile(r"^-- NEEDS (.*)$", re.MULTILINE)
@@ -81,9 +81,11 @@ class SubmitArgs(NamedTuple):
     idempotency: str
     webhook: str
     video: int | str
+    on_deadline: str
+    steps: int
 
 
-PARTS = frozenset({"lib", "tenants"})
+PARTS = frozenset({"lib", "tenants", "deadlines"})
 """Folders of files that are parts of scripts."""
 
 
@@ -136,6 +138,7 @@ def _conf(settings: Settings) -> str:
         "max_attempts": settings.max_attempts,
         "lease_ms": settings.lease_ms,
         "overdue_ms": settings.overdue_ms,
+        "aging_ms": settings.aging_ms,
         "bulk_share": settings.bulk_share,
         "interactive_allowance_s": settings.interactive_allowance_s,
         "dead_ms": DEAD_LETTERS_MS,
@@ -150,7 +153,7 @@ class Scripts(Protocol):
     # Jobs
     async def submit(self, positions: bool, *jobs: SubmitArgs) -> list[list[Any]]: ...
     async def cancel_jobs(self, *job_ids: str) -> list[str]: ...
-    async def update_jobs(self, rank: int | None, deadline: int | None, *jobs: str) -> list[str]: ...
+    async def update_jobs(self, rank: int | None, deadline: int | None, *jobs: str | int) -> list[str]: ...
     async def forget_job(self, job_id: str) -> bool: ...
     async def queue_position(self, job_id: str) -> list[int]: ...
     async def put_input(

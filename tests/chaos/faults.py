@@ -201,7 +201,7 @@ async def lose_groups(stage: Stage, rng: random.Random) -> None:
 async def lose_indexes(stage: Stage, rng: random.Random) -> None:
     """Delete the indexes that can be made from the records again, and reconcile."""
     keys = stage.cluster.keys
-    families = ("ready", "lanes", "signature", "front", "solo")
+    families = ("ready", "lanes", "signature", "front", "solo", "dated")
     with stage.cluster.redis.client as client:
         names = [keys.leases, keys.signatures, keys.queued_jobs, keys.running_slots, keys.claimed_jobs]
         for family in families:

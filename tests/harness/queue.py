@@ -43,7 +43,7 @@ async def miss_deadline(queue: Queue, *job_ids: str) -> None:
     """Let the deadlines of queued jobs pass."""
     redis, keys = queue.client.redis, queue.client.redis_keys
     for job_id in job_ids:
-        await redis.hset(keys.job(job_id), "deadline", 1)
+        await redis.hset(keys.job(job_id), mapping={"deadline": 1, "start_by": 1})
         assert await redis.zadd(keys.deadlines, {job_id: 1}, xx=True, ch=True) == 1
 
 

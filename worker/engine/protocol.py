@@ -56,7 +56,7 @@ class EngineRequest:
     """One job for the engine. `claim_key` is unique to this claim of the job.
 
     A job that `must_run_solo` shares no forward. `queued_since_s` is a `time.monotonic()` time, None if the job was not
-    queued.
+    queued; `start_by_s` is one too, the latest start of a job with a deadline.
     """
 
     claim_key: str
@@ -65,6 +65,7 @@ class EngineRequest:
     inputs: InputFiles = InputFiles()
     must_run_solo: bool = False
     queued_since_s: float | None = None
+    start_by_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class _WireForm:
     wire: str
     arrived: str
 
-    def changed(self, priority: Priority | None, deadline_ms: int | None) -> tuple[str, str, str] | None:
-        """Return id, this form and the new form; None if nothing changes or the job cannot be read."""
+    def changed(self, priority: Priority | None, deadline_ms: int | None) -> tuple[str, str, str, int] | None:
+        """Return id, this form, the new one and the steps of an image; None if nothing changes or it cannot be read."""
         try:
             job = decode(self.wire)
         except ValidationError:
@@ -62,7 +62,7 @@ class _WireForm:
             arrived_ms = int(float(self.arrived or job.created_at_ms))
             changes["time_limit_ms"] = max(1, deadline_ms - arrived_ms) if deadline_ms else None
         wire = encode(job.model_copy(update=changes))
-        return None if wire == self.wire else (self.job_id, self.wire, wire)
+        return None if wire == self.wire else (self.job_id, self.wire, wire, job.steps_per_image)
 
 
 class JobChanges(QueueComponent):

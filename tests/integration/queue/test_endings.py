@@ -105,7 +105,7 @@ async def test_a_requeued_job_can_be_canceled(queue: Queue, make_submission: Mak
 async def test_queued_jobs_expire(queue: Queue, make_submission: Make) -> None:
     """After its deadline a queued job ends; jobs without or with a later one stay queued; a running one continues."""
     running, *_ = await put(queue, make_submission(time_limit_ms=0))
-    await queue.client.redis.hdel(queue.client.redis_keys.job(running), "deadline")
+    await queue.client.redis.hdel(queue.client.redis_keys.job(running), "deadline", "start_by")
     await claim(queue)
     late, later, never = await put(
         queue,
@@ -134,7 +134,7 @@ async def test_a_job_released_after_its_deadline_expires(queue: Queue, make_subm
     """A released job has a deadline again."""
     (job_id,) = await put(queue, make_submission(time_limit_ms=60_000))
     (one,) = await claim(queue)
-    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "deadline", 1)
+    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), mapping={"deadline": 1, "start_by": 1})
     await queue.claims.release("w1", {job_id: one.epoch})
     assert await queue.maintenance.expire() == 1
     assert await state_of(queue, job_id) is State.EXPIRED

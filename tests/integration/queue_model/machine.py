@@ -17,7 +17,7 @@ from integration.queue_model.model import QueueModel
 
 from shared.auth import TenantLimits
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
-from shared.job import Artifact, InputRef, Outcome, Phase, Priority, Progress, State, Task, Webhook
+from shared.job import Artifact, InputRef, OnDeadline, Outcome, Phase, Priority, Progress, State, Task, Webhook
 from shared.queue import Claim, Queue, Submission, SubmitResult
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import ProgressReport
@@ -60,7 +60,9 @@ spec = st.builds(
     window_ms=st.sampled_from((0, 0, 1)),
     key=st.sampled_from((None, None, None, "k1", "k2")),
     fingerprint=st.sampled_from(("x", "x", "y")),
-    extras=st.sampled_from(((), ("webhook",), ("deadline",), ("image",), ("webhook", "deadline", "image"))),
+    extras=st.sampled_from(
+        ((), ("webhook",), ("deadline",), ("deadline", "run"), ("image",), ("webhook", "deadline", "image"))
+    ),
 )
 
 
@@ -144,7 +146,9 @@ class QueueMachine(RuleBasedStateMachine):
     def _submission(self, one: Spec) -> Submission:
         fields = {name: getattr(one, name) for name in ("tenant", "model", "width", "n", "priority", "window_ms")}
         if "deadline" in one.extras:
-            fields["time_limit_ms"] = 3_600_000
+            fields["time_limit_ms"] = 7_200_000 if one.fingerprint == "y" else 3_600_000
+        if "run" in one.extras:
+            fields["on_deadline"] = OnDeadline.RUN
         if "webhook" in one.extras:
             fields["webhook"] = Webhook(url="https://job.invalid/", states=(State.QUEUED, State.FAILED))
         if "image" in one.extras:
@@ -197,6 +201,19 @@ class QueueMachine(RuleBasedStateMachine):
         self.model.claim(claims, worker)
         self.claims += [(worker, one) for one in claims]
         self.run(self._note_expired())
+        self.run(self._check_slack(claims))
+
+    async def _check_slack(self, claims: list[Claim]) -> None:
+        """Fail if a claim left a job with less slack in the same lane that needs no more slots."""
+        claimed = {one.job.id: self.model.jobs[one.job.id] for one in claims if one.slack_ms is not None}
+        left = {job_id: job for job_id, job in self.model.queued().items() if job.has_deadline}
+        jobs = {job_id: job for job_id, job in (claimed | left).items() if not (job.moved or job.late)}
+        records = zip(jobs, await self.queue.jobs.get_many(list(jobs)), strict=True)
+        deadlines = {job_id: 0 if record is None else record.deadline_at_ms or 0 for job_id, record in records}
+        for job_id in jobs.keys() & claimed.keys():
+            for other in jobs.keys() & left.keys():
+                if jobs[other].lane == jobs[job_id].lane and jobs[other].slots <= jobs[job_id].slots:
+                    assert deadlines[job_id] <= deadlines[other], f"{other} has less slack than {job_id}"
 
     async def _note_expired(self) -> None:
         """Claims may end jobs whose deadline has passed."""
@@ -298,10 +315,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.expire()
 
     def expire(self) -> None:
-        late = [job_id for job_id, job in self.model.queued().items() if job.late]
-        assert self.run(self.queue.maintenance.expire()) == len(late)
-        for job_id in late:
-            self.model.end(job_id, State.EXPIRED)
+        late = {job_id: job for job_id, job in self.model.queued().items() if job.late and job.has_deadline}
+        ended = [job_id for job_id, job in late.items() if not job.runs_late]
+        assert self.run(self.queue.maintenance.expire()) == len(ended)
+        for job_id, job in late.items():
+            job.has_deadline = False
+            if job_id in ended:
+                self.model.end(job_id, State.EXPIRED)
 
     # Clients and operators
 
@@ -320,7 +340,7 @@ class QueueMachine(RuleBasedStateMachine):
         which=index,
         queued=st.sampled_from((True, True, False)),
         priority=st.sampled_from((None, *PRIORITIES)),
-        time_limit_ms=st.sampled_from((None, 0, 3_600_000)),
+        time_limit_ms=st.sampled_from((None, 0, 3_600_000, 7_200_000)),
     )
     def update(self, which: int, queued: bool, priority: Priority | None, time_limit_ms: int | None) -> None:
         """Change a queued job, or try it with any."""

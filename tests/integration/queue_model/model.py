@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from shared.job import Job, State
+from shared.job import Job, OnDeadline, State
 from shared.queue import Claim, Submission
 from shared.queue.records import RANKS
 
@@ -20,7 +20,10 @@ Key = tuple[str, str | None]
 
 @dataclass
 class ModelJob:
-    """A job's record. `history` holds all its states, also those before a redrive or of an earlier record."""
+    """A job's record. `history` holds all its states, also those before a redrive or of an earlier record.
+
+    `moved`: it may be in its lane by its return and not by its deadline, which counts as long as it can be met.
+    """
 
     submission: Submission
     history: list[State] = field(default_factory=list)
@@ -31,6 +34,7 @@ class ModelJob:
     losses: int = 0
     has_deadline: bool = False
     late: bool = False
+    moved: bool = False
     lease_expired: bool = False
     dead_letter: bool = False
     token: str | None = None
@@ -47,6 +51,14 @@ class ModelJob:
     @property
     def slots(self) -> int:
         return self.submission.job.slots
+
+    @property
+    def runs_late(self) -> bool:
+        return self.submission.job.on_deadline is OnDeadline.RUN
+
+    @property
+    def lane(self) -> tuple[str, str, int]:
+        return (self.submission.signature, self.tenant, self.rank)
 
     @property
     def rank(self) -> int:
@@ -119,7 +131,8 @@ class QueueModel:
         for one in claims:
             job = self.jobs[one.job.id]
             assert job.state is State.QUEUED, f"{one.job.id} was {job.state} and is claimed"
-            assert not job.late, f"{one.job.id} is claimed after its deadline"
+            assert not job.late or job.runs_late, f"{one.job.id} is claimed after its deadline"
+            job.has_deadline = job.has_deadline and not job.late
             assert one.epoch == job.epoch + 1
             assert one.must_run_solo == job.solo
             assert one.job == job.submission.job
@@ -160,6 +173,7 @@ class QueueModel:
         job = self.jobs[job_id]
         job.submission = replace(job.submission, job=updated)
         if time_limit_ms is not None:
+            job.moved = job.moved or not job.has_deadline
             job.has_deadline, job.late = bool(time_limit_ms), False
 
     def give_back(self, job_id: str, *, lost: bool) -> None:
@@ -171,7 +185,7 @@ class QueueModel:
         if lost and job.solo and job.losses >= MAX_ATTEMPTS:
             job.dead_letter = True
             return self.end(job_id, State.FAILED)
-        job.solo = job.solo or lost
+        job.solo, job.moved = job.solo or lost, True
         return self.set_state(job_id, State.QUEUED)
 
     def redrive(self, job_id: str) -> bool:
@@ -179,6 +193,7 @@ class QueueModel:
         if not job.dead_letter:
             return False
         job.dead_letter, job.cancel, job.losses, job.solo, job.token = False, False, 0, True, None
+        job.moved = True
         self.set_state(job_id, State.QUEUED)
         return True
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, claim, end, lose, put
 
-from shared.job import InputRef, Phase, Priority, Progress, State
+from shared.job import InputRef, OnDeadline, Phase, Priority, Progress, State
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission
@@ -192,11 +192,12 @@ async def workers(queue: Queue, make: Make) -> None:
 )
 async def maintenance(queue: Queue, make: Make) -> None:
     redis, keys = queue.client.redis, queue.client.redis_keys
-    lost, late = await put(queue, make(), make(time_limit_ms=60_000))
+    (lost,) = await put(queue, make())
     await claim(queue, 1)
+    late, runs_on = await put(queue, *[make(time_limit_ms=60_000, on_deadline=choice) for choice in OnDeadline])
     await lose(queue, lost)
     await queue.maintenance.reclaim()
-    await redis.zadd(keys.deadlines, {late: 1})
+    await redis.zadd(keys.deadlines, {late: 1, runs_on: 1})
     await queue.maintenance.expire()
     await put(queue, make())
     await redis.hset(keys.running_slots, "acme", 3)

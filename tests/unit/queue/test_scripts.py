@@ -18,7 +18,18 @@ from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.scripts import FOLDER, PARTS, Scripts, SubmitArgs, script_files, script_methods, script_parameters
 
-LIB = ("prelude", "readiness", "tenants", "model_loads", "bulk_share", "choice", "grace", "recount")
+LIB = (
+    "prelude",
+    "readiness",
+    "tenants",
+    "model_loads",
+    "bulk_share",
+    "dated",
+    "latest_start",
+    "choice",
+    "grace",
+    "recount",
+)
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
 SCRIPTS = [name for name, path in script_files().items() if path.parent.name not in PARTS]
 ALL_KEYS = lua_keys(" ".join(f"key.{name}" for name in KEYS))
@@ -123,6 +134,8 @@ READINESS = [
     ("the clock was set back since the oldest arrived", {"oldest": 900000, "slots": 1, "gap": 10}, 1000),
     ("the clock was set back since a release", {"slots": 1, "gap": 1, "returned": 900000}, 1000),
     ("an arrival of the same script is no clock that was set back", {"oldest": 1001, "slots": 1, "gap": 10}, 1051),
+    ("a deadline ends the window early", {"oldest": 990, "slots": 3, "gap": 10, "start_by": 1020}, 1020),
+    ("a deadline after the window changes nothing", {"oldest": 990, "slots": 3, "gap": 10, "start_by": 2000}, 1040),
     ("without a window jobs are ready at their arrival", {"oldest": 990, "slots": 1, "window": 0, "gap": 0}, 990),
 ]
 
@@ -219,6 +232,10 @@ ORDER = [
         True,
     ),
     ("a tenant's own jobs go by priority", {"own_rank": 0, "sort_ms": 99_999}, False),
+    ("a job with a deadline goes first, whenever its signature is ready", {"turn": 1, "sort_ms": 99_999}, False),
+    ("but not before the model in memory", {"turn": 1, "start_by": 1, "load_justified": False}, True),
+    ("nor before the least-served tenant", {"turn": 1, "start_by": 1, "usage": 11}, True),
+    ("nor before a higher priority of its tenant", {"turn": 1, "start_by": 1, "own_rank": 2}, True),
     ("the order is total", {"sig": "b"}, True),
 ]
 
@@ -232,6 +249,58 @@ async def test_order_of_ready_signatures(redis: FakeAsyncRedis, why: str, other:
     )
     expression = f"{{choice.before({{{one}}}, {{{two}}}) and 1 or 0, choice.before({{{two}}}, {{{one}}}) and 1 or 0}}"
     assert await evaluate(redis, expression) == [int(first), int(not first)], why
+
+
+WITH_DEADLINE = {**IN_MEMORY, "turn": 1, "start_by": 5000}
+SLACKS = [
+    ("the least slack goes first", {"start_by": 4000, "sort_ms": 99_999}, False),
+    ("equal slacks go by readiness", {"sort_ms": 900}, False),
+    ("an aged job has its turn", {"turn": 0, "start_by": None}, False),
+    ("a job without a deadline goes later", {"turn": 2, "start_by": None, "sort_ms": 0}, True),
+]
+
+
+@pytest.mark.parametrize(("why", "other", "first"), SLACKS, ids=[row[0] for row in SLACKS])
+async def test_order_by_slack(redis: FakeAsyncRedis, why: str, other: dict[str, Any], first: bool) -> None:
+    """Which of two signatures of one tenant and priority a worker claims, one of which has a job with a deadline."""
+    one, two = (
+        ", ".join(f"{name} = {json.dumps(value)}" for name, value in row.items() if value is not None)
+        for row in (WITH_DEADLINE, {**WITH_DEADLINE, **other})
+    )
+    expression = f"{{choice.before({{{one}}}, {{{two}}}) and 1 or 0, choice.before({{{two}}}, {{{one}}}) and 1 or 0}}"
+    assert await evaluate(redis, expression) == [int(first), int(not first)], why
+
+
+# now = 100000, aging_ms = 30000; the last column is the turn.
+TURNS = [
+    ("a job with a deadline", {"start_by": 200_000}, 1),
+    ("a job without one", {"since": 99_000}, 2),
+    ("an aged one that was not overtaken", {"since": 70_000}, 2),
+    ("an aged one that was overtaken twice", {"since": 70_000, "overtaken": 2}, 2),
+    ("an aged one that was overtaken three times", {"since": 70_000, "overtaken": 3}, 0),
+    ("one that is not aged any more", {"since": 70_001, "overtaken": 3}, 2),
+]
+
+
+@pytest.mark.parametrize(("why", "facts", "turn"), TURNS, ids=[row[0] for row in TURNS])
+async def test_turns_of_jobs_with_and_without_deadlines(
+    redis: FakeAsyncRedis, why: str, facts: dict[str, int], turn: int
+) -> None:
+    table = ", ".join(f"{name} = {value}" for name, value in facts.items())
+    assert await evaluate(redis, f"dated.turn({{{table}}}, 100000)", conf="aging_ms = 30000") == turn, why
+
+
+LATEST_STARTS = [
+    ("the deadline, before anything is learned", "nil", 8, 50_000),
+    ("the deadline minus the time of its steps", "500", 8, 46_000),
+    ("no time before the epoch", "9999", 8, 0),
+]
+
+
+@pytest.mark.parametrize(("why", "step_ms", "steps", "start_by"), LATEST_STARTS, ids=[row[0] for row in LATEST_STARTS])
+async def test_latest_start(redis: FakeAsyncRedis, why: str, step_ms: str, steps: int, start_by: int) -> None:
+    """By when a job with a deadline must start."""
+    assert await evaluate(redis, f"latest_start.of(50000, {step_ms}, {steps})") == start_by, why
 
 
 # Seconds that a tenant has used, and those after a change of them at the same time or half-lives later.

@@ -1,5 +1,6 @@
 """An engine job, a claimed job inside the engine: its image tasks, their batching figures, and how it ends."""
 
+import math
 import time
 
 from shared.errors import JobError
@@ -17,7 +18,7 @@ REPRODUCIBLE_ROWS = 4
 
 
 class EngineJob:
-    """One claim of a job. `arrival` numbers them by arrival.
+    """One claim of a job. `arrival` numbers them; `start_by_s` is the latest start, infinite without a deadline.
 
     Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. The forwards of a
     reproducible job are padded with copies to `pad_to` calls, or are solo. A job that has its `model` but has not
@@ -31,6 +32,7 @@ class EngineJob:
         self.spec = request.spec
         self.arrival = arrival
         self.priority_rank = self.job.priority.rank
+        self.start_by_s = math.inf if request.start_by_s is None else request.start_by_s
         self.batch_group = self.claim_key if request.must_run_solo else signature(self.job)
         self.shape = shape_key(self.job)
         self.pad_to = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if self.job.reproducible else None
@@ -59,11 +61,11 @@ class EngineJob:
         return bool(self.tasks)
 
     def preempted_s(self, now_s: float) -> float:
-        """Return for how long jobs of higher priority have preempted this one in total."""
+        """Return for how long jobs of higher priority or less slack have preempted this one in total."""
         return self._preempted_s + (0.0 if self._preempted_since_s is None else now_s - self._preempted_since_s)
 
     def set_preempted(self, preempted: bool, now_s: float) -> None:
-        """Record whether jobs of higher priority run instead of this one."""
+        """Record whether jobs of higher priority or less slack run instead of this one."""
         self._preempted_s = self.preempted_s(now_s)
         self._preempted_since_s = now_s if preempted else None
 

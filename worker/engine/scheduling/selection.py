@@ -1,5 +1,6 @@
 """Selects the calls of the next forward: a pure policy, and the selector that applies it to the engine's jobs."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
@@ -23,8 +24,9 @@ AFTER_DENOISING = Stage.DENOISE + 1
 class Candidate(NamedTuple):
     """What the policy knows of one parked call.
 
-    Calls of one `batch_group` can be batch mates. Lower `priority_rank` and `arrival` run first. `stage` orders the
-    work of one group. Calls with equal `batch_key` can share a forward, unless they need the same `position` in it.
+    Calls of one `batch_group` can be batch mates. Lower `priority_rank`, then `start_by_s`, the latest start, then
+    `arrival` run first. `stage` orders the work of one group. Calls with equal `batch_key` can share a forward, unless
+    they need the same `position` in it.
     """
 
     batch_group: Hashable
@@ -33,10 +35,11 @@ class Candidate(NamedTuple):
     stage: int
     batch_key: Hashable
     position: int | None = None
+    start_by_s: float = math.inf
 
     @property
-    def order(self) -> tuple[int, int]:
-        return (self.priority_rank, self.arrival)
+    def order(self) -> tuple[int, float, int]:
+        return (self.priority_rank, self.start_by_s, self.arrival)
 
 
 def aged_rank(priority_rank: int, preempted_s: float, aging_s: float) -> int:
@@ -173,7 +176,8 @@ class CallSelector:
         stage: int = parked_call.shared_method.stage
         if task_call.is_piece and self._pieces >= self._most_pieces(task_call):
             stage = AFTER_DENOISING
-        return Candidate(engine_job.batch_group, rank, engine_job.arrival, stage, key, task_call.position)
+        position, start_by_s = task_call.position, engine_job.start_by_s
+        return Candidate(engine_job.batch_group, rank, engine_job.arrival, stage, key, position, start_by_s)
 
     def _most_pieces(self, piece: TaskCall) -> int:
         piece_s, forward_s = self._timer.learned_s((*piece.kind, 1)), self._timer.learned_s(self._last_forward)
@@ -200,10 +204,10 @@ class CallSelector:
 
 def _record_preemption(engine_jobs: Collection[EngineJob], selected: Sequence[TaskCall], now: float) -> None:
     keys = {task_call.engine_job.claim_key for task_call in selected}
-    rank = min(task_call.engine_job.priority_rank for task_call in selected)
+    first = min((task_call.engine_job.priority_rank, task_call.engine_job.start_by_s) for task_call in selected)
     for engine_job in engine_jobs:
         waits = engine_job.started and engine_job.claim_key not in keys
-        engine_job.set_preempted(waits and engine_job.priority_rank > rank, now)
+        engine_job.set_preempted(waits and (engine_job.priority_rank, engine_job.start_by_s) > first, now)
 
 
 def _record_mismatches(

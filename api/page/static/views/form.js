@@ -103,6 +103,13 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             }
             <${Select} label="Priority" ...${field("priority")} options=${PRIORITIES.map((name) => [name, name])} />
             <${Text} label="Deadline, seconds" ...${field("deadline_s")} placeholder="none" inputmode="decimal" />
+            ${
+              values.deadline_s !== "" &&
+              html`<${Select} label="When it is too late" ...${field("on_deadline")} options=${[
+                ["expire", "expire"],
+                ["run", "run late"],
+              ]} />`
+            }
             <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
           </div>
           <${Check} label="Reproducible: identical bits whatever shares its batch" ...${field("reproducible")} />

@@ -49,6 +49,7 @@ export function blank(model, before = null) {
     output_format: "",
     priority: "standard",
     deadline_s: "",
+    on_deadline: "expire",
     reproducible: false,
     metadata: "",
     ...(before?.images?.length
@@ -90,6 +91,7 @@ export function bodyFrom(values, model) {
   if (has.format) put("output_format", values.output_format, "png");
   put("priority", values.priority, "standard");
   put("deadline_s", values.deadline_s === "" ? "" : Number(values.deadline_s));
+  if (values.deadline_s !== "") put("on_deadline", values.on_deadline, "expire");
   if (values.reproducible) body.reproducible = true;
   const metadata = metadataOf(values.metadata);
   if (Object.keys(metadata).length) body.metadata = metadata;

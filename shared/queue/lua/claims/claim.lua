@@ -5,7 +5,8 @@
 --          `token`: the same as before when a worker repeats its last request
 --          `preempted`: tenants with jobs on this worker that would be preempted, separated by spaces
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
--- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline | -1}
+-- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline | -1,
+--          ms to its latest start | -1}
 local TRIES = 16
 local worker, token, lowest, now = ARGV[1], ARGV[2], tonumber(ARGV[4]), clock_ms()
 local request = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
@@ -31,9 +32,11 @@ local repeated = last_claim.repeated(worker, token)
 if repeated then return repeated end
 for _, step in ipairs(steps) do
   for _, rows in ipairs({'by_tenant', 'by_readiness'}) do
-    for _, row in ipairs(choice[rows](request, step)) do
+    local found = choice[rows](request, step)
+    for _, row in ipairs(found) do
       if tries >= TRIES then return {} end
       local claims = not tried[row.sig] and try_claim(row)
+      if claims and claims[1] then choice.note_overtaken(row, found, now) end
       if claims then return claims end
       if rows == 'by_readiness' then choice.skip_row(request, row) end
     end

@@ -1,13 +1,14 @@
 -- NEEDS fill last_claim
 -- RUNS when Redis is full
--- Let a running batch claim more jobs of its signature, ready or not, unless another signature is overdue and the next claim
--- would choose it.
+-- Let a running batch claim more jobs of its signature, ready or not, unless another signature is overdue, or has a job that must
+-- start before the batch could end, and the next claim would choose it.
 -- ARGV     worker, token, signature, slots, lowest_rank, preempted, models...
 --          `token`, `preempted`, `models`: as in claim
 -- Returns  as claim; nil if queued jobs were held back for another signature
 local worker, token, sig, lowest, now = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]), clock_ms()
 local request = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
 local own = redis.call('HGET', key.signature(sig), 'model')
+local URGENT_READ = 8
 
 -- Whether other signatures are overdue in this step.
 local function others_overdue(step)
@@ -21,13 +22,35 @@ local function others_overdue(step)
   return false
 end
 
+local urgent_by = nil
+
+-- Latest starts before this time are urgent: a job that joins now has ended by then.
+local function urgent_before()
+  urgent_by = urgent_by or now + latest_start.run_ms(sig)
+  return urgent_by
+end
+
+-- Whether other signatures have urgent jobs in this step.
+local function others_urgent(step)
+  if redis.call('EXISTS', key.deadlines) == 0 then return false end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.deadlines, '-inf', whole(urgent_before()), 'LIMIT', 0, URGENT_READ)) do
+    local job = redis.call('HMGET', key.job(id), 'sig', 'model', 'rank')
+    for _, part in ipairs(step.parts) do
+      if job[1] ~= sig and tonumber(job[3] or nil) == part.rank and choice.has_model(step, job[2]) then return true end
+    end
+  end
+  return false
+end
+
 -- This signature as a row of `choice`; nil if it is not ready in that part.
 local function row_of(part)
   local ready = tonumber(redis.call('ZSCORE', key.ready(own, part.rank), sig) or nil)
   if not ready or ready > now then return nil end
   for _, row in ipairs(tenants.first(key.lane_order(sig, part.rank), 8)) do
     if choice.includes(request, part, row.usage) and quota.allows(request, row.tenant, 1) then
-      return {sig = sig, load_justified = true, usage = row.usage, own_rank = part.rank, sort_ms = ready}
+      local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(row.tenant, own, part.rank), sig) or nil)
+      return choice.with_turn({sig = sig, load_justified = true, usage = row.usage, own_rank = part.rank, sort_ms = ready,
+        ready = ready, rank = part.rank, tenant = row.tenant, start_by = placed and dated.start_by_of(placed)}, true, now)
     end
   end
 end
@@ -42,17 +65,21 @@ local function own_row(step)
   return first
 end
 
--- Whether an overdue signature goes before this one at the next claim.
+local overtaken = {} -- by the claims, if there are any: {row, the others}
+
+-- Whether an overdue or urgent signature goes before this one at the next claim.
 local function comes_later(step)
-  if not others_overdue(step) then return false end
+  if not others_overdue(step) and not others_urgent(step) then return false end
   local rows, mine = choice.by_tenant(request, step), own_row(step)
   if not rows[1] then
     rows = choice.by_readiness(request, step)
-    if mine then mine.usage, mine.own_rank = 0, 0 end
+    if mine then mine.usage, mine.own_rank, mine.turn = 0, 0, nil end
   end
   for _, row in ipairs(rows) do
-    if row.sig ~= sig and row.sort_ms <= now - conf.overdue_ms and not (mine and choice.before(mine, row)) then return true end
+    local due = row.sort_ms <= now - conf.overdue_ms or (row.start_by and row.start_by <= urgent_before())
+    if row.sig ~= sig and due and not (mine and choice.before(mine, row)) then return true end
   end
+  if mine and mine.start_by then table.insert(overtaken, {mine, rows}) end
   return false
 end
 
@@ -94,6 +121,7 @@ local claims = {}
 if steps[1] then
   claims = fill.fill({sig = sig, model = own, left = tonumber(ARGV[4]), steps = steps, starting = false}, request)
   last_claim.keep(worker, token, claims)
+  for _, one in ipairs(claims[1] and overtaken or {}) do choice.note_overtaken(one[1], one[2], now) end
 end
 if claims[1] or not held_back then return claims end
 return nil

@@ -6,10 +6,10 @@
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
 --          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
-  'batch_id', 'input', 'idempotency', 'webhook', 'video'}
+  'batch_id', 'input', 'idempotency', 'webhook', 'video', 'on_deadline', 'steps'}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
 local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
-  {'video', 'video'}}
+  {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
 local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}, {}, {}
@@ -68,6 +68,29 @@ local function note(index, job)
   table.insert(indexed[index], job.id)
 end
 
+-- Append the entry of a job to the stream of its lane; returns the entry and the job's arrival.
+local function append(job, lane, group)
+  if not group.number then
+    if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
+    group.number = queue.last_number(lane)
+  end
+  group.number = group.number + 1
+  local entry = redis.call('XADD', lane, '*', 'job', job.id, 'slots', job.slots, 'number', group.number)
+  group.first = group.first or entry
+  return entry, arrived_at(entry)
+end
+
+-- Queue a job with a deadline by its latest start, or one that is late at once like the others; returns as `append`.
+local function add_dated(job, lane, group)
+  job.deadline = whole(now + tonumber(job.time_limit_ms))
+  latest_start.set(job.id, job, now)
+  if not job.start_by then return append(job, lane, group) end
+  job.src, group.dated = 'dated', (group.dated or 0) + 1
+  local arrived = arrived_at(whole(now) .. '-' .. group.dated)
+  queue.add_returned(job.id, job, arrived)
+  return '', arrived
+end
+
 local function enter(job)
   local lane = key.lane(job.sig, job.rank, job.tenant)
   local group = added[lane]
@@ -75,20 +98,19 @@ local function enter(job)
     group = {model = job.model, sig = job.sig, rank = job.rank, tenant = job.tenant, jobs = 0, slots = 0}
     added[lane] = group
     table.insert(added, group)
-    if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
-    group.number = queue.last_number(lane)
   end
-  group.number = group.number + 1
-  local entry = redis.call('XADD', lane, '*', 'job', job.id, 'slots', job.slots, 'number', group.number)
-  group.first = group.first or entry
+  job.src = 'lane'
+  local entry, arrived
+  if job.time_limit_ms == '' then
+    job.steps = nil
+    entry, arrived = append(job, lane, group)
+  else
+    entry, arrived = add_dated(job, lane, group)
+  end
   group.jobs = group.jobs + 1
   group.slots = group.slots + job.slots
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
-    'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
-  if job.time_limit_ms ~= '' then
-    job.deadline = whole(now + tonumber(job.time_limit_ms))
-    redis.call('ZADD', key.deadlines, job.deadline, job.id)
-  end
+    'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived, 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
   for _, field in ipairs(OPTIONAL) do
     local value = job[field[2]]
     if (value or '') ~= '' then
@@ -149,7 +171,9 @@ end
 local free = {}
 for _, group in ipairs(added) do
   queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
-  if redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
+  if group.dated then
+    queue.update_lane(group, queue.head(key.lane(group.sig, group.rank, group.tenant)))
+  elseif redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
     queue.update_lane(group, group.first)
   end
   -- A tenant at its quota wakes no worker.

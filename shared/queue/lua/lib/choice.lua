@@ -1,4 +1,4 @@
--- NEEDS model_loads tenants bulk_share
+-- NEEDS model_loads tenants bulk_share dated
 -- Part of claim and join: which signature a worker claims next. Claim takes the first row that gives jobs; join holds jobs
 -- back when that row is of another signature. Every step reads a bounded number of rows, whatever is queued.
 -- Priorities order the jobs of one tenant. Between tenants, interactive jobs go first only while their tenant is `ahead`:
@@ -12,11 +12,14 @@ local SIGNATURES = 4
 
 -- Whether row `a` goes before `b`. row.load_justified: its model is in memory, or its jobs have already been ready for three
 -- load times, six if other workers hold the model; row.usage: GPU usage of its tenant; row.own_rank: orders the jobs of one
--- tenant; row.sort_ms: from model_loads.
+-- tenant; row.turn, row.start_by: from `dated`, nil beyond the first tenants; row.sort_ms: from model_loads.
 function choice.before(a, b)
   if a.load_justified ~= b.load_justified then return a.load_justified end
   if a.usage ~= b.usage then return a.usage < b.usage end
   if a.own_rank ~= b.own_rank then return a.own_rank < b.own_rank end
+  local turn, other = a.turn or 2, b.turn or 2
+  if turn ~= other then return turn < other end
+  if turn == 1 and a.start_by ~= b.start_by then return a.start_by < b.start_by end
   if a.sort_ms ~= b.sort_ms then return a.sort_ms < b.sort_ms end
   return a.sig < b.sig
 end
@@ -47,6 +50,28 @@ function choice.steps(request)
   end
   if request.lowest >= 2 then table.insert(steps, {parts = {{rank = 2}}, models = request.models}) end
   return steps
+end
+
+-- A row with its turn. `others`: some signature of its tenant and priority has dated jobs.
+function choice.with_turn(row, others, now)
+  if not others and not row.start_by then return row end
+  local overtaken = nil
+  if not row.start_by and dated.is_aged(row.ready, now) then
+    overtaken = tonumber(redis.call('HGET', key.signature(row.sig), 'overtaken:' .. row.rank) or nil)
+  end
+  row.turn = dated.turn({start_by = row.start_by, since = row.ready, overtaken = overtaken}, now)
+  return row
+end
+
+-- A claim of `first`: count that a row with dated jobs overtakes aged ones of its tenant. A row that had its turn is counted from 0.
+function choice.note_overtaken(first, rows, now)
+  local field = 'overtaken:' .. first.rank
+  if first.turn == 0 then redis.call('HDEL', key.signature(first.sig), field) end
+  for _, row in ipairs(first.start_by and rows or {}) do
+    if row.turn == 2 and row.tenant == first.tenant and row.rank == first.rank and dated.is_aged(row.ready, now) then
+      redis.call('HINCRBY', key.signature(row.sig), field, 1)
+    end
+  end
 end
 
 function choice.has_model(step, name)
@@ -107,15 +132,31 @@ local function included(request, part, rows)
   return found, #found < #rows
 end
 
+-- The first signatures of a tenant, and with dated jobs in all of them the first one without.
+local function first_signatures(tenant, model, rank)
+  local name, sigs, start_by = key.tenant_signatures(tenant, model, rank), {}, {}
+  local rows = redis.call('ZRANGE', name, 0, SIGNATURES - 1, 'WITHSCORES')
+  if #rows == 2 * SIGNATURES and dated.start_by_of(tonumber(rows[#rows])) then
+    for _, value in ipairs(redis.call('ZRANGEBYSCORE', name, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)) do
+      table.insert(rows, value)
+    end
+  end
+  for at = 1, #rows, 2 do
+    table.insert(sigs, rows[at])
+    start_by[#sigs] = dated.start_by_of(tonumber(rows[at + 1]))
+  end
+  return sigs, start_by
+end
+
 -- The ready signatures among the first of a tenant.
 local function signatures_of(request, row, model, rank, found)
-  local sigs = redis.call('ZRANGE', key.tenant_signatures(row.tenant, model.name, rank), 0, SIGNATURES - 1)
+  local sigs, start_by = first_signatures(row.tenant, model.name, rank)
   if not sigs[1] then return end
   for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model.name, rank), unpack(sigs))) do
     ready = tonumber(ready or nil)
     if ready and ready <= request.now then
-      table.insert(found, {sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model, rank = rank,
-        own_rank = rank})
+      table.insert(found, choice.with_turn({sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model,
+        rank = rank, own_rank = rank, start_by = start_by[at]}, start_by[1] ~= nil, request.now))
     end
   end
 end

@@ -32,7 +32,7 @@ function claim_job.take(batch, id, job)
   quota.use(batch, job.tenant, job.slots)
   local waited = math.max(0, math.floor(batch.now - (tonumber(job.arrived) or batch.now)))
   table.insert(batch.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited,
-    job_state.time_left(job, batch.now)})
+    job_state.time_left(job, batch.now), job_state.slack(job, batch.now)})
 end
 
 -- Write the counters that the claims of a batch have changed.
@@ -72,12 +72,11 @@ function claim_job.reserves_slots(id, worker, now)
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end
 
--- Expire a queued job past its deadline, and count it in batch.expired; returns whether it has.
+-- Expire a queued job past its latest start, and count it in batch.expired; returns whether it has.
 function claim_job.expired(batch, id, job)
   local now = batch.now
-  if not (job.deadline and tonumber(job.deadline) <= now) then return false end
+  if not latest_start.is_missed(job, now) then return false end
   batch.expired = batch.expired + 1
-  job_state.leave_queue(id, job)
-  job_state.finish(id, job, 'expired', now)
+  job_state.expire(id, job, now)
   return true
 end

@@ -1,10 +1,10 @@
--- NEEDS queue footprint
+-- NEEDS queue footprint latest_start
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
-  'charged', 'size'}
+  'charged', 'size', 'start_by', 'on_deadline', 'steps'}
 
 -- The fields of a job that scripts need, or nil.
 function job_state.load(id)
@@ -18,6 +18,9 @@ end
 
 -- Time until a job's deadline (ms), 0 after it, -1 without one.
 function job_state.time_left(job, now) return job.deadline and math.max(0, tonumber(job.deadline) - now) or -1 end
+
+-- Time until a job's latest start (ms), 0 after it, -1 without one.
+function job_state.slack(job, now) return job.start_by and math.max(0, tonumber(job.start_by) - now) or -1 end
 
 local subscriptions = {} -- by tenant, the states that its endpoints want, as one text
 
@@ -74,15 +77,15 @@ function job_state.resize(id, job, size)
   job.size = size
 end
 
--- Set the deadline of a queued job (ms); nil: none.
-function job_state.set_deadline(id, job, deadline)
-  job.deadline = deadline
+-- Set the deadline of a queued job (ms), which takes `steps`; nil: none. The job is in no lane meanwhile.
+function job_state.set_deadline(id, job, deadline, steps, now)
+  job.deadline, job.steps = deadline, steps
   if deadline then
-    redis.call('HSET', key.job(id), 'deadline', deadline)
-    redis.call('ZADD', key.deadlines, deadline, id)
+    redis.call('HSET', key.job(id), 'deadline', deadline, 'steps', steps)
+    latest_start.set(id, job, now)
   else
-    redis.call('HDEL', key.job(id), 'deadline')
-    redis.call('ZREM', key.deadlines, id)
+    redis.call('HDEL', key.job(id), 'deadline', 'steps')
+    latest_start.clear(id, job)
   end
 end
 
@@ -190,15 +193,16 @@ function job_state.bury(id, reason, detail, now)
   end
 end
 
--- Queue a job again: in 'front' of the lanes, or 'solo', to run without batch mates.
+-- Queue a job again: in 'front' of the lanes, 'solo', to run without batch mates, or 'dated', by its latest start.
 function job_state.requeue(id, job, src, now)
   local arrived = tonumber(job.arrived) or now
+  if job.deadline then latest_start.set(id, job, now) end
+  if src == 'dated' and not job.start_by then src = 'front' end
   redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
     'event', job_state.event(id, job.tenant, 'queued', job.webhook))
   redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total', 'charged')
   job.src = src
   queue.add_returned(id, job, arrived)
-  if job.deadline then redis.call('ZADD', key.deadlines, job.deadline, id) end
   redis.call('HSET', key.signature(job.sig), 'model', job.model)
   redis.call('HSETNX', key.signature(job.sig), 'window', 0)
   queue.count(job.sig, job.rank, job.tenant, 1, job.slots)
@@ -225,6 +229,25 @@ function job_state.leave_queue(id, job)
   if job.src == 'lane' and job.entry then queue.acknowledge(lane, job.entry) else queue.remove_returned(id, job) end
   queue.update_lane(job, queue.head(lane))
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
+end
+
+-- End a queued job that can no longer meet its deadline.
+function job_state.expire(id, job, now)
+  redis.call('HSET', key.job(id), 'error', latest_start.error(job, now))
+  job_state.leave_queue(id, job)
+  job_state.finish(id, job, 'expired', now)
+end
+
+-- Let a queued job run after its latest start: without slack it is one of the jobs without a deadline, the last in its lane.
+function job_state.run_late(id, job, now)
+  if job.src == 'dated' then
+    queue.remove_returned(id, job)
+    job.src, job.entry = 'lane', queue.append(id, job, '*')
+    redis.call('HSET', key.job(id), 'src', 'lane', 'entry', job.entry)
+    queue.note_moves(job.sig, job.rank, job.tenant, 1)
+    queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
+  end
+  latest_start.clear(id, job)
 end
 
 -- A worker lost this job: its lease expired, or it names a cause. Only a loss while solo counts as the job's own.

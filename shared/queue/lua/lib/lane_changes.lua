@@ -27,20 +27,16 @@ function lane_changes.leave(id, job)
   count(job, -1)
 end
 
--- Add the entry of a job with its old id, the time of its arrival; false if the lane has a later one, which XADD refuses.
-local function append(id, job)
-  local lane = key.lane(job.sig, job.rank, job.tenant)
-  if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
-  local added = redis.pcall('XADD', lane, job.entry, 'job', id, 'slots', job.slots, 'number', queue.last_number(lane) + 1)
-  return type(added) ~= 'table'
-end
-
--- Add a queued job to the lane of its new rank by its arrival: at the end of the stream, or among the returned jobs if the
--- stream has later entries.
+-- Add a queued job to the lane of its rank: with a deadline by its latest start, otherwise by its arrival, at the end of the
+-- stream, or among the returned jobs if the stream has later entries.
 function lane_changes.enter(id, job, now)
   count(job, 1)
-  if job.src == 'lane' and job.entry and append(id, job) then return end
-  if job.src == 'lane' then
+  local in_lane = job.src == 'lane' or job.src == 'dated'
+  if in_lane and job.start_by then
+    job.src = 'dated'
+    redis.call('HSET', key.job(id), 'src', 'dated', 'entry', '')
+  elseif in_lane then
+    if job.src == 'lane' and job.entry and type(queue.append(id, job, job.entry)) ~= 'table' then return end
     job.src = 'front'
     redis.call('HSET', key.job(id), 'src', 'front', 'entry', '', 'returned', whole(now))
   end

@@ -1,6 +1,6 @@
 -- NEEDS claim_job choice
 -- Part of claim and join: the tenants of a signature take turns, the least-served one first. In its turn a tenant's released
--- and skipped jobs go before the entries of its lane.
+-- and skipped jobs go before those with a deadline, and these before the entries of its lane.
 
 local lane_turns = {}
 local TENANTS_READ, PAGES = 64, 4
@@ -64,7 +64,45 @@ local function next_slots(turn)
   end
 end
 
--- Claim released and skipped jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
+-- Read the next entries of a turn's lane, and claim their jobs. Returns false if its quota ends the turn, nil without entries.
+local function from_stream(batch, turn, count)
+  if quota.bound(batch, turn.tenant) then
+    -- Check before reading: an entry that was read has left the queue.
+    local slots = next_slots(turn)
+    if slots and not quota.allows(batch, turn.tenant, slots) then return false end
+    count = 1
+  end
+  local entries = read_entries(turn.lane, count)
+  if not entries[1] then
+    turn.drained = true
+    return nil
+  end
+  for _, entry in ipairs(entries) do claim_entry(batch, turn.rank, turn, entry) end
+  turn.last = entries[#entries].id
+  turn.reads = turn.reads + #entries
+  return true
+end
+
+-- Whether the next job of the stream has its turn before one with a deadline; otherwise it is overtaken once more.
+local function stream_has_turn(batch, turn)
+  if turn.drained then return false end
+  local after = turn.last and '(' .. turn.last or queue.head(turn.lane)
+  local row = after and redis.call('XRANGE', turn.lane, after, '+', 'COUNT', 1)[1]
+  if not row or not dated.is_aged(stream_ms(row[1]), batch.now) then return false end
+  for place = 1, #row[2], 2 do
+    if row[2][place] == 'job' then
+      local name = key.job(row[2][place + 1])
+      local known = redis.call('HMGET', name, 'state', 'overtaken')
+      if known[1] ~= 'queued' or dated.turn({since = stream_ms(row[1]), overtaken = tonumber(known[2] or nil)}, batch.now) == 0 then
+        return true
+      end
+      redis.call('HINCRBY', name, 'overtaken', 1)
+    end
+  end
+  return false
+end
+
+-- Claim released, skipped and dated jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
 local function from_returned(batch, turn, enough)
   while turn.returned[1] and #batch.claims < enough and batch.left > 0 and not batch.held and batch.expired < EXPIRED do
     local id = turn.returned[1]
@@ -72,6 +110,10 @@ local function from_returned(batch, turn, enough)
     if not job or job.state ~= 'queued' then
       queue.remove_returned(id, {sig = batch.sig, rank = turn.rank, tenant = turn.tenant})
       turn.touched = true
+    elseif job.src == 'dated' and turn.yielded ~= id and stream_has_turn(batch, turn) then
+      turn.yielded = id
+      if from_stream(batch, turn, 1) == false then return false end
+      table.insert(turn.returned, 1, id)
     elseif job.src ~= 'solo' and not claim_job.expired(batch, id, job) then
       if not quota.allows(batch, job.tenant, job.slots) then return false end
       if job.slots <= batch.left then
@@ -93,21 +135,7 @@ local function take_turn(batch, turn, count)
   local enough = #batch.claims + count
   if not from_returned(batch, turn, enough) then return false end
   while #batch.claims < enough and batch.left > 0 and not batch.held do
-    local at_once = enough - #batch.claims
-    if quota.bound(batch, turn.tenant) then
-      -- Check before reading: an entry that was read has left the queue.
-      local slots = next_slots(turn)
-      if slots and not quota.allows(batch, turn.tenant, slots) then return false end
-      at_once = 1
-    end
-    local entries = read_entries(turn.lane, at_once)
-    if not entries[1] then
-      turn.drained = true
-      return false
-    end
-    for _, entry in ipairs(entries) do claim_entry(batch, turn.rank, turn, entry) end
-    turn.last = entries[#entries].id
-    turn.reads = turn.reads + #entries
+    if not from_stream(batch, turn, enough - #batch.claims) then return false end
     if turn.skips >= SKIPS or turn.reads >= READS or batch.expired >= EXPIRED then return false end
   end
   return batch.left > 0
@@ -129,7 +157,7 @@ local function next_turns(batch, request, s, part)
         local turn = {tenant = tenant, usage = row.usage, rank = part.rank, lane = key.lane(batch.sig, part.rank, tenant),
           skips = 0, reads = 0, has_returned = s.has_returned[part.rank]}
         turn.returned = turn.has_returned and redis.call('ZRANGE', key.returned(batch.sig, part.rank, tenant), 0,
-          RETURNED_READ - 1) or {}
+          math.max(RETURNED_READ, batch.left + SKIPS) - 1) or {}
         table.insert(turns, turn)
       end
     end
@@ -186,11 +214,12 @@ end
 
 -- Share the slots among the tenants with queued jobs of the parts of a step.
 function lane_turns.share(batch, request, parts)
-  local s, queued = {had = {}, has_returned = {}}, {}
+  local s, queued, has_dated = {had = {}, has_returned = {}}, {}, redis.call('EXISTS', key.dated(batch.sig)) == 1
   for _, part in ipairs(parts) do
     if batch.queued[part.rank].jobs > 0 then
       table.insert(queued, part)
-      s.had[part.rank], s.has_returned[part.rank] = {count = 0}, queue.first(key.front(batch.sig), part.rank) ~= nil
+      s.had[part.rank] = {count = 0}
+      s.has_returned[part.rank] = has_dated or queue.first(key.front(batch.sig), part.rank) ~= nil
     end
   end
   local single = has_single_slots(batch, queued)

@@ -17,7 +17,7 @@ function last_claim.repeated(worker, token)
     local job = job_state.load(claim.id)
     if job and job.state == 'running' and job.worker == worker and tonumber(job.epoch) == claim.epoch then
       table.insert(rows, {claim.id, job.job or '', job.sig, claim.epoch, job.solo and 1 or 0, claim.waited,
-        job_state.time_left(job, clock_ms())})
+        job_state.time_left(job, clock_ms()), job_state.slack(job, clock_ms())})
     end
   end
   return rows

@@ -3,9 +3,9 @@
 
 local position = {}
 local READ = 32 -- entries
-local FACTS = {'state', 'sig', 'rank', 'tenant', 'src', 'entry', 'arrived', 'slots'}
+local FACTS = {'state', 'sig', 'rank', 'tenant', 'src', 'entry', 'arrived', 'slots', 'start_by'}
 
--- Released, skipped and lost jobs of this priority go first.
+-- Released, skipped, lost and dated jobs of this priority go first.
 local function front_of(name, rank)
   return redis.call('ZCOUNT', name, queue.score(rank, 0), '(' .. queue.score(rank + 1, 0))
 end
@@ -31,15 +31,17 @@ end
 local function before_in_rank(job, queued)
   if job.src == 'lane' then
     local ahead, mine = ahead_in_lane(key.lane(job.sig, job.rank, job.tenant), job.entry)
-    local front = front_of(key.front(job.sig), job.rank) + front_of(key.solo(job.sig), job.rank)
+    local front = front_of(key.front(job.sig), job.rank) + front_of(key.solo(job.sig), job.rank) +
+      front_of(key.dated(job.sig), job.rank)
     local others = math.max(0, queued - front - mine)
     local lanes = math.max(0, redis.call('ZCARD', key.lanes(job.sig, job.rank)) - 1)
     -- Tenants take turns: another tenant precedes it at most as often as its own tenant does.
     return front + ahead + math.min(others, ahead * lanes)
   end
-  local name = job.src == 'solo' and key.solo(job.sig) or key.front(job.sig)
-  local solo = job.src == 'solo' and 0 or front_of(key.solo(job.sig), job.rank)
-  return solo + redis.call('ZCOUNT', name, queue.score(job.rank, 0), '(' .. queue.score(job.rank, tonumber(job.arrived)))
+  local before, order = job.src == 'solo' and 0 or front_of(key.solo(job.sig), job.rank), job.arrived
+  if job.src == 'dated' then before, order = before + front_of(key.front(job.sig), job.rank), job.start_by end
+  return before + redis.call('ZCOUNT', queue.set_of(job), queue.score(job.rank, 0),
+    '(' .. queue.score(job.rank, tonumber(order)))
 end
 
 -- {jobs before it, ms until its end | -1, ready, without free slots of its tenant, must run solo, paused}, or {} if it is not queued

@@ -1,10 +1,11 @@
--- NEEDS readiness recount tenants wakeups
+-- NEEDS readiness recount tenants wakeups dated
 -- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
 -- A stream has no front. Returned jobs are outside their lane's stream and go before it: released, skipped and moved ones
--- are in front:<sig>, lost ones in solo:<sig>, by priority, then by arrival. All are in returned:<lane> as well, lost ones last,
--- which is read before the lane's stream. A job's field `returned` is since when it is there.
+-- are in front:<sig>, lost ones in solo:<sig>, by priority, then by arrival. Jobs with a deadline that were not returned are in
+-- dated:<sig>, by priority, then by latest start. All are in returned:<lane> as well, dated ones after returned ones and lost
+-- ones last, which is read before the lane's stream. A job's field `returned` is since when it was returned.
 local PRIORITY_SPAN = 4398046511104
 
 function queue.score(rank, arrived) return string.format('%.3f', rank * PRIORITY_SPAN + arrived) end
@@ -95,7 +96,7 @@ end
 local function has_jobs(sig, rank)
   local tenant = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0)[1]
   if tenant and redis.call('EXISTS', key.lane(sig, rank, tenant)) == 1 then return true end
-  for _, name in ipairs({key.front(sig), key.solo(sig)}) do
+  for _, name in ipairs({key.front(sig), key.solo(sig), key.dated(sig)}) do
     local id = queue.first(name, rank)
     if id and redis.call('EXISTS', key.job(id)) == 1 then return true end
   end
@@ -129,7 +130,7 @@ function queue.refresh(sig, now, arrived)
     slots = slots + math.max(0, tonumber(state[8 + rank] or 0) or 0)
     jobs = jobs + math.max(0, tonumber(state[5 + rank] or 0) or 0)
   end
-  local shared_facts = nil
+  local shared_facts, has_dated = nil, jobs > 0 and redis.call('EXISTS', key.dated(sig)) == 1
   for rank = 0, 2 do
     local ready = key.ready(model, rank)
     local at = nil
@@ -142,10 +143,11 @@ function queue.refresh(sig, now, arrived)
             or max_batch)}
       end
       local head = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0, 'WITHSCORES')
-      local returned = queue.returned_at(sig, rank)
-      if head[1] or returned then
-        at = readiness.ready_at({now = now, oldest = head[2] and tonumber(head[2]) or nil, slots = slots,
-          returned = returned, window = tonumber(state[2] or 0) or 0,
+      local returned, own = queue.returned_at(sig, rank), has_dated and dated.facts(sig, rank) or nil
+      if head[1] or returned or own then
+        local oldest = math.min(head[2] and tonumber(head[2]) or math.huge, own and own.oldest or math.huge)
+        at = readiness.ready_at({now = now, oldest = oldest < math.huge and oldest or nil, slots = slots,
+          returned = returned, start_by = own and own.start_by, window = tonumber(state[2] or 0) or 0,
           efficient_rows = shared_facts.efficient_rows, gap = shared_facts.gap})
       else
         -- Counted, but in no lane or set: the entry was removed by another program.
@@ -216,18 +218,34 @@ function queue.last_number(lane)
   return 0
 end
 
--- The order of a returned job within its lane.
-function queue.returned_score(solo, arrived) return queue.score(solo and 1 or 0, arrived) end
-
--- Add a returned job (released, skipped or lost) to the front of its signature and of its lane.
-function queue.add_returned(id, job, arrived)
-  redis.call('ZADD', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), queue.score(job.rank, arrived), id)
-  redis.call('ZADD', key.returned(job.sig, job.rank, job.tenant), queue.returned_score(job.src == 'solo', arrived), id)
+-- Append the entry of a job to the stream of its lane; returns its id, or an error if the stream has a later one.
+function queue.append(id, job, entry)
+  local lane = key.lane(job.sig, job.rank, job.tenant)
+  if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
+  return redis.pcall('XADD', lane, entry, 'job', id, 'slots', job.slots, 'number', queue.last_number(lane) + 1)
 end
 
+-- The set of a signature that has a job outside its lane's stream.
+function queue.set_of(job)
+  if job.src == 'solo' then return key.solo(job.sig) end
+  return job.src == 'dated' and key.dated(job.sig) or key.front(job.sig)
+end
+
+-- Add a returned job (released, skipped or lost) or a dated one to the front of its signature and of its lane.
+function queue.add_returned(id, job, arrived)
+  local order = job.src == 'dated' and job.start_by or arrived
+  local kind = job.src == 'solo' and 2 or job.src == 'dated' and 1 or 0
+  redis.call('ZADD', queue.set_of(job), queue.score(job.rank, order), id)
+  redis.call('ZADD', key.returned(job.sig, job.rank, job.tenant), queue.score(kind, order), id)
+end
+
+-- job.src can be nil: in any of the sets.
 function queue.remove_returned(id, job)
-  redis.call('ZREM', key.front(job.sig), id)
-  redis.call('ZREM', key.solo(job.sig), id)
+  if job.src ~= 'dated' then
+    redis.call('ZREM', key.front(job.sig), id)
+    redis.call('ZREM', key.solo(job.sig), id)
+  end
+  if not job.src or job.src == 'dated' then redis.call('ZREM', key.dated(job.sig), id) end
   redis.call('ZREM', key.returned(job.sig, job.rank, job.tenant), id)
 end
 
@@ -248,8 +266,15 @@ function queue.update_lane(lane, head)
     queue.sweep_lane(key.lane(lane.sig, lane.rank, lane.tenant))
   end
   local returned = redis.call('ZRANGE', key.returned(lane.sig, lane.rank, lane.tenant), 0, 0, 'WITHSCORES')
-  if returned[1] then oldest = math.min(oldest, tonumber(returned[2]) % PRIORITY_SPAN) end
-  if oldest < math.huge then return tenants.add_lane(lane, oldest) end
+  local placed = nil
+  if returned[1] then
+    local first, start_by = dated.first_of_lane(lane)
+    placed = first and dated.placed(start_by)
+    local arrived = first ~= returned[1] and tonumber(returned[2]) % PRIORITY_SPAN or
+      tonumber(redis.call('HGET', key.job(first), 'arrived') or nil) or 0
+    oldest = math.min(oldest, arrived)
+  end
+  if oldest < math.huge then return tenants.add_lane(lane, oldest, placed) end
   tenants.remove_lane(lane)
   return 0
 end

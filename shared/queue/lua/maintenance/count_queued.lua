@@ -1,11 +1,11 @@
 -- NEEDS queue
 -- RUNS when Redis is full
--- Count the queued jobs of signatures, in pages; remove released and lost jobs that are not queued.
+-- Count the queued jobs of signatures, in pages; remove released, lost and dated jobs that are not queued.
 -- ARGV     section, cursor, signatures...
 --          `section`, `cursor`: where to continue in the first signature; both 0 at its beginning
 -- Returns  {signatures completed, section, cursor, rows 'signature, priority, tenant, lane or job, jobs'}
 local MANY, PAGE = 300, 100
-local FRONT, SOLO = 3, 4 -- sections after the lanes of each rank
+local FRONT, SOLO, DATED = 3, 4, 5 -- sections after the lanes of each rank
 local done, section, cursor, rows = 0, tonumber(ARGV[1]), ARGV[2], {}
 
 local function read_lanes(sig, rank)
@@ -38,10 +38,11 @@ while done < #ARGV - 2 and #rows < MANY do
   if section < FRONT then
     cursor = read_lanes(sig, section)
   else
-    cursor = read_jobs(sig, section == FRONT and key.front(sig) or key.solo(sig))
+    local names = {[FRONT] = key.front(sig), [SOLO] = key.solo(sig), [DATED] = key.dated(sig)}
+    cursor = read_jobs(sig, names[section])
   end
   if cursor == '0' then
-    done, section = section == SOLO and done + 1 or done, (section + 1) % (SOLO + 1)
+    done, section = section == DATED and done + 1 or done, (section + 1) % (DATED + 1)
   end
 end
 return {done, section, cursor, rows}

@@ -1,16 +1,19 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
--- End queued jobs whose deadline has passed.
+-- End queued jobs whose latest start has passed; those that run on lose their place among the jobs with a deadline.
 -- ARGV     limit
 -- Returns  how many ended
 local now, count, touched = clock_ms(), 0, {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.deadlines, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
   local job = job_state.load(id)
   if job and job.state == 'queued' then
-    job_state.leave_queue(id, job)
-    job_state.finish(id, job, 'expired', now)
+    if job.on_deadline == 'run' then
+      job_state.run_late(id, job, now)
+    else
+      job_state.expire(id, job, now)
+      count = count + 1
+    end
     touched[job.sig] = true
-    count = count + 1
   else
     redis.call('ZREM', key.deadlines, id)
   end

@@ -13,7 +13,7 @@ local function is_queued(id, job)
     if pending.err then return true end -- no group: the next claim creates it and reads from the beginning
     return not pending[1]
   end
-  local standing = redis.call('ZSCORE', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), id)
+  local standing = redis.call('ZSCORE', queue.set_of(job), id)
   return standing and redis.call('ZSCORE', key.returned(job.sig, job.rank, job.tenant), id) and true or false
 end
 
@@ -21,7 +21,7 @@ local function requeue(id, job)
   local counted = tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. job.rank) or nil) or 0
   if counted > 0 then queue.count(job.sig, job.rank, job.tenant, -1, -job.slots) end -- where it should have stood
   if job.src == 'lane' and job.entry then queue.acknowledge(key.lane(job.sig, job.rank, job.tenant), job.entry) end
-  job_state.requeue(id, job, job.solo and 'solo' or 'front', now)
+  job_state.requeue(id, job, job.solo and 'solo' or job.src == 'dated' and 'dated' or 'front', now)
   touched[job.sig] = true
 end
 
@@ -33,6 +33,7 @@ for _, id in ipairs(ARGV) do
       requeue(id, job)
       repaired = repaired + 1
     else
+      if job.start_by then repaired = repaired + redis.call('ZADD', key.deadlines, 'NX', job.start_by, id) end
       -- Counters of the signature are repaired after all jobs and lanes.
       repaired = repaired + redis.call('HSETNX', key.signature(job.sig), 'model', job.model)
       -- The orders of a lane with entries are repaired with the lane.

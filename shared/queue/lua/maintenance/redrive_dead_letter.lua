@@ -12,9 +12,9 @@ redis.call('DEL', key.dead_letter(id))
 redis.call('PERSIST', key.job(id))
 redis.call('ZREM', key.retention, job_state.row(job.tenant, id, job.batch, job.size))
 redis.call('HDEL', key.job(id), 'finished', 'expires', 'error', 'artifacts', 'batching', 'timings', 'settled', 'cancel',
-  'started', 'losses', 'attempts', 'deadline', 'passed')
+  'started', 'losses', 'attempts', 'deadline', 'start_by', 'steps', 'passed')
 redis.call('HSET', key.job(id), 'solo', 1)
-job.deadline = nil
+job.deadline, job.start_by = nil, nil
 if job.input then job_state.hold_inputs(job.tenant, job.input) end
 job_state.requeue(id, job, 'solo', now)
 queue.refresh(job.sig, now)

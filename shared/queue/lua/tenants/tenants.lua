@@ -116,12 +116,13 @@ function tenants.resume(tenant)
   return true
 end
 
--- Add a lane to the orders. oldest: arrival of its oldest job (ms). Returns how many did not have it.
-function tenants.add_lane(lane, oldest)
+-- Add a lane to the orders. oldest: arrival of its oldest job (ms); placed: its score among the tenant's signatures, where
+-- that is another one. Returns how many did not have it.
+function tenants.add_lane(lane, oldest, placed)
   local usage = tenants.usage_of(lane.tenant)
   -- Tenants without usage are ordered by arrival, below 1.
   local score = usage and string.format('%.17g', usage) or string.format('%.13f', oldest / 1e13)
-  local added = redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(oldest), lane.sig)
+  local added = redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(placed or oldest), lane.sig)
   added = added + redis.call('ZADD', key.lane_order(lane.sig, lane.rank), 'NX', score, lane.tenant)
   if tenants.is_deferred(lane.tenant, lane.model, lane.rank) then return added end
   return added + redis.call('ZADD', key.tenant_order(lane.model, lane.rank), 'NX', score, lane.tenant)

@@ -4,7 +4,7 @@
 -- Returns  for each {signature, model, queued jobs and slots by rank (6 numbers), running jobs, oldest age ms | -1,
 --          mean ms between completions | -1, age ms of the oldest job above bulk that no quota and no pause holds back | -1,
 --          age ms of the oldest bulk job | -1, paused}
-local LANES = 8 -- read of each rank, the oldest first
+local LANES = 8 -- read of each rank, the oldest first; of jobs with a deadline as many, the least slack first
 local now, out, scope = clock_ms(), {}, {quotas = {}}
 local function number(value) return math.max(0, tonumber(value or 0) or 0) end
 local function age(since) return since and math.max(0, math.floor(now - since)) or -1 end
@@ -28,6 +28,13 @@ local function oldest_of(sig, rank)
   for _, name in ipairs({key.front(sig), key.solo(sig)}) do
     local id = queue.first(name, rank)
     local job = id and redis.call('HMGET', key.job(id), 'tenant', 'arrived')
+    if job and job[1] and tonumber(job[2] or nil) then
+      table.insert(names, job[1])
+      table.insert(arrivals, tonumber(job[2]))
+    end
+  end
+  for at, id in ipairs(dated.first(sig, rank, LANES)) do
+    local job = at % 2 == 1 and redis.call('HMGET', key.job(id), 'tenant', 'arrived')
     if job and job[1] and tonumber(job[2] or nil) then
       table.insert(names, job[1])
       table.insert(arrivals, tonumber(job[2]))

@@ -29,6 +29,18 @@ def candidate(group: str = "a", rank: int = STANDARD, arrival: int = 0, stage: i
         ),
         pytest.param([candidate(arrival=1), candidate(arrival=2, rank=INTERACTIVE)], 1, [1], id="priority before age"),
         pytest.param(
+            [candidate(arrival=1), candidate(arrival=2, start_by_s=9.0), candidate(arrival=3, start_by_s=5.0)],
+            2,
+            [2, 1],
+            id="the least slack before age",
+        ),
+        pytest.param(
+            [candidate(arrival=1, rank=INTERACTIVE), candidate(arrival=2, start_by_s=1.0)],
+            1,
+            [0],
+            id="priority before slack",
+        ),
+        pytest.param(
             [candidate("b", arrival=2), candidate("a", arrival=1)], 8, [1], id="the older group runs until it is done"
         ),
         pytest.param(
@@ -106,7 +118,7 @@ def candidate(group: str = "a", rank: int = STANDARD, arrival: int = 0, stage: i
     ],
 )
 def test_select_calls(candidates: list[Candidate], limit: int, selected: list[int]) -> None:
-    """Order by priority, then age; one group at a time; in it the earliest stage first."""
+    """Order by priority, then slack, then age; one group at a time; in it the earliest stage first."""
     assert select_calls(candidates, lambda _matching, _own: limit) == selected
 
 

@@ -1,0 +1,51 @@
+-- Part of the scripts that queue jobs or remove them: queued jobs with a deadline are not in their lane's stream but in
+-- dated:<sig> and returned:<lane>, by latest start. In their lane they go before the stream: least slack first. Jobs without a
+-- deadline that have waited for `aging_ms` are overtaken by at most MOST_OVERTAKEN jobs or batches with one.
+
+local dated = {}
+local SPAN = 4398046511104 -- of a priority, or of a kind of returned job
+local PLACED_FIRST = 10000000000000
+local OLDEST_READ = 4
+dated.MOST_OVERTAKEN = 3
+local LEAD_MS = 1000 -- of a start before the latest one
+
+-- The first `count` dated jobs of a signature and priority: id, start_by, id, start_by, ...
+function dated.first(sig, rank, count)
+  local rows = redis.call('ZRANGEBYSCORE', key.dated(sig), whole(rank * SPAN), '(' .. whole((rank + 1) * SPAN), 'WITHSCORES',
+    'LIMIT', 0, count)
+  for at = 2, #rows, 2 do rows[at] = tonumber(rows[at]) - rank * SPAN end
+  return rows
+end
+
+-- When the dated jobs of a signature and priority make it ready: arrival of about the oldest, and the least latest start
+-- with a lead; nil without any.
+function dated.facts(sig, rank)
+  local rows, oldest = dated.first(sig, rank, OLDEST_READ), math.huge
+  for at = 1, #rows, 2 do
+    oldest = math.min(oldest, tonumber(redis.call('HGET', key.job(rows[at]), 'arrived') or nil) or 0)
+  end
+  if rows[1] then return {oldest = oldest, start_by = rows[2] - LEAD_MS} end
+end
+
+-- The first dated job of a lane, and its latest start; nil without one.
+function dated.first_of_lane(lane)
+  local row = redis.call('ZRANGEBYSCORE', key.returned(lane.sig, lane.rank, lane.tenant), whole(SPAN), '(' .. whole(2 * SPAN),
+    'WITHSCORES', 'LIMIT', 0, 1)
+  if row[1] then return row[1], tonumber(row[2]) - SPAN end
+end
+
+-- The score of a lane among its tenant's signatures: lanes with dated jobs go first, by the least slack.
+function dated.placed(start_by) return start_by - PLACED_FIRST end
+
+-- The least latest start of a lane with this score; nil without dated jobs.
+function dated.start_by_of(score) return score < 0 and score + PLACED_FIRST or nil end
+
+-- The turn of a signature or lane among others of its tenant and priority: 0 after it was overtaken as often as an aged one
+-- can be, 1 with a dated job, 2 without. s.start_by: its least latest start, or nil; s.since: since when it waits (ms).
+function dated.turn(s, now)
+  if s.start_by then return 1 end
+  if (s.overtaken or 0) >= dated.MOST_OVERTAKEN and dated.is_aged(s.since, now) then return 0 end
+  return 2
+end
+
+function dated.is_aged(since, now) return since <= now - conf.aging_ms end

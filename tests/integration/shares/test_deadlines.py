@@ -1,0 +1,213 @@
+"""Deadlines order the jobs of a tenant and priority by slack, and do not starve jobs without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
+
+from shared.job import OnDeadline, Outcome, Progress, State
+from shared.queue import Queue, Submission
+from shared.queue.maintenance.changes import JobUpdate
+
+Make = Callable[..., Submission]
+HOUR_MS = 3_600_000
+STEP_MS = 1000.0
+MOST_OVERTAKEN = 3
+
+
+async def learn(queue: Queue, submission: Submission, step_ms: float = STEP_MS) -> None:
+    """Let the queue know the time of a signature's jobs."""
+    name = queue.client.redis_keys.slot_cost(submission.signature)
+    await queue.client.redis.hset(name, mapping={"step_ms": step_ms, "run_ms": 8 * step_ms})
+    await queue.client.redis.pexpire(name, HOUR_MS)
+
+
+async def one_by_one(queue: Queue, count: int) -> list[str]:
+    """Return the jobs of `count` claims of one slot each, which end at once."""
+    ids = []
+    for _ in range(count):
+        (one,) = await claim(queue, 1)
+        ids.append(one.job.id)
+        assert await end(queue, one)
+    return ids
+
+
+@pytest.mark.parametrize("widths", [(64, 64, 64), (64, 128, 192)], ids=["one signature", "signatures"])
+async def test_the_least_slack_goes_first(queue: Queue, make_submission: Make, widths: tuple[int, ...]) -> None:
+    """Jobs without a deadline go last, whenever they came."""
+    without, later, sooner = await put(
+        queue,
+        *(
+            make_submission(width=width, time_limit_ms=limit)
+            for width, limit in zip(widths, (None, 3 * HOUR_MS, HOUR_MS), strict=True)
+        ),
+    )
+    assert await one_by_one(queue, 3) == [sooner, later, without]
+    assert await queue.maintenance.reconcile() == 0
+
+
+async def test_slack_is_the_time_left_without_the_learned_time(queue: Queue, make_submission: Make) -> None:
+    """A long job with a later deadline has less of it than a short one."""
+    await learn(queue, make_submission())
+    short, long = await put(
+        queue,
+        make_submission(steps=10, time_limit_ms=HOUR_MS),
+        make_submission(steps=2000, time_limit_ms=HOUR_MS + 1_000_000),
+    )
+    assert await one_by_one(queue, 2) == [long, short]
+
+
+async def test_a_settled_job_teaches_the_time_of_its_signature(queue: Queue, make_submission: Make) -> None:
+    """From its claim to its end, by its steps: four images of 8 steps took 4 s."""
+    (job_id,) = await put(queue, make_submission(n=4))
+    (one,) = await claim(queue)
+    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "started", int(await redis_ms(queue)) - 4000)
+    outcome = Outcome(state=State.SUCCEEDED, device_seconds=1.0, progress=Progress(step=32, total=32))
+    assert await queue.claims.settle("w1", job_id, one.epoch, outcome)
+    await put(queue, make_submission(steps=20, time_limit_ms=HOUR_MS))
+    (one,) = await claim(queue)
+    assert one.time_left_ms is not None
+    assert one.slack_ms is not None
+    assert one.time_left_ms - one.slack_ms == pytest.approx(10_000, rel=0.2)
+
+
+async def test_a_job_without_enough_time_left_expires_early(queue: Queue, make_submission: Make) -> None:
+    """Its error says what is missing; without a learned time it may try until its deadline."""
+    await learn(queue, make_submission())
+    hopeless, unknown = await put(
+        queue,
+        make_submission(steps=60, time_limit_ms=60_000),
+        make_submission(width=128, steps=60, time_limit_ms=60_000),
+    )
+    assert await queue.maintenance.expire() == 1
+    assert (await state_of(queue, hopeless), await state_of(queue, unknown)) == (State.EXPIRED, State.QUEUED)
+    record = await queue.jobs.get(hopeless)
+    assert record is not None
+    assert record.error is not None
+    assert record.error.code == "deadline_exceeded"
+    assert "take about 60 s" in record.error.message
+
+
+async def test_a_claim_does_not_start_a_job_that_cannot_meet_its_deadline(queue: Queue, make_submission: Make) -> None:
+    await learn(queue, make_submission())
+    hopeless, other = await put(
+        queue, make_submission(steps=60, time_limit_ms=60_000), make_submission(steps=60, time_limit_ms=HOUR_MS)
+    )
+    assert await claim_ids(queue) == [other]
+    assert await state_of(queue, hopeless) is State.EXPIRED
+
+
+async def test_a_late_job_that_runs_on_goes_after_those_that_can_be_met(queue: Queue, make_submission: Make) -> None:
+    """It loses its place by slack, not its turn among jobs without a deadline."""
+    await learn(queue, make_submission())
+    run = {"on_deadline": OnDeadline.RUN}
+    late, dated = await put(
+        queue, make_submission(time_limit_ms=8030, **run), make_submission(steps=60, time_limit_ms=HOUR_MS, **run)
+    )
+    (without,) = await put(queue, make_submission())
+    (too_late,) = await put(queue, make_submission(time_limit_ms=1, **run))
+    await a_moment(40)
+    assert await queue.maintenance.expire() == 0
+    assert await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1) == [dated]
+    assert await queue.maintenance.reconcile() == 0
+    assert await one_by_one(queue, 4) == [dated, without, too_late, late]
+
+
+async def test_a_late_job_that_runs_on_is_queued_again_when_it_is_released(queue: Queue, make_submission: Make) -> None:
+    (job_id,) = await put(queue, make_submission(time_limit_ms=20, on_deadline=OnDeadline.RUN))
+    (one,) = await claim(queue)
+    await a_moment(25)
+    await queue.claims.release("w1", {job_id: one.epoch})
+    assert await queue.maintenance.expire() == 0
+    assert await claim_ids(queue) == [job_id]
+
+
+@pytest.mark.parametrize("width", [64, 128], ids=["same signature", "another signature"])
+async def test_an_aged_job_is_overtaken_a_few_times_only(
+    queue_with: Callable[..., Queue], make_submission: Make, width: int
+) -> None:
+    """Jobs with deadlines arrive all the time; each job without one has its turn after three of them."""
+    queue = queue_with(aging_ms=1)
+    first, second = await put(queue, *[make_submission(width=width) for _ in range(2)])
+    await a_moment(3)
+    started: list[str] = []
+    for _ in range(2 * (MOST_OVERTAKEN + 1)):
+        await put(queue, *[make_submission(time_limit_ms=HOUR_MS) for _ in range(2)])
+        started += await one_by_one(queue, 1)
+    assert [started.index(first), started.index(second)] == [MOST_OVERTAKEN, 2 * MOST_OVERTAKEN + 1]
+    assert await queue.maintenance.reconcile() == 0
+
+
+async def test_a_window_ends_early_for_a_deadline(queue: Queue, make_submission: Make) -> None:
+    """Other jobs wait for batch mates; one that would miss its deadline starts without them."""
+    await put(queue, make_submission(window_ms=60_000))
+    assert await claim_ids(queue)
+    await put(queue, make_submission(window_ms=60_000))
+    assert await claim_ids(queue) == []
+    (relaxed,) = await put(queue, make_submission(window_ms=60_000, time_limit_ms=HOUR_MS))
+    assert await claim_ids(queue) == []
+    (urgent,) = await put(queue, make_submission(window_ms=60_000, time_limit_ms=900))
+    assert (await claim_ids(queue))[:2] == [urgent, relaxed]
+
+
+@pytest.mark.parametrize(("limit_ms", "joins"), [(7500, False), (HOUR_MS, True)], ids=["urgent", "with slack"])
+async def test_a_batch_admits_none_while_another_signature_has_an_urgent_job(
+    queue: Queue, make_submission: Make, limit_ms: int, joins: bool
+) -> None:
+    """A job that joins now would end after the latest start of the other one."""
+    await learn(queue, make_submission())
+    await put(queue, make_submission())
+    assert await claim_ids(queue)
+    (mate,) = await put(queue, make_submission())
+    await put(queue, make_submission(width=128, time_limit_ms=limit_ms))
+    joined = await queue.claims.join("w1", make_submission().signature, 4, models=MODELS)
+    assert [one.job.id for one in joined] == [mate] * joins
+
+
+async def test_a_new_deadline_moves_a_job(queue: Queue, make_submission: Make) -> None:
+    """Without one again, a job goes before its lane, as others that were moved."""
+    first, *others, third = await put(
+        queue, make_submission(time_limit_ms=HOUR_MS), make_submission(), make_submission(), make_submission()
+    )
+    await queue.changes.update([third], JobUpdate(time_limit_ms=60_000))
+    assert await one_by_one(queue, 1) == [third]
+    await queue.changes.update([first], JobUpdate(time_limit_ms=0))
+    await queue.changes.update([others[1]], JobUpdate(time_limit_ms=60_000))
+    assert await queue.maintenance.reconcile() == 0
+    assert await one_by_one(queue, 3) == [first, others[1], others[0]]
+    assert await queue.client.redis.exists(queue.client.redis_keys.deadlines) == 0
+
+
+async def test_lost_sets_are_built_again(queue: Queue, make_submission: Make) -> None:
+    """Deadlines and the order by them, after a failover."""
+    later, sooner = await put(queue, make_submission(time_limit_ms=2 * HOUR_MS), make_submission(time_limit_ms=HOUR_MS))
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    signature = make_submission().signature
+    await redis.delete(keys.deadlines, keys.dated(signature), keys.returned(signature, "standard", "default"))
+    assert await queue.maintenance.reconcile() >= 2
+    assert await redis.zrange(keys.deadlines, 0, -1) == [sooner, later]
+    assert await queue.maintenance.reconcile() == 0
+    await redis.delete(keys.deadlines)
+    assert await queue.maintenance.reconcile() == 2
+    assert await one_by_one(queue, 2) == [sooner, later]
+
+
+async def test_released_and_lost_jobs_keep_their_deadlines(queue: Queue, make_submission: Make) -> None:
+    released, lost = await put(queue, *[make_submission(time_limit_ms=HOUR_MS) for _ in range(2)])
+    claims = {one.job.id: one for one in await claim(queue)}
+    await queue.claims.release("w1", {released: claims[released].epoch})
+    await lose(queue, lost)
+    await queue.maintenance.reclaim()
+    keys = queue.client.redis_keys
+    assert set(await queue.client.redis.zrange(keys.deadlines, 0, -1)) == {released, lost}
+    assert await queue.maintenance.reconcile() == 0
+    (one,) = await claim(queue, worker="w2")
+    assert one.slack_ms is not None
+
+
+async def test_positions_follow_the_slack(queue: Queue, make_submission: Make) -> None:
+    ids = await put(queue, make_submission(), *[make_submission(time_limit_ms=at * HOUR_MS) for at in (3, 1, 2)])
+    positions = [await queue.jobs.position(job_id) for job_id in ids]
+    assert [one.position for one in positions if one is not None] == [3, 2, 0, 1]
