@@ -11,7 +11,7 @@ import argparse
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -133,15 +133,18 @@ class ArrivalRates:
         self._gap[job.signature] = self._functions.next_gap(self._gap.get(job.signature), gap, 1000 * WINDOW_S)
         self._last[job.signature] = job.arrival_s
 
-    def ready_at(self, queued: list[ArrivingJob], now: float, efficient_rows: int) -> float:
-        """Return when these jobs of one signature are ready, in seconds."""
+    def ready_at(
+        self, queued: Sequence[ArrivingJob], now: float, efficient_rows: int, start_by: float | None = None
+    ) -> float:
+        """Return when these jobs of one signature are ready, in seconds; one of them must start by `start_by`."""
         state = {
             "now": 1000 * now,
-            "oldest": 1000 * queued[0].arrival_s,
+            "oldest": 1000 * min(job.arrival_s for job in queued),
             "slots": len(queued),
             "efficient_rows": efficient_rows,
             "window": 1000 * WINDOW_S,
             "gap": self._gap.get(queued[0].signature),
+            "start_by": None if start_by is None else 1000 * start_by,
         }
         return float(self._functions.ready_at(self._lua.table_from(state))) / 1000
 

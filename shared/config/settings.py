@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     )
     aging_ms: Positive = _setting(
         30_000,
-        "A job preempted for so long in total gains one priority; one queued so long is overtaken by few with deadlines.",
+        "After so long a preempted job gains one priority, and few jobs with deadlines overtake a queued one.",
     )
     max_preempted_rows: int | None = _setting(
         None, "Images that interactive jobs can preempt. Unset: one forward.", ge=0

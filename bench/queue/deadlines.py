@@ -1,0 +1,301 @@
+"""`python -m bench.queue.deadlines`: deadlines met, ordered by slack and by priority and age.
+
+Jobs of one priority and of two signatures, with 20 to 40 steps, at 0.8 of what a worker with full batches sustains:
+single ones with a tight deadline, and bursts with a loose one or none. In simulated time, with the cost curves of
+`bench.simulate`, the queue's Lua sources decide readiness, latest starts, turns and the order of signatures. By
+priority and age the same jobs are queued without their deadlines, at which they are stopped. `--processes` runs jobs of
+the demo model through `fusequeue up` instead. `--json FILE` saves the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import statistics
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lupa import lua51
+
+from bench.common import record
+from bench.queue.deadline_mix import LOOSE, TIGHT, DeadlineMix, share
+from bench.queue.deadlines_over_http import measure_processes
+from bench.simulate import (
+    CURVES,
+    MAX_BATCH,
+    OVERDUE_S,
+    STEP_S,
+    STEPS,
+    ArrivalRates,
+    ArrivingJob,
+    Curve,
+    curve_of,
+    seconds_at,
+)
+from shared.autoscaling.efficient_rows import efficient_rows
+
+AGING_S = 30.0
+LUA = Path("shared/queue/lua")
+SOURCES = (LUA / "deadlines/dated.lua", LUA / "deadlines/latest_start.lua", LUA / "lib/choice.lua")
+
+
+@dataclass
+class DatedJob(ArrivingJob):
+    """A job that is to end by `deadline_s`; `start_s` is its claim, `start_by_s` its latest start."""
+
+    deadline_s: float | None = None
+    start_s: float = 0.0
+    start_by_s: float | None = None
+    overtaken: int = 0
+
+    @property
+    def met(self) -> bool:
+        return self.deadline_s is not None and 0 < self.end_s <= self.deadline_s
+
+
+@dataclass(frozen=True)
+class DeadlineFigures:
+    """Shares of deadlines met, and the waits of jobs without one, in seconds."""
+
+    curve: str
+    order: str
+    load: float
+    met: float | None
+    tight_met: float | None
+    loose_met: float | None
+    without_mean_s: float | None
+    without_p99_s: float | None
+
+
+class QueueDecisions:
+    """The queue's order by slack, run from its Lua sources."""
+
+    def __init__(self) -> None:
+        self._lua = lua51.LuaRuntime()
+        text = "\n".join(path.read_text("utf-8") for path in SOURCES)
+        head = f"local conf = {{aging_ms = {1000 * AGING_S}}}\n"
+        names = ("latest_start.of", "dated.turn", "choice.before")
+        self._of, self._turn, self._before = self._lua.execute(f"{head}{text}\nreturn {', '.join(names)}")
+
+    def latest_start(self, deadline_s: float, step_s: float | None, steps: int) -> float:
+        return float(self._of(1000 * deadline_s, None if step_s is None else 1000 * step_s, steps)) / 1000
+
+    def turn(self, since_s: float, start_by_s: float | None, overtaken: int, now_s: float) -> int:
+        start_by = None if start_by_s is None else 1000 * start_by_s
+        facts = {"since": 1000 * since_s, "start_by": start_by, "overtaken": overtaken}
+        return int(self._turn(self._lua.table_from(facts), 1000 * now_s))
+
+    def first(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the row of a ready signature that a worker claims."""
+        best, *rest = rows
+        for row in rest:
+            if self._before(self._lua.table_from(row), self._lua.table_from(best)):
+                best = row
+        return best
+
+
+class DeadlineServer:
+    """One worker and its queue; without `by_slack`, jobs go by age and stop at their deadlines."""
+
+    def __init__(self, jobs: Sequence[DatedJob], curve: Curve, by_slack: bool) -> None:
+        self._arriving, self._curve, self._by_slack = deque(jobs), curve, by_slack
+        self._rows = efficient_rows(dict(curve), MAX_BATCH)
+        self._rates, self._queue_decisions = ArrivalRates(), QueueDecisions()
+        self._queued: dict[int, list[DatedJob]] = {}
+        self._running: list[DatedJob] = []
+        self._overtaken: dict[int, int] = {}
+        self._step_s: dict[int, float] = {}  # learned, from claim to end
+        self._run_s: dict[int, float] = {}
+        self._now = 0.0
+
+    def run(self) -> None:
+        while self._arriving or self._running or any(self._queued.values()):
+            self._arrive()
+            self._expire()
+            self._admit()
+            if self._running:
+                self._step()
+            elif times := list(self._next_times()):
+                self._now = min(times)
+
+    def _arrive(self) -> None:
+        while self._arriving and self._arriving[0].arrival_s <= self._now:
+            job = self._arriving.popleft()
+            self._rates.add(job)
+            if self._by_slack and job.deadline_s is not None:
+                step_s = self._step_s.get(job.signature)
+                job.start_by_s = self._queue_decisions.latest_start(job.deadline_s, step_s, job.steps)
+            self._queued.setdefault(job.signature, []).append(job)
+
+    def _expire(self) -> None:
+        def ends(job: DatedJob) -> bool:
+            by = job.start_by_s if self._by_slack else job.deadline_s
+            return by is not None and by <= self._now
+
+        for signature, queued in self._queued.items():
+            self._queued[signature] = [job for job in queued if not ends(job)]
+        self._running = [job for job in self._running if not (job.deadline_s or math.inf) <= self._now]
+
+    def _ready(self) -> Iterator[tuple[float, int]]:
+        for signature, queued in self._queued.items():
+            if queued:
+                yield self._rates.ready_at(queued, self._now, self._rows, _least(queued, lead_s=1.0)), signature
+
+    def _rows_of(self, ready: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
+        return [
+            {
+                "sig": str(signature),
+                "signature": signature,
+                "load_justified": True,
+                "usage": 0,
+                "own_rank": 1,
+                "sort_ms": 1000 * at,
+                "start_by": None if (least := _least(self._queued[signature])) is None else 1000 * least,
+                "turn": self._queue_decisions.turn(at, least, self._overtaken.get(signature, 0), self._now),
+            }
+            for at, signature in ready
+        ]
+
+    def _admit(self) -> None:
+        ready = [(at, signature) for at, signature in self._ready() if at <= self._now]
+        if self._running:
+            own = self._running[0].signature
+            due = [(at, signature) for at, signature in ready if signature == own or self._is_due(at, signature, own)]
+            if not due or all(signature == own for _, signature in due):
+                self._take(own)
+            elif self._queue_decisions.first(self._rows_of(due))["signature"] == own:
+                self._take_first(own, due)
+        elif ready:
+            self._take_first(self._queue_decisions.first(self._rows_of(ready))["signature"], ready)
+
+    def _is_due(self, ready_s: float, signature: int, own: int) -> bool:
+        least = _least(self._queued[signature])
+        urgent = least is not None and least <= self._now + self._run_s.get(own, 0.0)
+        return urgent or ready_s <= self._now - OVERDUE_S
+
+    def _take_first(self, signature: int, ready: Sequence[tuple[float, int]]) -> None:
+        rows = {row["signature"]: row for row in self._rows_of(ready)}
+        taken = self._take(signature)
+        if rows[signature]["turn"] == 0:
+            self._overtaken[signature] = 0
+        for other, row in rows.items():
+            aged = row["sort_ms"] <= 1000 * (self._now - AGING_S)
+            if taken and rows[signature]["turn"] == 1 and row["turn"] == 2 and aged:
+                self._overtaken[other] = self._overtaken.get(other, 0) + 1
+
+    def _take(self, signature: int) -> int:
+        queued, taken = self._queued.get(signature, []), 0
+        while queued and len(self._running) < self._rows:
+            job = self._next(queued)
+            queued.remove(job)
+            job.start_s = self._now
+            self._running.append(job)
+            taken += 1
+        return taken
+
+    def _next(self, queued: list[DatedJob]) -> DatedJob:
+        """Return the job of a lane that is claimed first."""
+        head = next((job for job in queued if job.start_by_s is None), None)
+        dated = min((job for job in queued if job.start_by_s is not None), key=_start_by, default=None)
+        if head is None or dated is None:
+            return head or dated or queued[0]
+        if self._queue_decisions.turn(head.arrival_s, None, head.overtaken, self._now) == 0:
+            return head
+        head.overtaken += head.arrival_s <= self._now - AGING_S
+        return dated
+
+    def _step(self) -> None:
+        self._now += seconds_at(self._curve, len(self._running))
+        for job in self._running:
+            job.steps_left -= 1
+            if not job.steps_left:
+                job.end_s = self._now
+                self._learn(job)
+        self._running = [job for job in self._running if job.steps_left]
+
+    def _learn(self, job: DatedJob) -> None:
+        run_s = job.end_s - job.start_s
+        for known, value in ((self._run_s, run_s), (self._step_s, run_s / job.steps)):
+            mean = known.setdefault(job.signature, value)
+            known[job.signature] = mean + 0.1 * (value - mean)
+
+    def _next_times(self) -> Iterator[float]:
+        for at, signature in self._ready():
+            ends = [by for job in self._queued[signature] if (by := job.start_by_s or job.deadline_s) is not None]
+            yield min([max(at, self._now + 1e-6), *(max(by, self._now + 1e-6) for by in ends)])
+        if self._arriving:
+            yield self._arriving[0].arrival_s
+
+
+def _start_by(job: DatedJob) -> float:
+    return math.inf if job.start_by_s is None else job.start_by_s
+
+
+def _least(queued: Sequence[DatedJob], lead_s: float = 0.0) -> float | None:
+    """Return the least latest start, `lead_s` earlier; None without deadlines."""
+    least = min(map(_start_by, queued), default=math.inf)
+    return None if least == math.inf else least - lead_s
+
+
+def job_seconds(curve: Curve) -> float:
+    """Return the mean time of a job in full batches of the efficient rows."""
+    return seconds_at(curve, efficient_rows(dict(curve), MAX_BATCH)) * statistics.mean(STEPS)
+
+
+def dated_jobs(curve: Curve, mix: DeadlineMix) -> list[DatedJob]:
+    rng, rows = random.Random(mix.seed), efficient_rows(dict(curve), MAX_BATCH)
+    jobs = []
+    for at_s, limit_s in mix.arrivals(rows / job_seconds(curve), rows):
+        signature, steps = 0 if rng.random() < 0.7 else 1, rng.choice(STEPS)
+        jobs.append(DatedJob(at_s, signature, steps, deadline_s=None if limit_s is None else at_s + limit_s))
+    return jobs
+
+
+def simulate(name: str, mix: DeadlineMix, by_slack: bool) -> DeadlineFigures:
+    curve = curve_of(CURVES[name])
+    jobs = dated_jobs(curve, mix)
+    DeadlineServer(jobs, curve, by_slack).run()
+    middle_s = job_seconds(curve) * (TIGHT + LOOSE) / 2
+    limits = [(job.met, job.deadline_s - job.arrival_s) for job in jobs if job.deadline_s is not None]
+    waits = sorted(job.end_s - job.arrival_s for job in jobs if job.deadline_s is None)
+    return DeadlineFigures(
+        curve=name,
+        order="slack" if by_slack else "priority and age",
+        load=mix.load,
+        met=share(met for met, _ in limits),
+        tight_met=share(met for met, limit_s in limits if limit_s < middle_s),
+        loose_met=share(met for met, limit_s in limits if limit_s > middle_s),
+        without_mean_s=round(statistics.mean(waits), 2) if waits else None,
+        without_p99_s=round(waits[int(0.99 * len(waits))], 2) if waits else None,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure both orders, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, help="default: 4000 simulated, 300 in each turn of processes")
+    parser.add_argument("--load", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    mix = DeadlineMix(options.load, options.jobs or (300 if options.processes else 4000), options.seed)
+    if options.processes:
+        with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as folder:
+            figures = asyncio.run(measure_processes(Path(folder), mix))
+    else:
+        figures = [asdict(simulate(name, mix, by_slack)) for name in CURVES for by_slack in (False, True)]
+    for row in figures:
+        print(row)
+    if options.json:
+        record.write(options.json, {"results": figures}, step_ms=1000 * STEP_S, tight=TIGHT, loose=LOOSE)
+
+
+if __name__ == "__main__":
+    main()
