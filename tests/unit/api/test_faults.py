@@ -36,6 +36,8 @@ def params(problem: dict[str, Any]) -> list[str]:
         ({"strength": 0.5, "seed": 2**63 - 1}, ["strength", "seed"]),
         ({"batch_id": "batch_" + 26 * "0", "webhook": "ftp://a", "n": 99}, ["webhook", "batch_id", "n"]),
         ({"webhook": 5, "webhook_events": ["job.succeeded"]}, ["webhook"]),
+        ({"on_deadline": "run"}, ["on_deadline"]),
+        ({"deadline_s": 5, "on_deadline": "wait"}, ["on_deadline"]),
     ],
 )
 async def test_all_faults_of_a_body_are_named(

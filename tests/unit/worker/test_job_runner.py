@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from harness.queue import end, lose, put
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageUnavailable, without_places
-from shared.job import InputRef, State
+from shared.job import InputRef, OnDeadline, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
@@ -104,6 +105,20 @@ async def test_settled_job_keeps_its_artifacts(harness: RunnerHarness, make_subm
     record = await harness.queue.jobs.get(job_id)
     assert record is not None
     assert (record.state, [artifact.key for artifact in record.artifacts]) == (State.SUCCEEDED, harness.stored())
+
+
+@pytest.mark.parametrize("choice", OnDeadline)
+async def test_a_job_stops_at_its_deadline_unless_it_runs_on(
+    harness: RunnerHarness, make_submission: Any, choice: OnDeadline
+) -> None:
+    """The engine orders both by their latest start."""
+    await put(harness.queue, make_submission(time_limit_ms=3_600_000, on_deadline=choice))
+    before = time.monotonic()
+    claimed, running = harness.run(await harness.claim())
+    assert (claimed.deadline_at_s is None) == (choice is OnDeadline.RUN)
+    await harness.finish(claimed, running)
+    (request,) = harness.engine.requests
+    assert request.start_by_s == pytest.approx(before + 3600, abs=60)
 
 
 @pytest.mark.parametrize("deleted", [False, True])

@@ -66,6 +66,10 @@ end
 
 -- Read the next entries of a turn's lane, and claim their jobs. Returns false if its quota ends the turn, nil without entries.
 local function from_stream(batch, turn, count)
+  if turn.has_returned and not turn.last and redis.call('EXISTS', turn.lane) == 0 then
+    turn.drained = true
+    return nil
+  end
   if quota.bound(batch, turn.tenant) then
     -- Check before reading: an entry that was read has left the queue.
     local slots = next_slots(turn)
