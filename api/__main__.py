@@ -23,7 +23,7 @@ from api.keys_required import secured
 from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.runtime import log
+from shared.runtime import log, tracing
 from shared.runtime.allocator import return_freed_memory
 
 DRAIN_S = 20
@@ -107,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
             configured = configured.model_copy(update={"auth": "insecure-no-keys"})
         asyncio.run(preflight(configured))
         configured = asyncio.run(secured(configured, options.host))
+        tracing.configure(configured.traces, "fusequeue-api")
         server = build_server(configured, host=options.host, port=options.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             # uvicorn raises the signal again after its shutdown: ignored, so that a requested stop exits with 0.
@@ -116,6 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     except FusequeueError as error:
         structlog.get_logger().error("api_failed", code=error.code, error=error.message)
         return 1
+    finally:
+        tracing.close()
     return 0 if server.started else 1
 
 

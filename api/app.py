@@ -23,6 +23,7 @@ from api.http import openapi
 from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
 from api.http.middleware import BodyLimits, RequestLog
+from api.http.request_traces import RequestTraces
 from api.keys_required import KeysRequired
 from api.page import assets, live, session
 from api.readiness import CHECK_TIMEOUT_S, Readiness
@@ -48,6 +49,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.protocols.fal_queue import FILES as FAL_FILES
 from shared.queue import EventFeed, Queue
+from shared.runtime import tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
@@ -70,7 +72,8 @@ EXPOSED_HEADERS = (
 # Request headers of pages of other origins: ours, and what the SDKs of OpenAI, Replicate, Hugging Face and fal send.
 ALLOWED_HEADERS = (
     *("Authorization", "Cancel-After", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "If-Range"),
-    *("Last-Event-ID", "Prefer", "Range", "x-request-id", "x-wait-for-model", "x-use-cache"),
+    *("Last-Event-ID", "Prefer", "Range", "traceparent", "tracestate", "x-request-id"),
+    *("x-wait-for-model", "x-use-cache"),
     *(f"OpenAI-{name}" for name in ("Beta", "Organization", "Project")),
     *(f"x-stainless-{name}" for name in ("arch", "async", "custom-poll-interval", "helper-method", "lang", "os")),
     *(f"x-stainless-{name}" for name in ("package-version", "poll-helper", "raw-response", "read-timeout")),
@@ -130,6 +133,8 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
     app.add_middleware(RequestLog)
+    if tracing.enabled():
+        app.add_middleware(RequestTraces)
     return app
 
 

@@ -21,7 +21,7 @@ from shared.job import InputRef, Job, JobRecord, State
 from shared.job_builder import Submitter
 from shared.queue import Submission, SubmitResult
 from shared.request import JobRequest
-from shared.runtime import metrics
+from shared.runtime import metrics, tracing
 from shared.runtime.clock import new_id, now_ms
 
 RETRIED = frozenset((State.FAILED, State.CANCELED, State.EXPIRED))
@@ -72,6 +72,7 @@ async def submit(
     """Submit one job and return it, or raise why it was refused; see `build_job` for the options."""
     entry = await build_submission(request, context, idempotency, previews=previews, webhook_version=webhook_version)
     result = entry if isinstance(entry, SubmitResult) else await _submit_grouped(entry, context.services)
+    tracing.set_attributes({"fusequeue.job.id": result.job_id, "fusequeue.model": request.model})
     if isinstance(entry, Submission) and not result.replayed:
         context.services.queue_positions.keep(result.job_id, result.position)
         return AcceptedJob(JobRecord(job=entry.job, state=State.QUEUED), replayed=False)
@@ -144,12 +145,21 @@ async def submit_entries(
 
 
 async def submit_retries(jobs: Sequence[Job], services: Services) -> list[SubmitResult | FusequeueError]:
-    """Queue a new job for each of some ended ones, and return the results in order; a repetition queues no more."""
+    """Queue a new job for each of some ended ones, and return the results in order; a repetition queues no more.
+
+    Each of several has a trace of its own.
+    """
+    retry = _retry if len(jobs) == 1 else _retry_in_new_trace
     results: list[SubmitResult | FusequeueError] = []
     for start in range(0, len(jobs), RETRIED_AT_ONCE):
         piece = jobs[start : start + RETRIED_AT_ONCE]
-        results += await submit_entries(await asyncio.gather(*(_retry(job, services) for job in piece)), services)
+        results += await submit_entries(await asyncio.gather(*(retry(job, services) for job in piece)), services)
     return results
+
+
+async def _retry_in_new_trace(job: Job, services: Services) -> SubmissionOrReplay | FusequeueError:
+    with tracing.new_trace("submit"):
+        return await _retry(job, services)
 
 
 async def _retry(job: Job, services: Services) -> SubmissionOrReplay | FusequeueError:
@@ -164,7 +174,12 @@ async def _retry(job: Job, services: Services) -> SubmissionOrReplay | Fusequeue
         return InvalidRequest(message, param="output")
     at_ms = now_ms()
     is_counted = job.batch_id is not None and job_builder.is_reserved(job.batch_id)  # its OpenAI batch has counted it
-    changes = {"id": new_id("job", at_ms), "created_at_ms": at_ms, "batch_id": None if is_counted else job.batch_id}
+    changes: dict[str, object] = {
+        "id": new_id("job", at_ms),
+        "created_at_ms": at_ms,
+        "batch_id": None if is_counted else job.batch_id,
+        "trace": tracing.current(),
+    }
     try:
         changes |= await _current_inputs(job, services)
         return job_builder.make_submission(job.model_copy(update=changes), services.catalog, key)

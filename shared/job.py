@@ -16,6 +16,7 @@ from shared.config.adapters import Adapter
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.step_schedules import StepSchedule
+from shared.runtime.tracing import TraceContext
 
 QUEUE_SCHEMA = 2
 """Version of the queue's keys and fields in Redis; a program refuses to start on any other."""
@@ -153,6 +154,7 @@ class Job(_Frozen):
     are resized to, empty for other tasks. `layers` is the number of images per result, 0 for models without layers.
     `control_images` are the images of `controls`, in their order.
     `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
+    `trace` is the span of its submission, if traces are on.
     """
 
     schema_version: Annotated[Literal[3], MAY_DIFFER] = 3
@@ -168,6 +170,7 @@ class Job(_Frozen):
     batch_id: Annotated[str | None, MAY_DIFFER] = None
     webhook: Annotated[Webhook | None, MAY_DIFFER] = None
     output: Annotated[Destination | None, MAY_DIFFER, Field(exclude_if=lambda output: output is None)] = None
+    trace: Annotated[TraceContext | None, MAY_DIFFER, Field(exclude_if=lambda trace: trace is None)] = None
 
     model: Annotated[str, MUST_MATCH]
     width: Annotated[int, MUST_MATCH]

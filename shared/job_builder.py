@@ -19,6 +19,7 @@ from shared.inputs.store import InputStore
 from shared.job import InputRef, Job, OnDeadline, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
 from shared.request import MAX_SEED, JobRequest, parse, task_of
+from shared.runtime import tracing
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
@@ -172,7 +173,7 @@ async def build_job(
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
         job = job.model_copy(update={"webhook": webhook})
-    return job.model_copy(update={"previews": previews, "output": output})
+    return job.model_copy(update={"previews": previews, "output": output, "trace": tracing.current()})
 
 
 def make_submission(

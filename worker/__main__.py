@@ -11,7 +11,7 @@ from shared.config import models_file, settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.queue import Queue
-from shared.runtime import log
+from shared.runtime import log, tracing
 from shared.runtime.allocator import return_freed_memory
 from shared.storage import connect
 from worker.metrics.http_port import http_port
@@ -43,6 +43,7 @@ def main() -> int:
         log.configure(configured.log_level)
         for message in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", message=message)
+        tracing.configure(configured.traces, "fusequeue-worker")
         return asyncio.run(run_worker(configured))
     except FusequeueError as error:
         structlog.get_logger().error("worker_failed", code=error.code, error=error.message)
@@ -50,6 +51,8 @@ def main() -> int:
     except Exception:
         structlog.get_logger().exception("worker_crashed", remedy="none: its jobs are reclaimed after their leases")
         return 1
+    finally:
+        tracing.close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from shared.runtime import metrics
 from shared.signature import mismatched_fields
 from worker.engine.protocol import ForwardDone
 from worker.job_runner import ClaimedJob
+from worker.metrics.batch_trace import BatchTotals, BatchTrace
 
 log = structlog.get_logger()
 
@@ -59,13 +60,11 @@ class _Batch:
     first_job: Job
     limits: BatchLimits
     started_s: float
+    totals: BatchTotals
+    trace: BatchTrace
     ended_s: float | None = None
     max_wait_ms: int = 0
-    jobs: int = 0
-    forwards: int = 0
-    rows: int = 0
     max_rows: int = 0
-    forward_s: float = 0.0
     mismatched_fields: tuple[str, ...] = ()
     slots: dict[str, int] = field(default_factory=dict)  # by the key of each job in the engine
 
@@ -91,7 +90,8 @@ class BatchLog:
         """Add a claimed job; the first of its signature starts a batch."""
         claim = claimed.claim
         batch = self._running.get(claim.signature) or self._start(claimed)
-        batch.jobs += 1
+        claimed.times.batch = batch.trace.add(claim.job.trace)
+        batch.totals.jobs += 1
         batch.slots[claimed.claim_key] = claim.job.slots
         batch.limits.peak_slots = max(batch.limits.peak_slots, sum(batch.slots.values()))
         batch.max_wait_ms = max(batch.max_wait_ms, claim.queued_ms)
@@ -110,10 +110,10 @@ class BatchLog:
         metrics.forward_seconds.labels(forward.model, metrics.rows_label(forward.rows)).observe(forward.seconds)
         for batch in self._running.values():
             if forward.claim_key in batch.slots:
-                batch.forwards += 1
-                batch.rows += forward.rows
+                batch.totals.forwards += 1
+                batch.totals.rows += forward.rows
+                batch.totals.forward_s += forward.seconds
                 batch.max_rows = max(batch.max_rows, forward.rows)
-                batch.forward_s += forward.seconds
 
     def remove(self, claimed: ClaimedJob) -> None:
         """Remove a job that left the engine; the last of its signature ends the batch. Safe to repeat."""
@@ -122,21 +122,22 @@ class BatchLog:
             return
         del self._running[batch.signature]
         batch.ended_s = time.monotonic()
-        reason = batch.limits.stopped_by()
+        reason, totals = batch.limits.stopped_by(), batch.totals
+        batch.trace.end(reason)
         metrics.batches.labels(batch.first_job.model, reason).inc()
         log.info(
             "batch",
             model=batch.first_job.model,
             signature=batch.signature,
-            jobs=batch.jobs,
+            jobs=totals.jobs,
             max_slots=batch.limits.peak_slots,
-            forwards=batch.forwards,
-            mean_rows=round(batch.rows / batch.forwards, 2) if batch.forwards else None,
+            forwards=totals.forwards,
+            mean_rows=round(totals.rows / totals.forwards, 2) if totals.forwards else None,
             max_rows=batch.max_rows,
             stopped_by=reason,
             mismatched_fields=batch.mismatched_fields,
             max_wait_ms=batch.max_wait_ms,
-            forward_ms=round(1000 * batch.forward_s),
+            forward_ms=round(1000 * totals.forward_s),
             duration_ms=round(1000 * (batch.ended_s - batch.started_s)),
         )
 
@@ -156,7 +157,9 @@ class BatchLog:
             queued_ms=claim.queued_ms,
             window_ms=claimed.spec.window_ms,
         )
-        batch = _Batch(claim.signature, claim.job, limits, time.monotonic())
+        totals = BatchTotals()
+        trace = BatchTrace(claim.job, claim.signature, totals)
+        batch = _Batch(claim.signature, claim.job, limits, time.monotonic(), totals, trace)
         if self._latest is not None and not claim.must_run_solo and self._latest.had_room_for(claimed):
             batch.mismatched_fields = mismatched_fields(self._latest.first_job, claim.job)
             for name in batch.mismatched_fields:

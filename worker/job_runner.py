@@ -23,6 +23,7 @@ from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailabl
 from shared.storage import Storage
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
+from worker.metrics.job_trace import JobSpans, JobTimes
 from worker.model_availability import ModelAvailability
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader, claim_prefix
@@ -47,7 +48,10 @@ class JobRunner:
 
     async def run(self, claimed: ClaimedJob) -> None:
         """Generate the job's outputs and settle it, unless its claim is lost or released meanwhile."""
-        bind_contextvars(job_id=claimed.job.id)  # for every log event of this task
+        trace = claimed.job.trace
+        ids = {"job_id": claimed.job.id} | ({} if trace is None else {"trace_id": trace.trace_id})
+        bind_contextvars(**ids)  # for every log event of this task
+        outcome, ended_as = None, StopReason.LOST.value
         try:
             outcome = await self._outcome(claimed)
             error = claimed.engine_result.error
@@ -57,14 +61,18 @@ class JobRunner:
                 log.info("claim_abandoned", reason=claimed.stop_reason)
                 metrics.claims_abandoned.labels(claimed.stop_reason).inc()
             elif await self._settle(claimed, outcome):
+                ended_as = outcome.state.value
                 return
             await self._remove_uploads(claimed)
         except Exception as error:
             if claimed.abandoned:
                 raise
             await self.fail(claimed.claim, error)
+            ended_as = State.FAILED.value
         finally:
             claimed.cancel_uploads()
+            ended_as = claimed.stop_reason.value if claimed.abandoned and claimed.stop_reason else ended_as
+            JobSpans(claimed.claim, claimed.times, outcome, ended_as, self._worker).record()
 
     async def fail(self, claim: Claim, error: Exception) -> None:
         """Settle a job that an unexpected error ended, so that it does not wait for its lease to expire."""
@@ -97,6 +105,7 @@ class JobRunner:
         self._engine.submit(
             EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s, claimed.start_by_s)
         )
+        claimed.times.note_submitted()
         del inputs  # up to 80 MB of files, which the running job does not need
         finished = await claimed.engine_done
         if finished.error is not None or claimed.stop_reason is not None:
@@ -131,6 +140,7 @@ class JobRunner:
 
     async def _settle(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
         """Write the outcome, log and count it; False when the claim is no longer current."""
+        claimed.times.note_settling()
         job_id, epoch, token = claimed.job.id, claimed.claim.epoch, secrets.token_hex(8)
         settled = await retry_while_unavailable(
             lambda: self._queue.claims.settle(self._worker, job_id, epoch, outcome, token=token, job=claimed.job),
@@ -197,6 +207,7 @@ class ClaimedJob:
         stops = claim.time_left_ms is not None and claim.job.on_deadline is OnDeadline.EXPIRE
         self.deadline_at_s = now_s + (claim.time_left_ms or 0) / 1000 if stops else None
         self.start_by_s = None if claim.slack_ms is None else now_s + claim.slack_ms / 1000
+        self.times = JobTimes()
         self.phase = Phase.LOADING
         self.progress = Progress()
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
@@ -224,6 +235,8 @@ class ClaimedJob:
         return self.stop_reason in (StopReason.LOST, StopReason.RELEASED)
 
     def update_progress(self, phase: Phase, progress: Progress | None = None) -> None:
+        if phase is not self.phase:
+            self.times.note_phase(phase)
         self.phase, self.progress = phase, progress or self.progress
 
     def stop(self, reason: StopReason) -> None:
@@ -239,7 +252,10 @@ class ClaimedJob:
 
     def upload(self, uploader: Uploader, index: int, output: Output) -> None:
         """Start encoding and uploading output `index`."""
-        self._uploads[index] = asyncio.create_task(uploader.upload(self.claim, index, output))
+        times = self.times.begin_upload(index)
+        task = asyncio.create_task(uploader.upload(self.claim, index, output, times.note_encoded))
+        task.add_done_callback(times.note_ended)
+        self._uploads[index] = task
 
     def publish_preview(self, publisher: PreviewPublisher, index: int, pixels: Pixels) -> None:
         """Start publishing the next preview of image `index`, in order: after the image's previous preview."""

@@ -32,7 +32,7 @@ from api.submission import (
 )
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, SubmitResult
-from shared.runtime import metrics, strict_json
+from shared.runtime import metrics, strict_json, tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()
@@ -182,7 +182,8 @@ class BulkSubmission:
             return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
         try:
             request = parse_job(strict_json.decode(line.raw), self._context.services)
-            return await build_submission(request, self._context, idempotency(self._key, line.raw, line.number))
+            with tracing.new_trace("submit"):
+                return await build_submission(request, self._context, idempotency(self._key, line.raw, line.number))
         except FusequeueError as error:
             return error
 

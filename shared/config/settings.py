@@ -83,6 +83,7 @@ class Settings(BaseSettings):
         "077", "Permissions withheld from new files and folders. 027: a group can read them.", pattern=r"^0?[0-7]{3}$"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting("INFO", "Lowest level that is logged.")
+    traces: bool = _setting(False, "Send OpenTelemetry traces (extra `traces`). The OTEL_ variables say where.")
 
     storage_dir: Path = _setting(Path("data/storage"), "Folder for inputs and results if no S3 bucket is set.")
     s3_bucket: str | None = _setting(None, "S3 bucket for inputs and results.")

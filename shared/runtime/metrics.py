@@ -58,6 +58,13 @@ event_lag_seconds = _times(
 shared_in_use = _gauge("shared_in_use", "Use of a bounded resource that tenants share.", ("resource",))
 share_refusals = _counter("share_refusals_total", "Requests refused for want of such a resource.", ("resource",))
 
+# API, worker and chores
+trace_spans = _counter(
+    "trace_spans_total",
+    "Spans of traces: ended, sent, or failed to be sent. Those ended beyond the other two are queued, or were dropped.",
+    ("outcome",),
+)
+
 # API: queue and workers, read from Redis at each scrape
 queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))

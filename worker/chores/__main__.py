@@ -9,6 +9,7 @@ from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.runtime import log as logging
+from shared.runtime import tracing
 from worker.chores import batch_pass, webhooks  # noqa: F401 - imported before the forks, which share their memory
 from worker.chores.child_processes import EXIT_CONFIGURATION, ChildProcesses
 from worker.chores.rq_queue import ChoreQueue
@@ -19,10 +20,13 @@ log = structlog.get_logger()
 
 def _work(configured: Settings, kind: ChoreQueue) -> int:
     try:
+        tracing.configure(configured.traces, "fusequeue-chores")  # its thread does not survive a fork
         ChoresWorker(configured, kind).run()
     except FusequeueError as error:
         log.error("chores_failed", queue=kind.value, code=error.code, error=error.message)
         return EXIT_CONFIGURATION
+    finally:
+        tracing.close()
     return 0
 
 
@@ -32,6 +36,7 @@ def main() -> int:
         configured = settings.load()
         settings.withhold_permissions(configured)
         logging.configure(configured.log_level)
+        tracing.require(configured.traces)  # imported before the forks, which share its memory
         for message in settings.unknown_variables(os.environ):
             log.warning("setting_unknown", message=message)
     except FusequeueError as error:

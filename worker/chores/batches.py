@@ -29,6 +29,7 @@ from shared.protocols.openai.batches import (
 )
 from shared.queue import Submission
 from shared.queue.batches import BatchUpdate
+from shared.runtime import tracing
 from worker.chores.batch_files import (
     ENDS_MS,
     STEP_S,
@@ -184,7 +185,8 @@ class BatchRunner:
         task = job_builder.check_request(request, context, batch.tenant)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
         submitter = job_builder.Submitter(batch.tenant, batch.base_url)
-        job = await job_builder.build_job(request.model_copy(update=fields), task, submitter, context)
+        with tracing.new_trace("submit"):
+            job = await job_builder.build_job(request.model_copy(update=fields), task, submitter, context)
         left_ms = batch.expires_at_ms - self._clock.now_ms()
         time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
         times = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}

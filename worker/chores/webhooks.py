@@ -17,10 +17,13 @@ import structlog
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, Unavailable
 from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
+from shared.job import JobRecord
 from shared.protocols.replicate.predictions import webhook_body
 from shared.queue import Queue
-from shared.queue.webhooks import DeliveryAttempt, DueDelivery
+from shared.queue.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
+from shared.runtime import tracing
 from shared.runtime.clock import now_ms
+from shared.runtime.tracing import Attributes, SpanKind, SpanStart
 from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers
 from worker.chores.background import Background, stopping
 
@@ -147,11 +150,35 @@ class DeliveryPass:
         else:
             content = body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
         signed = headers(f"msg_{delivery.event_id}", content, due.secrets, now_ms())
-        try:
-            guard = replace(self._guard, tenant=delivery.tenant)
-            return await guard.send("POST", delivery.url, headers=signed, content=content), None
-        except FusequeueError as error:
-            return None, error.message
+        guard = replace(self._guard, tenant=delivery.tenant)
+        with tracing.spanning(_span(delivery, record)) as span:
+            traced = {} if span is None else span.context.headers
+            try:
+                reply = await guard.send("POST", delivery.url, headers={**signed, **traced}, content=content)
+            except FusequeueError as error:
+                if span is not None:
+                    span.fail(error.code)
+                return None, error.message
+            if span is not None:
+                span.set({"http.response.status_code": reply.status})
+                if not 200 <= reply.status < 300:
+                    span.fail(f"status {reply.status}")
+            return reply, None
+
+
+def _span(delivery: WebhookDelivery, record: JobRecord | None) -> SpanStart:
+    """Return the span of an attempt, in the trace of the job's submission."""
+    attributes: Attributes = {
+        "fusequeue.job.id": delivery.job_id or None,
+        "fusequeue.delivery.id": delivery.id,
+        "fusequeue.event": delivery.type,
+        "fusequeue.attempt": delivery.attempts + 1,
+        "fusequeue.tenant": delivery.tenant,
+        "server.address": delivery.host,
+        "http.request.method": "POST",
+    }
+    trace = None if record is None else record.job.trace
+    return SpanStart("webhook", SpanKind.CLIENT, trace, attributes=attributes)
 
 
 def _retry_after_s(reply: FetchResponse | None) -> float | None:

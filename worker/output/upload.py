@@ -53,7 +53,9 @@ class Uploader:
     def close(self) -> None:
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
-    async def upload(self, claim: Claim, index: int, output: Output) -> Artifact:
+    async def upload(
+        self, claim: Claim, index: int, output: Output, on_encoded: Callable[[], None] = lambda: None
+    ) -> Artifact:
         """Encode and store output `index` of a job."""
         encoding = self._encode(claim, index, output)
         del output  # frees the pixels as soon as they are encoded
@@ -62,6 +64,7 @@ class Uploader:
         except Exception as error:
             log.exception("output_not_encoded", job_id=claim.job.id, index=index)
             raise EncodingFailed(f"output {index} cannot be encoded: {type(error).__name__}: {error}") from error
+        on_encoded()
         size = sum(len(data) for data, _ in files.values())
         with self._counted_in_spool(size) as held_bytes, metrics.upload_seconds.time():
             if claim.job.output is not None:

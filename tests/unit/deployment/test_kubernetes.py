@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.kubernetes_manifests import COMPONENTS, FOLDER, NEEDS_KUBECTL, Document, faults, named, pod_of, render
+from unit.deployment.kubernetes_manifests import (
+    COMPONENTS,
+    FOLDER,
+    NEEDS_KUBECTL,
+    Document,
+    faults,
+    named,
+    pod_of,
+    render,
+)
 
 from api.routes.operators.operations import ScaleObject
 from cli.main import COMMANDS

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from harness.kubernetes_manifests import (
+from unit.deployment.kubernetes_manifests import (
     ADDRESSES,
     COMPONENTS,
     FOLDER,

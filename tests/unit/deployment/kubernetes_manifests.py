@@ -17,7 +17,7 @@ import yaml
 
 Document = dict[str, Any]
 
-FOLDER = Path(__file__).resolve().parents[2] / "compose" / "kubernetes"
+FOLDER = Path(__file__).resolve().parents[3] / "compose" / "kubernetes"
 COMPONENTS = tuple(sorted(path.parent.name for path in (FOLDER / "components").glob("*/kustomization.yaml")))
 ADDRESSES = {path.parent.parent.name for path in (FOLDER / "components").glob("*/addresses/kustomization.yaml")}
 NEEDS_KUBECTL = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl renders the manifests")
