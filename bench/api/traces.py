@@ -1,10 +1,10 @@
-"""`python -m bench.api.traces`: what traces cost: CPU time per job over HTTP with `FUSEQUEUE_TRACES`, relative to without.
+"""`python -m bench.api.traces`: CPU time per job over HTTP with traces, relative to that without.
 
-Starts `fusequeue up` twice with the demo model, with traces and without, and a receiver that counts what it is sent. In
-turns, clients of one of them submit jobs with the model's default steps: each submits a job, waits for it, fetches its
-image and submits the next. CPU time is that of all its processes over the turn and the pause after it, in which the
-last spans are sent. The cost is the CPU time that the API and the worker's main process, which trace, take more,
-relative to that of all processes without traces. Figures are medians over the turns; `--json FILE` saves them.
+Starts `fusequeue up` twice with the demo model, with `FUSEQUEUE_TRACES` and without, and a receiver that counts what it
+is sent. In turns, clients of one of them submit jobs with the model's default steps: each submits a job, waits for it,
+fetches its image and submits the next. CPU time is that of all its processes over the turn and the pause after it, in
+which the last spans are sent. The cost is the CPU time that the API and the worker's main process, which trace, take
+more, relative to that of all processes without traces. Figures are medians over the turns; `--json FILE` saves them.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class Service:
     def cpu_s(self) -> tuple[float, float]:
         """Return the CPU time so far of all processes, and of those that trace."""
         by_command = [(" ".join(one.cmdline()), sum(one.cpu_times()[:2])) for one in self.processes if one.is_running()]
-        tracing = (
-            spent for line, spent in by_command if ENGINE not in line and any(part in line for part in TRACING)
-        )
+        tracing = (spent for line, spent in by_command if ENGINE not in line and any(part in line for part in TRACING))
         return sum(spent for _, spent in by_command), sum(tracing)
 
 
@@ -111,14 +109,14 @@ def bodies(first: int) -> Iterator[dict[str, object]]:
         yield {"model": "demo", "prompt": prompts[number % len(prompts)].caption(), "seed": number}
 
 
-async def run_turn(service: Service, load: ClientLoad, first: int) -> TracedTurn:
+async def run_turn(service: Service, load: ClientLoad, first: int, pause_s: float) -> TracedTurn:
     """Run one turn of jobs numbered from `first`."""
     meter, jobs = Meter(load), bodies(first)
     all_s, tracing_s = service.cpu_s()
     async with light_client(service.url) as http, asyncio.TaskGroup() as clients:
         for _ in range(load.clients):
             clients.create_task(run_client(http, jobs, meter))
-    await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(pause_s)
     all_after_s, tracing_after_s = service.cpu_s()
     done = int(str(next(jobs)["seed"])) - first
     return TracedTurn(meter.rate, 1000 * (all_after_s - all_s) / done, 1000 * (tracing_after_s - tracing_s) / done)
@@ -152,6 +150,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--images", type=int, default=200, help="measured in each turn")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--pause-s", type=float, default=PAUSE_S, help="after each turn, for the last spans")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     load = ClientLoad(options.clients, options.images)
@@ -166,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
         for at in range(options.turns + 1):  # the first one warms up
             pairs = [(off, plain), (on, traced)]
             for each, turns in pairs[:: 1 if at % 2 else -1]:
-                turns.append(asyncio.run(run_turn(each, load, 10_000 * at)))
+                turns.append(asyncio.run(run_turn(each, load, 10_000 * at, options.pause_s)))
                 print(turns[-1], flush=True)
     figures = figures_of(plain[1:], traced[1:]) | {"received": {"requests": counter.requests, "bytes": counter.bytes}}
     print(figures)

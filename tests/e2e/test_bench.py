@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import devices, idle, interactive, over_http, step_cache
+from bench.api import traces
 
 
 @pytest.mark.timeout(300)
@@ -64,3 +65,14 @@ def test_devices_measures_one_and_two(tmp_path: Path) -> None:
     record = json.loads(saved.read_text())
     assert all(record["videos_per_second"][count] > 0 for count in ("1", "2"))
     assert record["gain"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_traces_measures_their_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+    saved = tmp_path / "figures.json"
+    traces.main(["--clients", "4", "--images", "8", "--turns", "1", "--pause-s", "1", "--json", str(saved)])
+    record = json.loads(saved.read_text())
+    assert len(record["cost_of_turns"]) == 1
+    assert record["received"]["requests"] > 0
+    assert all(times["all"] > times["api_and_worker"] > 0 for times in record["cpu_ms_per_job"].values())

@@ -27,6 +27,7 @@ from shared.job import (
 )
 from shared.job_builder import resolve_job
 from shared.request import JobRequest
+from shared.runtime.tracing import TraceContext
 from shared.signature import shape, signature, size_class
 
 A_REF = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8)
@@ -72,6 +73,7 @@ OTHER: dict[str, Any] = {
     "controls": (Control(id="edges"),),
     "control_images": (A_REF,),
     "output": Destination(bucket="renders"),
+    "trace": TraceContext(traceparent=f"00-{'1' * 32}-{'1' * 16}-01"),
 }
 
 
