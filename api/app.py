@@ -41,7 +41,7 @@ from api.routes import (
     models,
     webhooks,
 )
-from api.routes.operators import cost_curves, dead_letters, operations, pauses
+from api.routes.operators import cost_curves, dead_letters, model_orders, operations, pauses
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -147,7 +147,7 @@ def _include_routes(app: FastAPI) -> None:
     app.include_router(live.router, dependencies=[JOBS_SCOPE])
     for changes in (job_changes, matching_jobs):  # their context requires the scope, which `tenant` changes
         app.include_router(changes.router)
-    for module in (operations, dead_letters, pauses, cost_curves):
+    for module in (operations, dead_letters, pauses, cost_curves, model_orders):
         app.include_router(module.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their

@@ -125,6 +125,13 @@ class WorkerInfo(Resource):
     memory_bytes: int = 0
     models_bytes: int = 0
     loaded: tuple[str, ...] = ()
+    worker_pool: str = "default"
+    loading: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+    kept_bytes: int = 0
+    models_limit_bytes: int = 0
+    model_bytes: dict[str, int] = Field(default_factory=dict)
     unavailable: dict[str, UnavailableModel] = Field(default_factory=dict)
     host: str = ""
     pid: int = 0

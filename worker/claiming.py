@@ -32,6 +32,7 @@ UNKNOWN_LOAD_S = 10.0
 MAX_LOAD_S = 60.0
 FAILED_LOAD_MS = -round(1000 * MAX_LOAD_S)
 HINT_TTL_S = 2.0
+ORDER_PAUSE_S = 0.5  # while an operator's order waits for running jobs
 
 
 @dataclass(eq=False)
@@ -123,8 +124,13 @@ class ClaimLoop:
         return [], await self._prepare_pause(wanted, requests)
 
     def _requests(self) -> list[ClaimRequest]:
-        """Return what this worker has room for: nothing next to a lost job, or while the spool is full."""
-        if self.uploader.full or any(claimed.claim.must_run_solo for claimed in self.claimed_jobs.values()):
+        """Return what this worker has room for: nothing next to a lost job, while the spool is full, or while an
+        operator's order waits for the running jobs."""
+        if (
+            self.uploader.full
+            or self.engine.status().awaits_jobs
+            or any(claimed.claim.must_run_solo for claimed in self.claimed_jobs.values())
+        ):
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
         claims = [claimed.claim for claimed in claimed_jobs]
@@ -187,9 +193,10 @@ class ClaimLoop:
                 ready_in_ms = min(interactive_in_ms, interactive_in_ms if ready_in_ms is None else ready_in_ms)
         # A worker with a wake-up for jobs claims them when they are ready; the others do so later, if it has not.
         delay_s = 0.0 if had_wakeup or waiting <= 1 else random.uniform(0.1, 1.0)
-        return longest_pause_s(ready_in_ms, waiting, self._fruitless, delay_s) * (
-            1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0)
-        )
+        longest_s = longest_pause_s(ready_in_ms, waiting, self._fruitless, delay_s)
+        if self.engine.status().awaits_jobs:
+            longest_s = min(longest_s, ORDER_PAUSE_S)
+        return longest_s * (1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0))
 
     async def _list_as_waiting(self, wanted: Sequence[ClaimRequest]) -> tuple[int, bool]:
         """List this worker as waiting for `wanted`, and pass on the wake-ups that it could not use."""

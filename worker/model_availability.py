@@ -1,4 +1,7 @@
-"""Models that this worker cannot load: their jobs stay queued, or fail where no other worker may serve them."""
+"""Models that this worker cannot load, and those that operators order to load, unload or pin.
+
+Jobs of a model that cannot be loaded stay queued, or fail where no other worker may serve them.
+"""
 
 import asyncio
 import random
@@ -8,12 +11,14 @@ import structlog
 
 from shared.errors import JobError, LoadPostponed, RedisUnavailable
 from shared.queue import Queue, UnavailableModel, WorkerInfo
+from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
 from shared.runtime.asyncio_tools import retry_while_unavailable
-from worker.engine.protocol import EngineInterface, LoadFailure
+from worker.engine.protocol import EngineInterface, LoadFailure, MemoryOrder, MemoryOrders
 
 log = structlog.get_logger()
 
 CHECK_EVERY_S = 2.0
+READ_ORDERS_EVERY_S = 0.5
 
 
 class ModelAvailability:
@@ -76,3 +81,41 @@ def unavailable_models(failures: Mapping[str, LoadFailure], now_s: float) -> dic
         model: UnavailableModel(one.reason, one.permanent, round(max(0.0, one.retry_at_s - now_s), 1))
         for model, one in failures.items()
     }
+
+
+class ModelOrderReader:
+    """Passes operators' orders on to the engine."""
+
+    def __init__(self, queue: Queue, engine: EngineInterface, worker: WorkerInfo) -> None:
+        self._queue = queue
+        self._engine = engine
+        self._worker = worker
+        self._passed_on = MemoryOrders()
+
+    async def read(self) -> None:
+        """Read the orders once; without Redis the last ones stay."""
+        try:
+            orders = memory_orders(await self._queue.model_orders.all(), self._worker)
+        except RedisUnavailable as error:
+            log.debug("model_orders_unknown", error=error.message)
+            return
+        if orders != self._passed_on:
+            self._passed_on = orders
+            self._engine.order_models(orders)
+
+    async def watch(self) -> None:
+        """Read the orders until canceled."""
+        while True:
+            await asyncio.sleep(random.uniform(0.75, 1.0) * READ_ORDERS_EVERY_S)
+            await self.read()
+
+
+def memory_orders(orders: Iterable[ModelOrder], worker: WorkerInfo) -> MemoryOrders:
+    """Return what `orders` want of the models of a worker. A pin counts for as long as it is there."""
+    own = sorted(
+        (one for one in orders if one.is_for(worker) and one.model in worker.models), key=lambda one: one.number
+    )
+    pinned = dict.fromkeys(one.model for one in own if one.action is ModelAction.PIN)
+    last = {one.model: one for one in own if one.action is not ModelAction.PIN}
+    memory = (MemoryOrder(one.model, one.action is ModelAction.UNLOAD, one.number) for one in last.values())
+    return MemoryOrders(tuple(pinned), tuple(memory))

@@ -57,6 +57,14 @@ class ProgressReporter:
             version=VERSION,
         )
 
+    @property
+    def info(self) -> WorkerInfo:
+        """What is known of this worker without its engine."""
+        return self._info
+
+    def set_worker_pool(self, name: str) -> None:
+        self._info = replace(self._info, worker_pool=name)
+
     def mark_changed(self, claimed: ClaimedJob) -> None:
         self._changed.add(claimed.claim_key)
 
@@ -138,6 +146,12 @@ class ProgressReporter:
             state="unavailable" if self._info.state == "ready" and not usable else self._info.state,
             device=engine.device,
             loaded=engine.loaded_models,
+            loading=engine.loading_models,
+            kept=engine.kept_models,
+            pinned=engine.pinned_models,
+            kept_bytes=engine.kept_bytes,
+            models_limit_bytes=engine.models_limit_bytes,
+            model_bytes=dict(engine.model_bytes),
             unavailable=unavailable_models(engine.unavailable_models, now_s),
             running_jobs=len(claimed_jobs),
             bulk_jobs=sum(claimed.job.priority is Priority.BULK for claimed in claimed_jobs),

@@ -29,7 +29,7 @@ from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
-from worker.model_availability import ModelAvailability
+from worker.model_availability import ModelAvailability, ModelOrderReader
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.sending import OutputSender
 from worker.output.upload import Uploader
@@ -73,6 +73,8 @@ class Worker:
         )
         self._engine = engine(catalog, events, settings)
         self._availability = ModelAvailability(queue, self._engine, self.name, self._models)
+        self._progress.set_worker_pool(settings.worker_pool)
+        self._model_orders = ModelOrderReader(queue, self._engine, self._progress.info)
         self._runner = JobRunner(queue, storage, self._engine, self._availability, self.name)
         self._leases = Leases(queue, self._engine, self._claimed_jobs, self.name, settings)
         self._claim_loop = ClaimLoop(
@@ -97,7 +99,8 @@ class Worker:
             return 0
         self._engine.start()
         progress = self._progress.report_progress(), self._progress.send_heartbeats(self._engine)
-        loops = (*self._leases.loops(), *progress, self._availability.watch(), self._claim_loop.listen())
+        models = self._availability.watch(), self._model_orders.watch()
+        loops = (*self._leases.loops(), *progress, *models, self._claim_loop.listen())
         background = [asyncio.create_task(loop) for loop in loops]
         try:
             return await self._work_until_drained(background)
@@ -145,6 +148,7 @@ class Worker:
         return f"no model can be loaded: {'; '.join(one.reason for one in status.unavailable_models.values())}"
 
     async def _warm_up(self) -> None:
+        await self._model_orders.read()  # they decide what is loaded
         await asyncio.to_thread(self._engine.warm_up)
         if not self._draining.is_set():
             self._progress.set_state("ready")

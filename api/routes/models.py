@@ -1,17 +1,24 @@
 """Routes that list the models."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.context import ServicesDep
+from api.context import Services, ServicesDep
 from api.http.lists import known_parameters
 from api.http.openapi import problems
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.step_schedules import StepCaching
+from shared.errors import Unavailable
 from shared.job import Task
+from shared.queue import WorkerInfo
 from shared.signature import Mixable
+
+_WORKERS_TIMEOUT_S = 1.0
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -33,6 +40,16 @@ class ControlTypeObject(BaseModel):
     max_scale: float = Field(description="Largest scale.")
 
 
+class WorkersOfModel(BaseModel):
+    """How many live workers have a model where."""
+
+    loaded: int = Field(description="In device memory: a job starts at once.")
+    loading: int
+    kept: int = Field(description="In CPU memory: a job starts after a copy.")
+    failed: int = Field(description="The last load failed; it is repeated.")
+    not_loaded: int
+
+
 class ModelObject(BaseModel):
     """A model in OpenAI's form, with the defaults and limits of its jobs."""
 
@@ -52,6 +69,7 @@ class ModelObject(BaseModel):
     )
     max_batch: int = Field(description="Maximum number of images in one fused forward.")
     window_ms: int = Field(description="Longest wait of a job for batch mates.")
+    workers: WorkersOfModel | None = Field(description="Null while Redis cannot be reached.")
 
 
 class ModelList(BaseModel):
@@ -62,16 +80,34 @@ class ModelList(BaseModel):
 @router.get("", responses=problems(422), dependencies=[known_parameters()])
 async def list_models(services: ServicesDep) -> ModelList:
     """List the models, with their tasks, defaults and limits."""
-    return ModelList(data=[_object(spec) for spec in services.catalog])
+    workers = await _live_workers(services)
+    return ModelList(data=[_object(spec, workers) for spec in services.catalog])
 
 
 @router.get("/{model:path}", responses=problems(404))
 async def get_model(model: str, services: ServicesDep) -> ModelObject:
     """Read one model."""
-    return _object(services.catalog.get(model))
+    spec = services.catalog.get(model)
+    return _object(spec, await _live_workers(services))
 
 
-def _object(spec: ModelSpec) -> ModelObject:
+async def _live_workers(services: Services) -> Sequence[WorkerInfo] | None:
+    """Return the live workers, None while Redis does not respond: the models are known without it."""
+    try:
+        async with asyncio.timeout(_WORKERS_TIMEOUT_S):
+            return await services.queue.workers.all()
+    except (Unavailable, TimeoutError):
+        return None
+
+
+def _workers_of(model: str, workers: Sequence[WorkerInfo] | None) -> WorkersOfModel | None:
+    if workers is None:
+        return None
+    counts = Counter[str](worker.memory_state(model) for worker in workers if model in worker.models)
+    return WorkersOfModel(**{name: counts[name] for name in WorkersOfModel.model_fields})
+
+
+def _object(spec: ModelSpec, workers: Sequence[WorkerInfo] | None) -> ModelObject:
     return ModelObject(
         id=spec.id,
         tasks=spec.tasks,
@@ -89,4 +125,5 @@ def _object(spec: ModelSpec) -> ModelObject:
         mixed_fields=spec.mixed_fields,
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,
+        workers=_workers_of(spec.id, workers),
     )

@@ -77,6 +77,9 @@ class Settings(BaseSettings):
     redis_url: RedisUrl = _setting("redis://127.0.0.1:6379/0", "The queue's Redis.")
     rq_redis_url: RedisUrl | None = _setting(None, "Redis of the chores (rq), not a cluster. Unset: redis_url.")
     namespace: str = _setting("default", "Pool of this process; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$")
+    worker_pool: str = _setting(
+        "default", "Name of a group of workers, for loading and pinning models.", pattern=r"^[a-z0-9-]{1,32}$"
+    )
     models: Path = _setting(Path("models.toml"), "The models file.")
     batch_rules: Path | None = _setting(None, "JSON file of rules that limit batches by model and size.")
     umask: str = _setting(
@@ -152,6 +155,9 @@ class Settings(BaseSettings):
         512 * 1024 * 1024, "Images a worker holds while storage is down; each counts as 2 MiB or more."
     )
     gpu_memory_bytes: int | None = _setting(None, "Memory for loaded models on one device. Unset: 70 %.")
+    cpu_memory_bytes: int | None = _setting(
+        None, "CPU memory for weights of evicted models. Unset: while a quarter stays free. 0: none.", ge=0
+    )
     adapter_memory_bytes: Positive = _setting(
         1024**3, "Memory for LoRA adapters of a loaded model, exceeded only by running jobs."
     )

@@ -11,6 +11,7 @@ from shared.queue.jobs import Jobs, SyncCalls
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog
 from shared.queue.maintenance.changes import JobChanges
+from shared.queue.maintenance.model_orders import ModelOrders
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.webhooks import Webhooks
 from shared.queue.workers import Workers
@@ -32,6 +33,7 @@ class Queue:
         self.dead_letters = DeadLetters(client)
         self.maintenance = Maintenance(client)
         self.pauses = PauseControls(client)
+        self.model_orders = ModelOrders(client)
         self.actions = ActionLog(client)
         self.api_keys = ApiKeys(client)
         self.batches = Batches(client)

@@ -172,6 +172,8 @@ class WorkerInfo:
 
     It is `unavailable` while it can load none of its models. `ready_s` is the time since it is ready, None before.
     `bulk_jobs` of its `running_jobs` are bulk.
+    Of its `models`, `loaded` ones are in device memory, `kept` ones in CPU memory; `pinned` ones are never evicted.
+    `model_bytes` is the size of models whose files it has read, `models_limit_bytes` what all loaded ones can take.
     `running_slots` are images in the engine or about to enter it. `forwards` counts denoiser forwards since the start,
     `forward_rows` their images. `busy_s` is the GPU thread's time with work, `idle_while_queued_s` without work while a
     job was queued that it then claimed.
@@ -189,6 +191,13 @@ class WorkerInfo:
     memory_bytes: int = 0
     models_bytes: int = 0
     loaded: tuple[str, ...] = ()
+    worker_pool: str = "default"
+    loading: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+    kept_bytes: int = 0
+    models_limit_bytes: int = 0
+    model_bytes: dict[str, int] = field(default_factory=dict)
     unavailable: dict[str, UnavailableModel] = field(default_factory=dict)
     host: str = ""
     pid: int = 0
@@ -207,6 +216,16 @@ class WorkerInfo:
     def state_of(self, model: str) -> str:
         """Return the worker's state as far as one of its models is concerned."""
         return "unavailable" if self.state == "ready" and model in self.unavailable else self.state
+
+    def memory_state(self, model: str) -> Literal["loaded", "loading", "kept", "failed", "not_loaded"]:
+        """Return where one of its models is: in device memory, on the way there, in CPU memory, or nowhere."""
+        if model in self.loaded:
+            return "loaded"
+        if model in self.unavailable:
+            return "failed"
+        if model in self.loading:
+            return "loading"
+        return "kept" if model in self.kept else "not_loaded"
 
     def may_serve(self, model: str) -> bool:
         """Return whether the worker serves `model`, or may do so later: it starts, or a load is to be repeated."""

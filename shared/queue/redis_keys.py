@@ -124,6 +124,7 @@ class RedisKeys:
     worker = _Family("id", "hash", ttl="30 s")
     workers = _Single("zset", ttl="1 h")  # pruned at each heartbeat
     worker_start_s = _Single("string", ttl="7 d")
+    model_orders = _Single("hash", bound="1,000 orders")  # which models operators want in memory
     model_holders = _Family("model", "zset", ttl="30 s")
     cost_curve = _Family("device model shape", "hash", ttl="30 d")
     cost_device = _Family("model shape", "string", ttl="30 d")

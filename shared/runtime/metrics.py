@@ -129,6 +129,7 @@ gpu_idle_while_queued_seconds = _counter(
     "gpu_idle_while_queued_seconds_total", "Time the GPU thread had no work while jobs it later ran were queued."
 )
 model_load_seconds = _long_times("model_load_seconds", "Time to load a model, until it can run jobs.", ("model",))
+model_copy_seconds = _long_times("model_copy_seconds", "Time to copy a model back from CPU memory.", ("model",))
 model_loads_failed = _counter("model_loads_failed_total", "Failed model loads.", ("model",))
 running_slots = _gauge("running_slots", "Images in the engine.")
 worker_ready = _gauge("worker_ready", "1 while the worker is warm, claims jobs and reaches Redis.")

@@ -20,7 +20,7 @@ from shared.errors import InferenceFailed
 from shared.job import BatchingStats, Phase
 from shared.signature import signature
 from worker.engine import protocol
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, MemoryOrders
 
 JOURNAL, STEP_S = "CHAOS_JOURNAL", "CHAOS_STEP_S"
 FAILS = "fail"
@@ -103,6 +103,8 @@ class StubEngine:
         with self._change:
             if claim_key in self._runs:
                 self._canceled.add(claim_key)
+
+    def order_models(self, orders: MemoryOrders) -> None: ...
 
     def release_all(self) -> None:
         with self._change:

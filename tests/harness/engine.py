@@ -169,7 +169,9 @@ class EngineHarness:
         self.recorder = recorder or EventRecorder()
         self.specs = {spec.id: spec for spec in specs}
         self.engine = factory(
-            Catalog(specs), self.recorder, Settings(**{"device": "cpu", "torch_threads": 1, **settings})
+            Catalog(specs),
+            self.recorder,
+            Settings(**{"device": "cpu", "torch_threads": 1, "cpu_memory_bytes": 0, **settings}),
         )
 
     def submit(self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None) -> None:

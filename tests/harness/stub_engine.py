@@ -28,6 +28,7 @@ from worker.engine.protocol import (
     JobFinished,
     JobProgress,
     LoadFailure,
+    MemoryOrders,
     Output,
     OutputReady,
     PreviewReady,
@@ -47,6 +48,7 @@ class StubEngine:
         self.poison: set[str] = set()  # jobs that hang it
         self.hung = False  # ends its worker
         self.failure: str | None = None
+        self.orders: list[MemoryOrders] = []
         self.unloadable: dict[str, JobError] = {}  # by model; jobs end with these errors
         self._status = EngineStatus(device="cpu", loaded_models=tuple(loaded))
 
@@ -75,6 +77,9 @@ class StubEngine:
     def release_all(self) -> None:
         for claim_key in tuple(self.requests):
             self.cancel(claim_key)
+
+    def order_models(self, orders: MemoryOrders) -> None:
+        self.orders.append(orders)
 
     def status(self) -> EngineStatus:
         if not self.hung:

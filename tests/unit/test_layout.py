@@ -54,6 +54,7 @@ SAME_FILE = {
         "files.py",
         "images.py",
         "jobs.py",
+        "model_orders.py",
         "models.py",
         "operations.py",
         "pauses.py",

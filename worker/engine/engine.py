@@ -27,10 +27,11 @@ from worker.engine.pipelines.downloads import limit_requests
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 from worker.engine.pipelines.loading import LoadedModel
-from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure
+from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull, PinsInTheWay
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.order_follower import OrderFollower
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
 from worker.engine.warm_up import warm_up_model
 
@@ -55,7 +56,8 @@ class Engine:
         self._unfinished: set[str] = set()
         self._load_waiters: dict[str, threading.Event] = {}
         adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_loaded)
-        self._models = ModelCache(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_loaded, adapters)
+        self._models = ModelCache(self.device, settings, self._inbox.put, self._model_loaded, adapters)
+        self._follower = OrderFollower(catalog, self._models)
         self._forward_timer = ForwardTimer(self.device)
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
@@ -72,6 +74,7 @@ class Engine:
         self._failed_loads: Counter[str] = Counter()  # in a row, by model
         self._load_timers: dict[str, threading.Timer] = {}
         self._unavailable: dict[str, LoadFailure] = {}
+        self._crowded_out: set[str] = set()  # unavailable because of pins
 
     def start(self) -> None:
         # diffusers' and transformers' warnings about long prompts and progress bars would clutter the log.
@@ -104,6 +107,9 @@ class Engine:
         self._unfinished.clear()
         self._inbox.put(self._scheduler.cancel_all)
 
+    def order_models(self, orders: MemoryOrders) -> None:
+        self._inbox.put(lambda: self._follow(orders))
+
     def status(self) -> EngineStatus:
         loaded = tuple(self._models.loaded)
         return EngineStatus(
@@ -112,7 +118,14 @@ class Engine:
             memory_bytes=self._models.device_bytes,
             models_bytes=self._models.used_bytes() + self._scheduler.kept_bytes,
             loaded_models=loaded,
-            load_seconds=dict(self._load_seconds),
+            kept_models=self._models.kept.names,
+            loading_models=self._models.requested,
+            pinned_models=self._models.pinned,
+            kept_bytes=self._models.kept.nbytes,
+            models_limit_bytes=self._models.budget_bytes,
+            model_bytes=dict(self._models.sizes),
+            awaits_jobs=self._follower.awaits_jobs,
+            load_seconds=self._load_seconds | self._models.kept.move_times_s(),
             unavailable_models=dict(self._unavailable),
             row_limits=self._scheduler.row_limits(),
             activity=self._activity(),
@@ -139,7 +152,7 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Load the catalog's models; skips those that do not fit into the rest of the memory budget."""
+        """Load the catalog's models; skips those that do not fit into the rest of the budget, or are to be unloaded."""
         for spec in self._catalog:
             done = self._load_waiters.setdefault(spec.id, threading.Event())
             self._inbox.put(partial(self._request_model, spec))
@@ -157,7 +170,9 @@ class Engine:
             torch.set_num_threads(self._torch_threads)
         try:
             while not self._stopping:
-                self._models.start_next_load(self._scheduler.models_in_use())
+                busy = self._scheduler.models_in_use()
+                self._follower.unload_idle(busy)
+                self._models.start_next_load(busy)
                 self._check_again()
                 self._run_messages(wait=not self._scheduler.can_run())
                 if self._scheduler.can_run():
@@ -202,27 +217,47 @@ class Engine:
             else:
                 self._scheduler.admit(engine_job)
 
+    def _follow(self, orders: MemoryOrders) -> None:
+        ended = set(self._models.pinned) - set(orders.pinned)
+        self._follower.follow(orders)
+        for model in self._crowded_out if ended else ():  # there is memory now: their jobs load them
+            self._unavailable.pop(model, None)
+            self._failed_loads.pop(model, None)
+            if timer := self._load_timers.pop(model, None):
+                timer.cancel()
+        self._crowded_out -= self._crowded_out if ended else set()
+
     def _request_model(self, spec: ModelSpec) -> None:
-        if self._models.get(spec.id) is not None:
+        """Load a model without a job, if there is room or it is pinned."""
+        if self._follower.is_unwanted(spec.id):
+            self._unavailable.pop(spec.id, None)
+        if self._models.get(spec.id) is not None or self._follower.is_unwanted(spec.id):
             self._wake_load_waiter(spec.id)
         else:
-            self._models.request_load(spec, evict_others=False)
+            self._models.request_load(spec, evict_others=spec.id in self._models.pinned)
 
-    def _model_loaded(self, model: str, result: LoadedModel | JobError) -> None:
+    def _model_loaded(self, model: str, result: LoadedModel | JobError, from_cpu_memory: bool) -> None:
+        self._follower.load_ended(model)
+        self._crowded_out.discard(model)
         if isinstance(result, LoadedModel):
-            self._checking_model = True
-            run_self_check(result, self.device)
-            warm_up_model(result, self.device, self._forward_timer.note_progress)
+            if not from_cpu_memory:  # else it has been checked, and its kernels are ready
+                self._checking_model = True
+                run_self_check(result, self.device)
+                warm_up_model(result, self.device, self._forward_timer.note_progress)
+                self._checking_model = False
             self._forward_timer.note_progress()
-            self._checking_model = False
-            self._load_seconds[model] = time.monotonic() - result.load_started_s
-            self._events.on_event(protocol.ModelLoaded(model, self._load_seconds[model]))
+            seconds = time.monotonic() - result.load_started_s
+            if not from_cpu_memory:
+                self._load_seconds[model] = seconds
+            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory))
             self._unavailable.pop(model, None)
             self._failed_loads.pop(model, None)
         elif isinstance(result, ModelCacheFull):
             self._unavailable.pop(model, None)  # its files are there
             log.info("model_load_skipped", model=model, reason=result.message)
         else:
+            if isinstance(result, PinsInTheWay):
+                self._crowded_out.add(model)
             self._repeat_load(model, result)
         self._scheduler.model_loaded(model, result)
         self._wake_load_waiter(model)
@@ -238,7 +273,7 @@ class Engine:
         retry_in_s = round(delay_s, 1)
         log.error("model_unavailable", model=model, error=error.message, permanent=permanent, retry_in_s=retry_in_s)
         if isinstance(error, LoadPostponed) and error.lacks_memory:  # the budget allowed more than the device
-            self._models.evict_one(self._scheduler.models_in_use())
+            self._models.evict_one(self._scheduler.models_in_use(), keep=False)
         if earlier := self._load_timers.get(model):
             earlier.cancel()
         spec = self._catalog.get(model)

@@ -142,8 +142,11 @@ class ForwardDone:
 
 @dataclass(frozen=True)
 class ModelLoaded:
+    """A model is in device memory; its weights came from its files, or from CPU memory."""
+
     model: str
     seconds: float
+    from_cpu_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,14 +220,33 @@ class LoadFailure:
 
 
 @dataclass(frozen=True)
+class MemoryOrder:
+    """An operator's order to load a model, or to unload it; `number` is larger for a later one."""
+
+    model: str
+    unload: bool
+    number: tuple[int, str]
+
+
+@dataclass(frozen=True)
+class MemoryOrders:
+    """What operators want of this worker's models: `pinned`, the first pin first, and the last order for each model."""
+
+    pinned: tuple[str, ...] = ()
+    last: tuple[MemoryOrder, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineStatus:
     """State of an engine.
 
     `models_bytes` is the memory of loaded models, adapters and outputs kept by step caching, out of the device's
-    `memory_bytes`. `load_seconds` is the time of each model's last load, from reading its files to its first job.
+    `memory_bytes`. `kept_models` were evicted, and their weights are in CPU memory, `kept_bytes` of it. `load_seconds`
+    is the time of each model's last load, from reading its files to its first job; of a kept one, that of its copy.
     `unavailable_models` has the models with a failed last load. `device_uuid` is the GPU's UUID in NVML. `row_limits`
     is how many images memory holds at once, by model and shape, where it ran out. `failure` is why an engine that ended
-    did so.
+    did so. `models_limit_bytes` is what loaded models can take, `model_bytes` the size of each as far as it is known.
+    `awaits_jobs`: an operator's order waits for the end of running jobs, so no further ones should start.
     """
 
     device: str
@@ -232,6 +254,13 @@ class EngineStatus:
     memory_bytes: int = 0
     models_bytes: int = 0
     loaded_models: tuple[str, ...] = ()
+    kept_models: tuple[str, ...] = ()
+    loading_models: tuple[str, ...] = ()
+    pinned_models: tuple[str, ...] = ()
+    kept_bytes: int = 0
+    models_limit_bytes: int = 0
+    model_bytes: Mapping[str, int] = field(default_factory=dict)
+    awaits_jobs: bool = False
     load_seconds: Mapping[str, float] = field(default_factory=dict)
     unavailable_models: Mapping[str, LoadFailure] = field(default_factory=dict)
     row_limits: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -263,6 +292,9 @@ class EngineInterface(Protocol):
 
     def release_all(self) -> None:
         """Cancel all unfinished jobs."""
+
+    def order_models(self, orders: MemoryOrders) -> None:
+        """Follow these orders from now on, between forwards; those before `warm_up` decide what it loads."""
 
     def status(self) -> EngineStatus: ...
 

@@ -18,7 +18,15 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from worker.engine.channel import Channel
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, JobFinished, WarmUpDone
+from worker.engine.protocol import (
+    Activity,
+    EngineEvents,
+    EngineRequest,
+    EngineStatus,
+    JobFinished,
+    MemoryOrders,
+    WarmUpDone,
+)
 
 log = structlog.get_logger()
 
@@ -88,6 +96,9 @@ class RemoteEngine:
 
     def release_all(self) -> None:
         self._outbox.put(("release_all",))
+
+    def order_models(self, orders: MemoryOrders) -> None:
+        self._outbox.put(("order_models", orders))
 
     def status(self) -> EngineStatus:
         status = self._status

@@ -41,8 +41,9 @@ def settled(claim: Claim, outcome: Outcome) -> None:
 
 def model_event(event: ModelEvent) -> None:
     match event:
-        case protocol.ModelLoaded(model, seconds):
-            metrics.model_load_seconds.labels(model).observe(seconds)
+        case protocol.ModelLoaded(model, seconds, from_cpu_memory):
+            times = metrics.model_copy_seconds if from_cpu_memory else metrics.model_load_seconds
+            times.labels(model).observe(seconds)
         case protocol.ModelLoadFailed(model):
             metrics.model_loads_failed.labels(model).inc()
         case protocol.MemoryExhausted(model):

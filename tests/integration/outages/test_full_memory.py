@@ -113,6 +113,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "expand_outbox": (10,),
         "expire": (10,),
         "expired_items": (10,),
+        "order_model": ("all", "demo", "{}", 10),
         "pause": ("all", "{}", 10),
         "resume": ("tenant|paused",),
         "forget_file": ("default", "file_1", False),

@@ -17,6 +17,7 @@ from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission
 from shared.queue.batches import BatchUpdate
 from shared.queue.maintenance.changes import JobUpdate
+from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
 from shared.queue.maintenance.pauses import Pause, PauseKind
 from shared.queue.records import ProgressReport, WorkerInfo
 from shared.queue.scripts import PARTS, REPLAYED, script_files
@@ -274,6 +275,12 @@ async def pauses(queue: Queue, make: Make) -> None:
         assert await claim(queue) == []
         await queue.client.scripts.list_as_waiting("w1", 60_000, "", True, "", "demo", 0)
         assert await queue.pauses.end(kind, name)
+
+
+@case("order_model")
+async def model_orders(queue: Queue, make: Make) -> None:
+    for action in (ModelAction.LOAD, ModelAction.PIN):
+        await queue.model_orders.put(ModelOrder("one", "demo", action, 0))
 
 
 @case("put_endpoint", "expand_outbox", "claim_deliveries", "record_attempt", "redeliver")

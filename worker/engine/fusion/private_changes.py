@@ -99,7 +99,8 @@ class ModuleWatch:
     """
 
     def __init__(self, modules: Mapping[str, torch.nn.Module] | None = None) -> None:
-        self._parts = {id(part): (module, part) for module in (modules or {}).values() for part in module.modules()}
+        self.modules = tuple((modules or {}).values())
+        self._parts = {id(part): (module, part) for module in self.modules for part in module.modules()}
         self._changed: set[int] = set()
         self.changed_modules: list[torch.nn.Module] = []  # by other changes than stateless hooks
 

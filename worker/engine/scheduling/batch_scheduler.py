@@ -215,7 +215,7 @@ class BatchScheduler:
             log.warning("memory_exhausted", **kind._asdict(), calls=failed, next_calls=next_calls)
             if pad_to is None:  # a padded forward has the same rows for any number of calls
                 self._memory.record_failure(kind, failed, next_calls)
-            while self._models.evict_one(self.models_in_use()):
+            while self._models.evict_one(self.models_in_use(), keep=False):
                 pass
             for model in self._models.loaded.values():
                 self._trim_adapters(model, keep_unused=False)
