@@ -1,4 +1,4 @@
-"""Commands that list jobs and the service: status, jobs, models, queues and workers."""
+"""Commands that list jobs and the service: status, jobs, queues and workers."""
 
 from typing import Annotated, cast
 
@@ -6,7 +6,7 @@ import typer
 
 from cli.client_options import Json, Key, Url, connected, name_option
 from cli.submit import JobId, print_job
-from fusequeue import Job, JobState, Model, QueueDepth, WorkerInfo
+from fusequeue import Job, JobState, QueueDepth, WorkerInfo
 
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
@@ -35,12 +35,6 @@ def jobs(
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 
-def models(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """List the models of the service."""
-    with connected(url, api_key, as_json) as (client, console):
-        console.table(client.models(), ("id", "tasks", "size", "steps", "max batch"), _model_row)
-
-
 def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List queued and running jobs by signature, the longest queue first."""
     with connected(url, api_key, as_json) as (client, console):
@@ -57,11 +51,6 @@ def _row(job: Job) -> tuple[object, ...]:
     prompt = job.prompt if len(job.prompt) <= 60 else f"{job.prompt[:59]}…"
     percent = f"{job.progress.percent}%" if job.status == "running" else ""
     return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", prompt
-
-
-def _model_row(model: Model) -> tuple[object, ...]:
-    size = f"{model.defaults.width}x{model.defaults.height}"
-    return model.id, model.tasks, size, model.defaults.steps, model.max_batch
 
 
 def _queue_row(queue: QueueDepth) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ COMMANDS = {
         "Queue failed, canceled and expired jobs again as new jobs, by id or all that match.",
     ),
     "delete": ("cli.matching:delete", "Delete ended jobs and their images, by id or all that match."),
-    "models": ("cli.jobs:models", "List the models of the service."),
+    "models": ("cli.models:models", "List the models of the service; load, unload, pin and unpin them on workers."),
     "queues": ("cli.jobs:queues", "List queued and running jobs by signature, the longest queue first."),
     "workers": ("cli.jobs:workers", "List the workers that are alive."),
     "doctor": ("cli.doctor:doctor", "Check Redis, storage, models, API, device and memory with the current settings."),

@@ -52,7 +52,15 @@ from fusequeue.resources.batches import (
     RequestCounts,
 )
 from fusequeue.resources.matching import AsyncMatching, Changes, JobFilters, LetterFilters
-from fusequeue.resources.operations import AsyncOperations, CostCurve, CostPoint, OperatorAction, Pause
+from fusequeue.resources.operations import (
+    AsyncOperations,
+    CostCurve,
+    CostPoint,
+    ModelOnWorker,
+    ModelOrder,
+    OperatorAction,
+    Pause,
+)
 from fusequeue.resources.webhooks import (
     AsyncWebhooks,
     DeliveryAttempt,
@@ -85,7 +93,9 @@ from fusequeue.service import (
     DeadLetter,
     Defaults,
     Limits,
+    MemoryState,
     Model,
+    ModelWorkers,
     QueueDepth,
     Scale,
     StepCacheInfo,
@@ -149,8 +159,12 @@ __all__ = [
     "Limits",
     "LineFailure",
     "LineResult",
+    "MemoryState",
     "Metrics",
     "Model",
+    "ModelOnWorker",
+    "ModelOrder",
+    "ModelWorkers",
     "NotFound",
     "OnDeadlineName",
     "OnProgress",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field, SkipValidation
 
@@ -71,6 +71,20 @@ class StepCacheInfo(Resource):
     allowed: tuple[SkipValidation[Literal["light", "medium", "strong", "schedule"]], ...] = ()
 
 
+MemoryState: TypeAlias = Literal["loaded", "loading", "kept", "failed", "not_loaded"]
+"""Where a worker has a model: `loaded` in device memory, `kept` in CPU memory."""
+
+
+class ModelWorkers(Resource):
+    """How many live workers have a model where."""
+
+    loaded: int = 0
+    loading: int = 0
+    kept: int = 0
+    failed: int = 0
+    not_loaded: int = 0
+
+
 class Model(Resource):
     """A model, with the defaults and limits of its jobs; `max_batch` images fit into one fused forward."""
 
@@ -85,6 +99,7 @@ class Model(Resource):
     mixed_fields: tuple[str, ...] = ()
     max_batch: int
     window_ms: int
+    workers: ModelWorkers | None = None
 
 
 class QueueDepth(Resource):
@@ -141,6 +156,16 @@ class WorkerInfo(Resource):
     forward_rows: int = 0
     busy_s: float = 0.0
     idle_while_queued_s: float = 0.0
+
+    def memory_state(self, model: str) -> MemoryState:
+        """Return where the worker has one of its models."""
+        if model in self.loaded:
+            return "loaded"
+        if model in self.unavailable:
+            return "failed"
+        if model in self.loading:
+            return "loading"
+        return "kept" if model in self.kept else "not_loaded"
 
 
 class DeadLetter(Resource):

@@ -84,6 +84,11 @@ class SyncOperations(Blocking[AsyncOperations]):
     pause = blocking(AsyncOperations.pause)
     resume = blocking(AsyncOperations.resume)
     pauses = blocking(AsyncOperations.pauses)
+    load_model = blocking(AsyncOperations.load_model)
+    unload_model = blocking(AsyncOperations.unload_model)
+    pin_model = blocking(AsyncOperations.pin_model)
+    unpin_model = blocking(AsyncOperations.unpin_model)
+    model_orders = blocking(AsyncOperations.model_orders)
     actions = iterating(AsyncOperations.actions)
     cost_curves = blocking(AsyncOperations.cost_curves)
 

@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> None:
         specs = []
         for model in ("one", "two"):  # files of their own: each is as cold as the other
             shapes.save(options.shape, Path(folder) / model)
-            limits, defaults = Limits(multiple_of=16), Defaults(width=SIDE, height=SIDE)
+            limits, defaults = Limits(multiple_of=16, max_images=2), Defaults(width=SIDE, height=SIDE)
             specs.append(ModelSpec(id=model, source=f"{folder}/{model}", limits=limits, defaults=defaults, max_batch=2))
         figures = figures_of(specs, options.device, options.repeats)
     if options.json:

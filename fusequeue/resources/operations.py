@@ -1,4 +1,4 @@
-"""Pauses and the log of what operators did; these need a key with the scope `admin`."""
+"""Pauses, model orders and the log of what operators did; these need a key with the scope `admin`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import SkipValidation
 from fusequeue.arguments import path_of
 from fusequeue.errors import InvalidArgument
 from fusequeue.response_types import Resource
-from fusequeue.service import Model
+from fusequeue.service import MemoryState, Model
 from fusequeue.transport import Transport
 
 PATH = "/v1/pauses"
@@ -38,6 +38,27 @@ class OperatorAction(Resource):
     count: int = 1
     detail: str = ""
     key_id: str | None = None
+
+
+class ModelOnWorker(Resource):
+    """Where a worker has the model of an order; `reason` is why its last load failed."""
+
+    worker: str
+    worker_pool: str
+    state: SkipValidation[MemoryState]
+    reason: str | None = None
+
+
+class ModelOrder(Resource):
+    """What operators want of a model on a worker, a worker pool or all `workers`."""
+
+    model: str
+    action: SkipValidation[Literal["load", "unload", "pin", "unpin"]]
+    worker_pool: str | None = None
+    worker: str | None = None
+    ordered_at: datetime
+    key_id: str | None = None
+    workers: tuple[ModelOnWorker, ...] = ()
 
 
 class CostPoint(Resource):
@@ -85,6 +106,39 @@ class AsyncOperations:
     async def pauses(self) -> list[Pause]:
         """Return what is paused."""
         return await self._http.listed(Pause, PATH)
+
+    async def load_model(
+        self, model: Model | str, *, worker_pool: str | None = None, worker: str | None = None
+    ) -> ModelOrder:
+        """Load a model before jobs ask for it; workers without room evict others, after their running jobs."""
+        return await self._order(model, "load", worker_pool, worker)
+
+    async def unload_model(
+        self, model: Model | str, *, worker_pool: str | None = None, worker: str | None = None
+    ) -> ModelOrder:
+        """Free a model after its running jobs; a queued job of it loads it again."""
+        return await self._order(model, "unload", worker_pool, worker)
+
+    async def pin_model(
+        self, model: Model | str, *, worker_pool: str | None = None, worker: str | None = None
+    ) -> ModelOrder:
+        """Load a model and keep it in device memory until `unpin_model`, also on workers that start later."""
+        return await self._order(model, "pin", worker_pool, worker)
+
+    async def unpin_model(
+        self, model: Model | str, *, worker_pool: str | None = None, worker: str | None = None
+    ) -> ModelOrder:
+        """End a pin, named as it was set; the model stays until another one needs its memory."""
+        return await self._order(model, "unpin", worker_pool, worker)
+
+    async def model_orders(self) -> list[ModelOrder]:
+        """Return the last order for each model and group of workers."""
+        return await self._http.listed(ModelOrder, "/v1/model-orders")
+
+    async def _order(self, model: Model | str, action: str, worker_pool: str | None, worker: str | None) -> ModelOrder:
+        named = {"worker_pool": worker_pool, "worker": worker}
+        target = {name: value for name, value in named.items() if value is not None}
+        return await self._http.read(ModelOrder, "POST", path_of("/v1/models", model, f":{action}"), json=target)
 
     def actions(self, *, limit: int | None = None) -> AsyncGenerator[OperatorAction]:
         """Yield what operators did, newest first, up to `limit`."""

@@ -28,6 +28,8 @@ SAME_CLASS = {
         "Failure",
         "Job",
         "Limits",
+        "ModelOnWorker",
+        "ModelOrder",
         "Pause",
         "Progress",
         "QueueDepth",

@@ -94,3 +94,16 @@ def test_a_model_shows_its_cost_by_rows_and_a_job_the_rows_of_its_forwards(open_
     costs = page.get_by_role("region", name="Batch cost curve")
     expect(costs.get_by_role("img", name=re.compile(r"^Cost of a forward at 64x64 on cpu: .*2 rows"))).to_be_visible()
     expect(costs).to_contain_text("Efficient up to")
+
+
+def test_a_model_is_pinned_and_unpinned_after_a_confirmation(open_page: Any, resumed: Any) -> None:
+    page = open_page(resumed.url, "#/models")
+    buttons = page.get_by_role("article", name="Model demo").get_by_role("group", name="Memory of workers")
+    for action, actions in (("Pin", ["pin"]), ("Unpin", [])):
+        before = resumed.read("/v1/model-orders")["data"]
+        buttons.get_by_role("button", name=action, exact=True).click()
+        dialog = page.get_by_role("dialog", name=f"{action} demo?")
+        assert resumed.read("/v1/model-orders")["data"] == before, "nothing before the confirmation"
+        dialog.get_by_role("button", name=action, exact=True).click()
+        expect(dialog).to_have_count(0)
+        assert [one["action"] for one in resumed.read("/v1/model-orders")["data"]] == actions

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fusequeue import AsyncClient, BatchTimeout, Invalid, InvalidArgument, NotFound
+from fusequeue import AsyncClient, BatchTimeout, Invalid, InvalidArgument, NotFound, RefusedError
 from fusequeue.resources import batches as client_batches
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 
@@ -48,6 +48,23 @@ async def test_queues_workers_and_the_scale_are_typed(api: AsyncClient, fake_que
     assert (worker.unavailable["sd"].reason, worker.unavailable["sd"].permanent) == ("no memory", True)
     scale = await api.scale(fake_queue.client.settings.namespace)
     assert (scale.wanted, scale.alive, scale.queued) == (1, 1, 2)
+
+
+async def test_models_are_ordered_to_workers(api: AsyncClient, fake_queue: Queue) -> None:
+    await fake_queue.workers.heartbeat(WorkerInfo("w1", ("demo",), worker_pool="big", kept=("demo",), kept_bytes=5))
+    operations, (model,) = api.operations, await api.models()
+    assert model.workers is not None
+    assert (model.workers.kept, model.workers.loaded) == (1, 0)
+    pinned = await operations.pin_model(model, worker_pool="big")
+    assert [(one.worker, one.state) for one in pinned.workers] == [("w1", "kept")]
+    with pytest.raises(RefusedError, match="pinned in worker pool big"):
+        await operations.unload_model("demo")
+    assert (await operations.unpin_model("demo", worker_pool="big")).action == "unpin"
+    await operations.load_model("demo", worker="w1")
+    await operations.unload_model("demo")
+    assert [(one.action, one.worker) for one in await operations.model_orders()] == [("load", "w1"), ("unload", None)]
+    (worker,) = await api.workers()
+    assert (worker.worker_pool, worker.kept_bytes, worker.memory_state("demo")) == ("big", 5, "kept")
 
 
 async def test_jobs_are_selected_by_typed_filters(api: AsyncClient) -> None:

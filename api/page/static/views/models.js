@@ -4,9 +4,11 @@ import { html } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { duration, plural, words } from "../core/format.js";
 import { useLoaded, useStore } from "../core/hooks.js";
+import { memoryState, orderModel } from "../core/model_orders.js";
 import { overview } from "../core/overview.js";
 import { mayOperate, mayWrite } from "../core/session.js";
-import { Badge, Empty, ErrorNote, Facts, Panel, Skeleton } from "../parts/ui.js";
+import { confirm } from "../parts/dialogs.js";
+import { Badge, Button, Empty, ErrorNote, Facts, Panel, Skeleton, toast } from "../parts/ui.js";
 import { Costs } from "./costs.js";
 import { PauseButton } from "./pauses.js";
 
@@ -40,6 +42,7 @@ function Model({ model, curves, workers, queues }) {
         ${mayWrite() && html`<a class="button primary" href="#/playground?model=${encodeURIComponent(model.id)}">Try it</a>`}
       </header>
       <p class="tags">${model.tasks.map((task) => html`<span key=${task} class="tag">${words(task)}</span>`)}</p>
+      ${mayOperate() && workers && html`<${Orders} model=${model.id} workers=${workers} />`}
       ${mayOperate() && workers && html`<${Holders} model=${model} workers=${workers} waiting=${waiting} />`}
       ${mayOperate() && html`<${Costs} curves=${curves} />`}
       <${Facts} facts=${{
@@ -66,6 +69,28 @@ function Model({ model, curves, workers, queues }) {
   `;
 }
 
+const ORDERS = {
+  load: ["Load", "Workers load it before jobs ask for it. Those without room evict others, after their running jobs."],
+  unload: ["Unload", "Workers free its memory after its running jobs. A queued job of it loads it again."],
+  pin: ["Pin", "Workers load it and keep it in memory, also those that start later, until it is unpinned."],
+  unpin: ["Unpin", "It stays in memory until another model needs it."],
+};
+
+/** Buttons that load, unload, pin and unpin a model on all workers, or on those of a pool. */
+function Orders({ model, workers }) {
+  const pools = [...new Set(workers.map((worker) => worker.worker_pool))].sort();
+  const ask = async (action) => {
+    const [verb, text] = ORDERS[action];
+    const options = [["", "all"], ...pools.map((pool) => [pool, pool])];
+    const run = async (_progress, _signal, pool) => (await orderModel(model, action, pool), true);
+    const choose = { label: "Worker pool", value: "", options };
+    if (await confirm({ title: `${verb} ${model}?`, text, verb, run, choose })) toast(`${verb}: ${model}`);
+  };
+  return html`<p class="tags" role="group" aria-label="Memory of workers">
+    ${Object.keys(ORDERS).map((action) => html`<${Button} key=${action} kind="quiet" action=${() => ask(action)}>${ORDERS[action][0]}<//>`)}
+  </p>`;
+}
+
 /** Why a worker cannot load the model, and whether that passes. */
 const Trouble = ({ trouble }) =>
   trouble &&
@@ -75,14 +100,10 @@ const Trouble = ({ trouble }) =>
 
 function Holders({ model, workers, waiting }) {
   const serving = workers.filter((worker) => worker.models.includes(model.id));
-  const state = (worker) => {
-    if (worker.unavailable[model.id]) return ["failed", "unavailable"];
-    return worker.loaded.includes(model.id) ? ["succeeded", "in memory"] : ["canceled", "not loaded"];
-  };
   return html`
     <ul class="plain holders" aria-label="Workers">
       ${serving.slice(0, 12).map((worker) => {
-        const [kind, text] = state(worker);
+        const [kind, text] = memoryState(worker, model.id);
         return html`<li key=${worker.id}><${Badge} state=${kind}>${text}<//> <span title=${worker.id}>
           ${worker.host || worker.id}</span> <span class="hint">${worker.device}</span>
           <${Trouble} trouble=${worker.unavailable[model.id]} /></li>`;
