@@ -152,7 +152,8 @@ class ModelCache:
             self._in_background(spec, lambda: self._bring_back(kept), lambda model: self._settle(spec, model, kept))
         else:
             folder = source
-            self.kept.make_room(nbytes)
+            if self.kept.make_room(nbytes):
+                self._collect_garbage()
             self._in_background(spec, lambda: load(spec, folder, self.device), lambda model: self._settle(spec, model))
 
     def _bring_back(self, kept: KeptModel) -> LoadedModel:
@@ -246,8 +247,13 @@ class ModelCache:
                 kept.move_out()
         except (MemoryError, RuntimeError) as error:
             log.warning("model_not_kept", model=kept.model.spec.id, error=str(error))
-            self._post(lambda: self.kept.forget(kept))
+            self._post(lambda: self._forget(kept))
         empty_cache(self.device)  # what it held
+
+    def _forget(self, kept: KeptModel) -> None:
+        self.kept.forget(kept)
+        del kept
+        self._collect_garbage()
 
     def _collect_garbage(self) -> None:
         """Free the models to which no reference is left."""

@@ -164,10 +164,12 @@ class KeptModels:
         self._models[model.spec.id] = kept
         return kept
 
-    def make_room(self, nbytes: int) -> None:
-        """Drop models, if memory is short, for a load of `nbytes`; no configured budget says how many may stay."""
+    def make_room(self, nbytes: int) -> bool:
+        """Drop models for a load of `nbytes` where no configured budget says how many may stay; True if some were."""
+        before = len(self._models)
         if self._budget_bytes is None and not self._make_room(nbytes, copied=True):
             self._models.clear()
+        return len(self._models) < before
 
     def take(self, model: str) -> KeptModel | None:
         """Return a kept model that is to come back; it counts as kept until `end_return` or `put_back`."""
