@@ -29,6 +29,7 @@ from api.page import assets, live, session
 from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
 from api.routes import (
+    adapters,
     artifacts,
     bulk,
     events,
@@ -127,7 +128,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
     app.add_middleware(
         BodyShares,
         largest_json=max(settings.max_body_bytes, max_json_bytes(settings)),
-        largest_file=settings.max_file_bytes,
+        largest_file=max(settings.max_file_bytes, settings.max_adapter_bytes),
     )
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
     if settings.cors_origins:
@@ -139,7 +140,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 
 def _include_routes(app: FastAPI) -> None:
-    native = (jobs, job_lists, bulk, inputs, models, webhooks)
+    native = (jobs, job_lists, bulk, inputs, adapters, models, webhooks)
     openai = (files, images, batches, videos, unsupported)
     replicate = (replicate_predictions, replicate_models, replicate_files)
     for module in (*native, *openai, *replicate, huggingface, fal):
@@ -169,6 +170,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
     images_per_edit = 1 + max(spec.limits.max_input_images for spec in catalog)  # and a mask
     return {
         "/v1/inputs": upload,
+        "/v1/adapters": settings.max_adapter_bytes + adapters.OVERHEAD_BYTES,
         "/v1/jobs": with_image,
         "/page/jobs": with_image,
         "/v1/images/generations": with_image,

@@ -15,6 +15,7 @@ from fastapi import Depends, Header
 
 from api.context import RequestContext, Services
 from shared import job_builder
+from shared.config.adapters import AdapterChoice, uploaded_ids
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.inputs.store import InputStore
 from shared.job import InputRef, Job, JobRecord, State
@@ -164,7 +165,7 @@ async def _retry_in_new_trace(job: Job, services: Services) -> SubmissionOrRepla
 
 async def _retry(job: Job, services: Services) -> SubmissionOrReplay | FusequeueError:
     """Return a new job with the parameters of an ended one, the one that an earlier retry has queued, or why there is
-    none: the model, an input image or the place of its outputs is gone."""
+    none: the model, an input image, an adapter or the place of its outputs is gone."""
     key = f"retry {job.id}"  # no client's key has a space
     known = await services.queue.jobs.submitted_before(job.tenant, key, None)
     if known is not None:
@@ -182,6 +183,10 @@ async def _retry(job: Job, services: Services) -> SubmissionOrReplay | Fusequeue
     }
     try:
         changes |= await _current_inputs(job, services)
+        if uploaded_ids(job.adapters):
+            choices = [AdapterChoice(id=one.id, scale=one.scale) for one in job.adapters]
+            spec = services.catalog.get(job.model)
+            changes["adapters"] = await job_builder.current_adapters(choices, spec, job.tenant, services.queue)
         return job_builder.make_submission(job.model_copy(update=changes), services.catalog, key)
     except InvalidRequest as error:
         return error

@@ -38,6 +38,7 @@ from fusequeue.params import (
     SubmitParams,
     TaskName,
 )
+from fusequeue.resources.adapters import AdapterOptions, AsyncAdapters, UploadedAdapter
 from fusequeue.resources.batches import (
     AsyncBatches,
     Batch,
@@ -102,12 +103,14 @@ from fusequeue.service import (
     UnavailableModel,
     WorkerInfo,
 )
-from fusequeue.sync import Client, SyncBatches, SyncMatching, SyncOperations, SyncWebhooks
+from fusequeue.sync import Client, SyncAdapters, SyncBatches, SyncMatching, SyncOperations, SyncWebhooks
 
 __all__ = [
     "AdapterInfo",
+    "AdapterOptions",
     "AdapterParams",
     "Artifact",
+    "AsyncAdapters",
     "AsyncBatches",
     "AsyncClient",
     "AsyncMatching",
@@ -182,6 +185,7 @@ __all__ = [
     "StepCacheInfo",
     "StepScheduleParams",
     "SubmitParams",
+    "SyncAdapters",
     "SyncBatches",
     "SyncMatching",
     "SyncOperations",
@@ -191,6 +195,7 @@ __all__ = [
     "UnavailableModel",
     "UnexpectedResponse",
     "Unreachable",
+    "UploadedAdapter",
     "WaitTimeout",
     "WebhookDelivery",
     "WebhookEndpoint",

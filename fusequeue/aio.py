@@ -20,6 +20,7 @@ from fusequeue.arguments import callback, finite_seconds, folder_path, json_text
 from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
 from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
+from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
 from fusequeue.resources.operations import AsyncOperations
@@ -51,7 +52,8 @@ OnProgress: TypeAlias = Callable[[Event], object]
 
 
 class AsyncClient:
-    """A fusequeue service, with its `webhooks`, OpenAI `batches`, `operations`, and changes of all `matching` jobs.
+    """A fusequeue service, with its `adapters`, `webhooks`, OpenAI `batches`, `operations`, and changes of `matching`
+    jobs.
 
     `base_url` defaults to FUSEQUEUE_URL, else the address of `fusequeue up`; `api_key` to FUSEQUEUE_API_KEY. Failed
     requests are retried up to `retries` times, or for a minute while a known service restarts; Idempotency-Keys keep a
@@ -72,6 +74,7 @@ class AsyncClient:
         token = api_key or os.environ.get("FUSEQUEUE_API_KEY")
         self._timeout_s = finite_seconds("timeout_s", timeout_s)
         self._http = Transport(open_client(url, token, self._timeout_s, transport), whole("retries", retries))
+        self.adapters = AsyncAdapters(self._http)
         self.webhooks = AsyncWebhooks(self._http)
         self.operations = AsyncOperations(self._http)
         self.batches = AsyncBatches(self._http)

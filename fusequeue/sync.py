@@ -6,6 +6,7 @@ from typing import Self
 
 from fusequeue.aio import AsyncClient
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
+from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching
 from fusequeue.resources.operations import AsyncOperations
@@ -23,6 +24,7 @@ class Client(Blocking[AsyncClient]):
     ) -> None:
         client = AsyncClient(base_url, api_key=api_key, timeout_s=timeout_s, retries=retries)
         super().__init__(client, LoopThread(client.aclose))
+        self.adapters = SyncAdapters(client.adapters, self._thread)
         self.webhooks = SyncWebhooks(client.webhooks, self._thread)
         self.operations = SyncOperations(client.operations, self._thread)
         self.batches = SyncBatches(client.batches, self._thread)
@@ -76,6 +78,15 @@ class SyncWebhooks(Blocking[AsyncWebhooks]):
     deliveries = iterating(AsyncWebhooks.deliveries)
     delivery = blocking(AsyncWebhooks.delivery)
     redeliver = blocking(AsyncWebhooks.redeliver)
+
+
+class SyncAdapters(Blocking[AsyncAdapters]):
+    """The uploaded adapters of a service: `client.adapters`."""
+
+    create = blocking(AsyncAdapters.create)
+    list = iterating(AsyncAdapters.list)
+    get = blocking(AsyncAdapters.get)
+    delete = blocking(AsyncAdapters.delete)
 
 
 class SyncOperations(Blocking[AsyncOperations]):

@@ -5,6 +5,7 @@ FusequeueError
 │   ├── InvalidJson
 │   ├── UnknownModel
 │   ├── InputRejected         an image that is unreadable, too large, or not allowed
+│   ├── AdapterRejected       an uploaded adapter that is no valid file, or does not fit its model
 │   ├── FetchRefused          a URL that is not allowed
 │   ├── FetchFailed           a URL without a usable response
 │   └── PayloadTooLarge
@@ -135,6 +136,9 @@ class UnknownModel(InvalidRequest, code="model_not_found"): ...
 
 
 class InputRejected(InvalidRequest, code="invalid_input_image"): ...
+
+
+class AdapterRejected(InvalidRequest, code="invalid_adapter"): ...
 
 
 class FetchRefused(InvalidRequest, code="url_not_allowed"): ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from shared.config.adapters import resolve_adapters
+from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
 from shared.config.controls import Control, resolve_controls
 from shared.config.destinations import resolve_destination
 from shared.config.models_file import Catalog, ModelSpec, References
@@ -166,6 +166,7 @@ async def build_job(
     predictions of this model version.
     """
     tenant, spec = submitter.tenant, services.catalog.get(request.model)
+    adapters = await current_adapters(request.adapters, spec, tenant, services.queue)
     store = InputStore(tenant, services.queue, services.storage, services.settings, base_url=submitter.base_url)
     output = resolve_destination(request.output, tenant, services.settings.output_buckets)
     inputs = await store_inputs(request, store)
@@ -173,7 +174,17 @@ async def build_job(
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
         job = job.model_copy(update={"webhook": webhook})
-    return job.model_copy(update={"previews": previews, "output": output, "trace": tracing.current()})
+    return job.model_copy(update={"previews": previews, "output": output, "adapters": adapters, "trace": tracing.current()})
+
+
+async def current_adapters(
+    choices: Sequence[AdapterChoice], spec: ModelSpec, tenant: str, queue: Queue
+) -> tuple[Adapter, ...]:
+    """Return the adapters of a job; raises `InvalidRequest` for one that neither the model nor its tenant has."""
+    found = await queue.adapters.get_many(tenant, uploaded_ids(choices, spec.adapter))
+    usable = spec.adapters_refused is None
+    uploaded = {one.id: one for one in found if one is not None and one.model == spec.id and usable}
+    return resolve_adapters(choices, spec.adapter, spec.limits.max_adapters, uploaded)
 
 
 def make_submission(
@@ -297,7 +308,10 @@ def _task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[I
 def resolve_job(
     request: JobRequest, spec: ModelSpec, task: Task, *, tenant: str, now_ms: int, inputs: Inputs | None = None
 ) -> Job:
-    """Return the job of a checked request with every default resolved; raises `InvalidRequest` for a bad mask size."""
+    """Return the job of a checked request with every default resolved; raises `InvalidRequest` for a bad mask size.
+
+    Uploaded adapters are left out.
+    """
     inputs, defaults = inputs or Inputs(), spec.defaults
     check_proportions(inputs)
     width, height = _size(request, spec, task, inputs.images)

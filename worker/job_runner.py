@@ -21,6 +21,7 @@ from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
 from shared.storage import Storage
+from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
 from worker.metrics.job_trace import JobSpans, JobTimes
@@ -38,10 +39,17 @@ class JobRunner:
     """Runs claimed jobs, each in a separate asyncio task."""
 
     def __init__(
-        self, queue: Queue, storage: Storage, engine: EngineInterface, availability: ModelAvailability, worker: str
+        self,
+        queue: Queue,
+        storage: Storage,
+        adapters: AdapterFolder,
+        engine: EngineInterface,
+        availability: ModelAvailability,
+        worker: str,
     ) -> None:
         self._queue = queue
         self._storage = storage
+        self._adapters = adapters
         self._engine = engine
         self._availability = availability
         self._worker = worker
@@ -101,13 +109,13 @@ class JobRunner:
         inputs = await self._fetch_inputs(claimed)
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.claim_key))
-        key, solo = claimed.claim_key, claimed.claim.must_run_solo
-        self._engine.submit(
-            EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s, claimed.start_by_s)
-        )
-        claimed.times.note_submitted()
-        del inputs  # up to 80 MB of files, which the running job does not need
-        finished = await claimed.engine_done
+        async with self._adapters.held(claimed.job, claimed.spec, claimed.stopped.is_set) as adapters:
+            if claimed.stop_reason is not None:
+                return claimed.outcome(JobFinished(claimed.claim_key))
+            self._engine.submit(claimed.engine_request(inputs, adapters))
+            claimed.times.note_submitted()
+            del inputs  # up to 80 MB of files, which the running job does not need
+            finished = await claimed.engine_done
         if finished.error is not None or claimed.stop_reason is not None:
             return claimed.outcome(finished)
         started = time.monotonic()
@@ -215,6 +223,19 @@ class ClaimedJob:
         self.stopped = asyncio.Event()
         self._uploads: dict[int, asyncio.Task[Artifact]] = {}
         self._previews: dict[int, list[asyncio.Task[None]]] = {}
+
+    def engine_request(self, inputs: InputFiles, adapters: tuple[AdapterSpec, ...]) -> EngineRequest:
+        """Return what the engine is to run; `adapters` are the uploaded ones, as local files."""
+        return EngineRequest(
+            self.claim_key,
+            self.job,
+            self.spec,
+            inputs,
+            self.claim.must_run_solo,
+            self.queued_since_s,
+            self.start_by_s,
+            adapters,
+        )
 
     @property
     def occupies_slots(self) -> bool:

@@ -23,6 +23,7 @@ from shared.storage import Storage
 from worker.batch_log import BatchLog
 from worker.claiming import ClaimLoop
 from worker.cost_curves import CostCurves
+from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineFactory, ForwardDone
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
@@ -73,9 +74,10 @@ class Worker:
         )
         self._engine = engine(catalog, events, settings)
         self._availability = ModelAvailability(queue, self._engine, self.name, self._models)
+        self._adapters = AdapterFolder(queue, storage, settings.adapter_folder_bytes)
         self._progress.set_worker_pool(settings.worker_pool)
         self._model_orders = ModelOrderReader(queue, self._engine, self._progress.info)
-        self._runner = JobRunner(queue, storage, self._engine, self._availability, self.name)
+        self._runner = JobRunner(queue, storage, self._adapters, self._engine, self._availability, self.name)
         self._leases = Leases(queue, self._engine, self._claimed_jobs, self.name, settings)
         self._claim_loop = ClaimLoop(
             self.name,
@@ -97,6 +99,7 @@ class Worker:
         await retry_while_unavailable(self._queue.check, "redis_unavailable", until=self._draining.is_set, max_s=1.0)
         if self._draining.is_set():
             return 0
+        await asyncio.to_thread(self._adapters.remove_leftovers)
         self._engine.start()
         progress = self._progress.report_progress(), self._progress.send_heartbeats(self._engine)
         models = self._availability.watch(), self._model_orders.watch()
@@ -108,6 +111,7 @@ class Worker:
             await cancel_and_wait(background)
             self._uploader.close()
             await self._sender.close()
+            await asyncio.to_thread(self._adapters.close)
 
     def drain(self) -> None:
         """Stop claiming, finish running jobs, release those that exceed the drain timeout, and exit."""

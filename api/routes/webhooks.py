@@ -17,7 +17,7 @@ from shared.errors import FetchFailed, FetchRefused, InvalidRequest, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.protocols.native import iso
-from shared.queue.webhooks import DeliveryFilters, WebhookDelivery
+from shared.queue.tenants.webhooks import DeliveryFilters, WebhookDelivery
 from shared.request import Body, validated
 from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms

@@ -1,8 +1,9 @@
-"""Adapters: LoRA weights that a model allows, and those of a job."""
+"""Adapters: LoRA weights that a model allows, those that tenants upload, and those of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from shared.errors import InvalidRequest
 
 MAX_ADAPTERS = 16
+
+UPLOADED_ID = re.compile(r"adapter_[0-9a-hjkmnp-tv-z]{26}")
+"""Ids of uploaded adapters."""
 
 
 class AdapterSpec(BaseModel):
@@ -50,12 +54,31 @@ class AdapterSpec(BaseModel):
         return self
 
 
+class UploadedAdapter(BaseModel):
+    """An adapter that a tenant has uploaded for one model, stored in `parts` objects; `sha256` is that of its file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    model: str
+    name: str
+    component: str | None = None
+    scale: float = 1.0
+    max_scale: float = 2.0
+    bytes: int
+    parts: int
+    sha256: str
+    created_at_ms: int
+
+
 class AdapterChoice(BaseModel):
     """An adapter in a request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    id: Annotated[str, Field(max_length=128, description="One of the model's `adapters`.")]
+    id: Annotated[
+        str, Field(max_length=128, description="One of the model's `adapters`, or the id of an uploaded one.")
+    ]
     scale: Annotated[float | None, Field(description="Weight of the adapter. Unset: its default.")] = None
 
 
@@ -68,21 +91,39 @@ class Adapter(BaseModel):
     scale: float = 1.0
 
 
+def uploaded_ids(adapters: Sequence[AdapterChoice | Adapter], allowed: Sequence[AdapterSpec] = ()) -> list[str]:
+    """Return the ids that name uploaded adapters, each once; those of a model's `allowed` adapters do not."""
+    own = {spec.id for spec in allowed}
+    return list(dict.fromkeys(one.id for one in adapters if UPLOADED_ID.fullmatch(one.id) and one.id not in own))
+
+
 def resolve_adapters(
-    choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], limit: int
+    choices: Sequence[AdapterChoice],
+    allowed: Sequence[AdapterSpec],
+    limit: int,
+    uploaded: Mapping[str, UploadedAdapter] | None = None,
 ) -> tuple[Adapter, ...]:
-    """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed."""
+    """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed.
+
+    `uploaded` are those of the job's tenant and model; None: they are not known yet, and are left out.
+    """
     if len(choices) > limit:
         raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
-    specs = {spec.id: spec for spec in allowed}
+    specs: dict[str, AdapterSpec | UploadedAdapter] = {**(uploaded or {}), **{spec.id: spec for spec in allowed}}
+    unknown_yet = () if uploaded is not None else uploaded_ids(choices, allowed)
     chosen: dict[str, Adapter] = {}
     for at, choice in enumerate(choices):
         spec, param = specs.get(choice.id), f"adapters.{at}"
-        if spec is None:
-            known = ", ".join(specs) or "none"
-            raise InvalidRequest(f"unknown adapter: {choice.id!r}; available: {known}", param=f"{param}.id")
         if choice.id in chosen:
             raise InvalidRequest(f"duplicate adapter: {choice.id!r}", param=f"{param}.id")
+        if spec is None and choice.id in unknown_yet:
+            chosen[choice.id] = Adapter(id=choice.id)
+            continue
+        if spec is None:
+            known = ", ".join(one.id for one in allowed) or "none"
+            gone = ", or it has been deleted" if UPLOADED_ID.fullmatch(choice.id) else ""
+            message = f"unknown adapter: {choice.id!r}{gone}; available: {known}, and your uploads for this model"
+            raise InvalidRequest(message, param=f"{param}.id")
         scale = spec.scale if choice.scale is None else choice.scale
         if abs(scale) > spec.max_scale:
             raise InvalidRequest(
@@ -90,4 +131,4 @@ def resolve_adapters(
                 param=f"{param}.scale",
             )
         chosen[choice.id] = Adapter(id=choice.id, scale=scale)
-    return tuple(chosen.values())
+    return tuple(chosen[id_] for id_ in chosen if id_ not in unknown_yet)

@@ -199,6 +199,15 @@ class ModelSpec(_Table):
         return [key for key, is_used in used.items() if is_used]
 
     @property
+    def adapters_refused(self) -> str | None:
+        """Why its jobs can use no uploaded adapters, None if they can."""
+        if self.devices > 1:
+            return "it runs on several devices"
+        if self.compile is True or (self.compile == "blocks" and not self.adapter):
+            return 'its forwards are compiled without adapters; compile = "blocks" with a [[model.adapter]] takes them'
+        return None
+
+    @property
     def usual_frames(self) -> int:
         return self.defaults.frames or self.limits.most_frames
 

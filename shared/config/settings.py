@@ -161,6 +161,9 @@ class Settings(BaseSettings):
     adapter_memory_bytes: Positive = _setting(
         1024**3, "Memory for LoRA adapters of a loaded model, exceeded only by running jobs."
     )
+    adapter_folder_bytes: Positive = _setting(
+        4 * 1024**3, "Disk of a worker for files of uploaded adapters, exceeded only by running jobs."
+    )
     device: str | None = _setting(None, "Torch device. Unset: cuda if there is one, else cpu with a warning.")
     torch_threads: int | None = _setting(None, "CPU threads of torch. Unset: torch's choice.")
 
@@ -184,6 +187,9 @@ class Settings(BaseSettings):
         40_000_000, "Most pixels of an input image; the images of a job have at most twice as many in total."
     )
     max_file_bytes: Positive = _setting(200 * 1024 * 1024, "Largest file of `POST /v1/files`.")
+    max_adapter_bytes: Positive = _setting(512 * 1024 * 1024, "Largest file of `POST /v1/adapters`.")
+    max_adapters_per_tenant: int = _setting(200, "Uploaded adapters of one tenant. 0: no uploads.", ge=0)
+    max_adapters: Positive = _setting(10_000, "Uploaded adapters of all tenants.")
     fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0, le=30)
     fetch_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in image URLs, comma-separated.")
     fetch_allow_http: bool = _setting(False, "Allow plain http in image URLs.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, OnDeadline, encode
 from shared.queue.api_keys import quota_exceeded
@@ -309,7 +310,7 @@ def _submit_args(submission: Submission) -> SubmitArgs:
         created=job.created_at_ms,
         time_limit_ms="" if job.time_limit_ms is None else job.time_limit_ms,
         batch_id=job.batch_id or "",
-        input=" ".join(sorted({ref.id for ref in job.inputs.values()})),
+        input=" ".join(sorted({*(ref.id for ref in job.inputs.values()), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
         video=1 if job.task.makes_video else "",

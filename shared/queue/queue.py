@@ -13,7 +13,8 @@ from shared.queue.maintenance.actions import ActionLog
 from shared.queue.maintenance.changes import JobChanges
 from shared.queue.maintenance.model_orders import ModelOrders
 from shared.queue.maintenance.pauses import PauseControls
-from shared.queue.webhooks import Webhooks
+from shared.queue.tenants.adapters import Adapters
+from shared.queue.tenants.webhooks import Webhooks
 from shared.queue.workers import Workers
 from shared.queue.workers.previews import Previews
 
@@ -38,6 +39,7 @@ class Queue:
         self.api_keys = ApiKeys(client)
         self.batches = Batches(client)
         self.files = Files(client)
+        self.adapters = Adapters(client)
         self.webhooks = Webhooks(client)
         self.previews = Previews(client)
         self.sync_calls = SyncCalls(client)

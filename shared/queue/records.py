@@ -259,7 +259,7 @@ class DeadLetter:
 class ExpiredItem:
     """An item whose retention has ended: delete all objects below `prefix`, then call `forget_item`."""
 
-    kind: Literal["job", "input", "file"]
+    kind: Literal["job", "input", "file", "adapter"]
     tenant: str
     id: str
     prefix: str

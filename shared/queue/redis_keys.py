@@ -110,7 +110,10 @@ class RedisKeys:
     footprint = _Single("hash", bound="four numbers a tenant that keeps something, and `*`")
     input = _Family("tenant id", "hash", bound="the quota of stored objects", ttl="while unused")
     inputs = _Family("tenant", "zset", bound="the quota of stored objects")
-    retention = _Single("zset", bound="kept jobs, inputs and files, by expiry")
+    adapter = _Family("tenant id", "hash", bound="adapters of a tenant, until deleted")
+    adapters = _Family("tenant", "zset", bound="max_adapters_per_tenant")
+    all_adapters = _Single("zset", bound="max_adapters")  # `tenant|id`
+    retention = _Single("zset", bound="kept jobs, inputs, files and adapters, by expiry")
     file = _Family("tenant id", "hash", bound="kept files: retention")
     file_parts = _Family("tenant id", "list", bound="the quota of stored objects")
     files = _Family("tenant", "zset", bound="1,000 rows; kept files")

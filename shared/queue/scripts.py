@@ -38,7 +38,7 @@ REPLAYED = frozenset(
         *("forget_job", "forget_input", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
         *("list_as_waiting", "admit", "commit_batch", "due_batches", "forget_file"),
         *("put_endpoint", "claim_deliveries", "record_attempt", "resume"),
-        *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
+        *("join_sync_call", "leave_sync_call", "abandon_sync_call", "forget_adapter"),
     }
 )
 """Scripts that a repetition would apply twice or answer differently. KEYS[2] is the key of the call's reply, which a
@@ -265,6 +265,20 @@ class Scripts(Protocol):
         *parts: str,
     ) -> None: ...
     async def forget_file(self, tenant: str, file_id: str, unfinished: bool) -> str: ...
+
+    # Adapters
+    async def begin_adapter(
+        self,
+        tenant: str,
+        adapter_id: str,
+        size: int,
+        objects: int,
+        most_of_tenant: int,
+        most: int,
+        remove_after_ms: int,
+    ) -> str: ...
+    async def put_adapter(self, tenant: str, adapter_id: str, record: str) -> bool: ...
+    async def forget_adapter(self, tenant: str, adapter_id: str) -> tuple[str, str]: ...
 
     # Webhooks
     async def put_endpoint(

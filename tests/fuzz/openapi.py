@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from schemathesis.engine import events, from_schema
 from schemathesis.engine.recorder import ScenarioRecorder
+from tiny.safetensors_file import demo_lora
 
 CHECKS = (
     "status_code_conformance",
@@ -213,6 +214,8 @@ async def plant(url: str, keys: Keys, rng: random.Random) -> Objects:
         await sent("GET", f"/v1/jobs/{job['id']}", params={"wait": 30})
         image = await sent("POST", "/v1/inputs", files={"file": ("a.png", _noise(rng), "image/png")})
         line = {"custom_id": text, "method": "POST", "url": "/v1/jobs", "body": {"model": "alpha", "prompt": text}}
+        lora = {"file": ("a.safetensors", demo_lora(rng.randrange(2**32)))}
+        adapter = await sent("POST", "/v1/adapters", files=lora, data={"model": "alpha", "name": text})
         upload = {"file": ("lines.jsonl", json.dumps(line).encode() + b"\n", "application/jsonl")}
         file = await sent("POST", "/v1/files", files=upload, data={"purpose": "batch"})
         batch = await sent("POST", "/v1/batches", json={"input_file_id": file["id"], "endpoint": "/v1/jobs"})
@@ -224,11 +227,13 @@ async def plant(url: str, keys: Keys, rng: random.Random) -> Objects:
         "file_id": [file["id"]],
         "batch_id": [batch["id"]],
         "endpoint_id": [hook["id"]],
+        "adapter_id": [adapter["id"]],
         "prediction_id": [number, job["id"]],
         "video_id": [f"video_{number}"],
     }
     # The number of a job is part of its other ids.
-    return Objects(ids, [text, number, file["id"], batch["id"], hook["id"], image["id"], hook["secret"]])
+    planted = [one["id"] for one in (file, batch, hook, image, adapter)]
+    return Objects(ids, [text, number, *planted, hook["secret"]])
 
 
 def _noise(rng: random.Random) -> bytes:

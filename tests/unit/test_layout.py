@@ -37,6 +37,7 @@ SAME_CLASS = {
         "RequestCounts",
         "Scale",
         "UnavailableModel",
+        "UploadedAdapter",
         "WebhookDelivery",
         "WebhookEndpoint",
         "WorkerInfo",
@@ -49,6 +50,7 @@ SAME_FILE = {
     "the command of its folder": {"command.py"},
     "API keys and tenants: over HTTP, and what a key is": {"auth.py"},
     "one resource: its routes, its protocol, its keys in Redis, its chore": {
+        "adapters.py",
         "batches.py",
         "cost_curves.py",
         "dead_letters.py",

@@ -20,7 +20,7 @@ from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
 from shared.job import JobRecord
 from shared.protocols.replicate.predictions import webhook_body
 from shared.queue import Queue
-from shared.queue.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
+from shared.queue.tenants.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
 from shared.runtime import tracing
 from shared.runtime.clock import now_ms
 from shared.runtime.tracing import Attributes, SpanKind, SpanStart

@@ -174,7 +174,8 @@ class Engine:
                 self._follower.unload_idle(busy)
                 self._models.start_next_load(busy)
                 self._check_again()
-                self._run_messages(wait=not self._scheduler.can_run())
+                self._run_messages(wait=not (self._scheduler.can_run() or self._models.adapters.attaching))
+                self._models.adapters.attach_some()
                 if self._scheduler.can_run():
                     self._thread_timer.note_busy(time.monotonic())
                 self._scheduler.run_forward()

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shared.config.adapters import AdapterSpec
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
@@ -57,6 +58,7 @@ class EngineRequest:
 
     A job that `must_run_solo` shares no forward. `queued_since_s` is a `time.monotonic()` time, None if the job was not
     queued; `start_by_s` is one too, the latest start of a job with a deadline.
+    `adapters` are the uploaded ones of the job, as local files.
     """
 
     claim_key: str
@@ -66,6 +68,7 @@ class EngineRequest:
     must_run_solo: bool = False
     queued_since_s: float | None = None
     start_by_s: float | None = None
+    adapters: tuple[AdapterSpec, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 
 from shared.errors import Conflict
+from shared.inputs import adapter_store
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
 from shared.queue.maintenance.reconcile import Reconciliation
@@ -72,4 +73,6 @@ def _expired_item(row: str) -> ExpiredItem:
         return ExpiredItem("input", tenant, item_id, f"inputs/{tenant}/{item_id}/{rest}", row)
     if kind == "file":
         return ExpiredItem("file", tenant, item_id, files.prefix(tenant, item_id), row)
+    if kind == "adapter":
+        return ExpiredItem("adapter", tenant, item_id, adapter_store.prefix(tenant, item_id), row)
     return ExpiredItem("job", tenant, item_id, f"jobs/{item_id}/", row)

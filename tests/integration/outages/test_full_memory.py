@@ -87,6 +87,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await scripts.put_endpoint("default", "we_1", json.dumps(endpoint), 16, False)
     await scripts.redeliver("known.we_1", "default", "we_1", "https://x.test", "job.succeeded")
     await queue.sync_calls.start("default", "digest", running.job.id)
+    await scripts.begin_adapter("default", "adapter_1", 1, 1, 10, 10, 60_000)
     return Scene(queue, queued, claims[running.job.id], make_submission())
 
 
@@ -98,6 +99,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     return {
         "abandon_sync_call": ("default", "digest", job, 1),
         "admit": ("default", 60),
+        "begin_adapter": ("default", "adapter_2", 1, 1, 10, 10, 60_000),
         "begin_file": ("default", "file_2", 10, 60_000, 1),
         "bury_job": (job, "worker_lost", ""),
         "cancel_batch": ("default", "batch_1"),
@@ -116,6 +118,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "order_model": ("all", "demo", "{}", 10),
         "pause": ("all", "{}", 10),
         "resume": ("tenant|paused",),
+        "forget_adapter": ("default", "adapter_1"),
         "forget_file": ("default", "file_1", False),
         "forget_input": ("default", "in_1"),
         "reserve_key": ("default", "digest", "batch_1", "print"),
@@ -133,6 +136,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "note_use": ("known",),
         "postpone_batch": ("default", "batch_1", 1000),
         "purge_dead_letter": (job,),
+        "put_adapter": ("default", "adapter_1", "{}"),
         "put_endpoint": ("default", "we_2", '{"states": []}', 16, False),
         "put_preview": (job, epoch, "0-0", "x", 1000),
         "put_file": ("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part"),
@@ -160,6 +164,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
 
 
 REFUSED = {
+    "begin_adapter",
     "begin_file",
     "create_batch",
     "create_key",

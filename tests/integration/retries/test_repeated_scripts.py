@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, claim, end, lose, put
 
+from shared.config.adapters import Adapter, UploadedAdapter
+from shared.errors import Conflict
 from shared.job import InputRef, OnDeadline, Phase, Priority, Progress, State
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
@@ -21,8 +23,8 @@ from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
 from shared.queue.maintenance.pauses import Pause, PauseKind
 from shared.queue.records import ProgressReport, WorkerInfo
 from shared.queue.scripts import PARTS, REPLAYED, script_files
-from shared.queue.webhooks import DeliveryAttempt
-from shared.runtime.clock import now_ms
+from shared.queue.tenants.webhooks import DeliveryAttempt
+from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
 
 Make = Callable[..., Submission]
@@ -265,6 +267,20 @@ async def batches(queue: Queue, make: Make) -> None:
     await queue.files.forget("acme", file.id)
     await queue.files.begin("acme", "file-c", 1)
     await queue.files.abandon("acme", "file-c")
+
+
+@case("begin_adapter", "put_adapter", "forget_adapter")
+async def adapters(queue: Queue, make: Make) -> None:
+    adapter = UploadedAdapter(
+        id=new_id("adapter"), model="demo", name="ink", bytes=1, parts=1, sha256="", created_at_ms=now_ms()
+    )
+    await queue.adapters.begin("acme", adapter.id, 1, 1)
+    await queue.adapters.put("acme", adapter)
+    await put(queue, make(tenant="acme", adapters=(Adapter(id=adapter.id),)))
+    with pytest.raises(Conflict):
+        await queue.adapters.forget("acme", adapter.id)
+    assert await end(queue, (await claim(queue))[0])
+    await queue.maintenance.forget_item(await queue.adapters.forget("acme", adapter.id))
 
 
 @case("pause", "resume")

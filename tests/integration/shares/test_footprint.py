@@ -9,11 +9,12 @@ import pytest
 from harness.queue import claim, end_retention, put
 
 from shared.auth import Footprint, TenantLimits
-from shared.errors import QuotaExceeded
+from shared.config.adapters import Adapter, UploadedAdapter
+from shared.errors import Conflict, QuotaExceeded
 from shared.job import Artifact, InputRef, Outcome, State, Task
 from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission, SubmitResult, scripts
-from shared.runtime.clock import now_ms
+from shared.runtime.clock import new_id, now_ms
 
 Make = Callable[..., Submission]
 QueueWith = Callable[..., Queue]
@@ -111,6 +112,62 @@ async def test_results_count_and_running_work_ends(queue_with: QueueWith, make_s
     assert await is_exact(queue)
     assert await queue.jobs.forget(second)
     assert await is_exact(queue)
+
+
+def adapter_of(adapter_id: str) -> UploadedAdapter:
+    fields: dict[str, Any] = {"model": "demo", "name": "x", "bytes": 4_000, "parts": 2, "sha256": ""}
+    return UploadedAdapter(id=adapter_id, created_at_ms=1, **fields)
+
+
+async def test_adapters_count_until_their_objects_are_deleted(queue_with: QueueWith, make_submission: Make) -> None:
+    """Uploads count from their beginning; one that is given up makes room when its time is over."""
+    queue = queue_with(max_stored_bytes_per_tenant=10_000, max_adapters_per_tenant=3)
+    kept, given_up = new_id("adapter"), new_id("adapter")
+    for adapter_id in (kept, given_up):
+        await queue.adapters.begin("a", adapter_id, 4_000, 2)
+    with pytest.raises(QuotaExceeded, match="stored_bytes"):
+        await queue.adapters.begin("a", new_id("adapter"), 4_000, 2)
+    await queue.adapters.put("a", adapter_of(kept))
+    assert (await queue.api_keys.footprint("a")).stored_objects == 4
+    assert await is_exact(queue)
+    keys = queue.client.redis_keys
+    (row,) = [row for row in await queue.client.redis.zrange(keys.retention, 0, -1) if given_up in row]
+    await queue.client.redis.zadd(keys.retention, {row: 1})
+    (item,) = await queue.maintenance.expired_items()
+    assert item.prefix == f"adapters/a/{given_up}/"
+    await queue.maintenance.forget_item(item)
+    with pytest.raises(Conflict, match="given up"):
+        await queue.adapters.put("a", adapter_of(given_up))
+    assert (await queue.adapters.page("a", None, 10, newest_first=True))[0] == [adapter_of(kept)]
+    await queue.maintenance.forget_item(await queue.adapters.forget("a", kept))
+    assert await queue.api_keys.footprint("a") == Footprint()
+    assert await is_exact(queue)
+
+
+async def test_adapters_are_limited_by_tenant_and_in_all(queue_with: QueueWith) -> None:
+    queue = queue_with(max_adapters_per_tenant=2, max_adapters=3)
+    for tenant in ("a", "a", "b"):
+        await queue.adapters.begin(tenant, new_id("adapter"), 1, 1)
+    with pytest.raises(Conflict, match="a tenant has at most 2"):
+        await queue.adapters.begin("a", new_id("adapter"), 1, 1)
+    with pytest.raises(Conflict, match="the maximum of 3"):
+        await queue.adapters.begin("b", new_id("adapter"), 1, 1)
+
+
+async def test_an_adapter_is_held_by_the_jobs_that_use_it(queue_with: QueueWith, make_submission: Make) -> None:
+    """It can be deleted when the last of them has ended, in whatever way."""
+    queue = queue_with()
+    adapter = adapter_of(new_id("adapter"))
+    await queue.adapters.begin("a", adapter.id, 4_000, 2)
+    await queue.adapters.put("a", adapter)
+    jobs = [make_submission(tenant="a", adapters=(Adapter(id=adapter.id),)) for _ in range(2)]
+    await put(queue, *jobs)
+    await run(queue, results([1]))
+    with pytest.raises(Conflict, match="used by a job"):
+        await queue.adapters.forget("a", adapter.id)
+    await queue.jobs.cancel(jobs[1].job.id)
+    await queue.jobs.cancel(jobs[0].job.id)
+    assert (await queue.adapters.forget("a", adapter.id)).id == adapter.id
 
 
 async def test_inputs_count_once_each(queue_with: QueueWith, make_submission: Make) -> None:

@@ -30,7 +30,7 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State, Task
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
-from shared.queue.webhooks import MAX_ENDPOINTS
+from shared.queue.tenants.webhooks import MAX_ENDPOINTS
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
 from shared.webhooks import DISABLED_AFTER_S, DeliveryState, WebhookEndpoint

@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tiny.safetensors_file import demo_lora
 
 from fusequeue import AsyncClient, BatchTimeout, Invalid, InvalidArgument, NotFound, RefusedError
 from fusequeue.resources import batches as client_batches
@@ -84,6 +86,24 @@ async def test_jobs_are_selected_by_typed_filters(api: AsyncClient) -> None:
     assert await ids(created_before=before) == await ids(created_before=before.timestamp()) == []
     with pytest.raises(Invalid, match="stauts"):
         await ids(stauts="queued")
+
+
+async def test_adapters_are_uploaded_listed_and_deleted(api: AsyncClient, tmp_path: Path) -> None:
+    """From a path or from bytes."""
+    file = tmp_path / "ink.safetensors"
+    file.write_bytes(demo_lora(1))
+    first = await api.adapters.create("demo", file, scale=0.5)
+    assert (first.model, first.name, first.scale, first.max_scale) == ("demo", "ink.safetensors", 0.5, 2.0)
+    second = await api.adapters.create("demo", demo_lora(2), name="oil")
+    assert [one.id async for one in api.adapters.list()] == [second.id, first.id]
+    job = await api.submit("demo", PROMPT, adapters=[{"id": first.id}])
+    assert (job.adapters[0].id, job.adapters[0].scale) == (first.id, 0.5)
+    with pytest.raises(RefusedError, match="used by a job"):
+        await api.adapters.delete(first)
+    await api.adapters.delete(second)
+    with pytest.raises(NotFound):
+        await api.adapters.get(second.id)
+    assert await api.adapters.get(first) == first
 
 
 async def test_webhook_endpoints_are_created_changed_and_deleted(api: AsyncClient) -> None:

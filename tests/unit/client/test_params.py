@@ -11,6 +11,7 @@ from pydantic import BaseModel
 import fusequeue
 from api.compat.openai.batches import BatchRequest
 from api.compat.openai.objects import BatchObject
+from api.routes.adapters import AdapterUpload, UploadedAdapterObject
 from api.routes.job_lists import JobFilters as ServiceFilters
 from api.routes.models import ModelObject
 from api.routes.operators.dead_letters import DeadLetterObject
@@ -90,6 +91,7 @@ def test_the_values_are_those_of_the_service(literal: Any, expected: set[str]) -
         (fusequeue.Batch, BatchObject),
         (fusequeue.WebhookEndpoint, EndpointObject),
         (fusequeue.WebhookDelivery, DeliveryObject),
+        (fusequeue.UploadedAdapter, UploadedAdapterObject),
         (fusequeue.Scale, ScaleObject),
         (fusequeue.DeadLetter, DeadLetterObject),
         (service.QueueDepth, records.QueueDepth),
@@ -108,6 +110,10 @@ def test_an_endpoint_is_created_and_changed_by_all_its_fields() -> None:
     assert create - {"self"} == EndpointRequest.model_fields.keys()
     update = inspect.signature(fusequeue.AsyncWebhooks.update).parameters.keys()
     assert update - {"self", "endpoint"} == EndpointChange.model_fields.keys()
+
+
+def test_an_adapter_is_uploaded_with_all_its_fields() -> None:
+    assert fusequeue.AdapterOptions.__annotations__.keys() | {"model"} == AdapterUpload.model_fields.keys()
 
 
 def test_a_batch_can_be_of_every_endpoint() -> None:

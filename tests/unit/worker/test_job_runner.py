@@ -20,6 +20,7 @@ from shared.errors import ModelUnavailable, StorageUnavailable, without_places
 from shared.job import InputRef, OnDeadline, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
+from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.model_availability import ModelAvailability
@@ -76,7 +77,8 @@ class RunnerHarness:
     def run(self, claim: Claim) -> tuple[ClaimedJob, asyncio.Task[None]]:
         claimed = ClaimedJob(claim, ModelSpec(id="demo", source="none"))
         availability = ModelAvailability(self.queue, self.engine, WORKER, ["demo"])  # type: ignore[arg-type]
-        runner = JobRunner(self.queue, self.storage, self.engine, availability, WORKER)  # type: ignore[arg-type]
+        adapters = AdapterFolder(self.queue, self.storage, 1)
+        runner = JobRunner(self.queue, self.storage, adapters, self.engine, availability, WORKER)  # type: ignore[arg-type]
         return claimed, asyncio.create_task(runner.run(claimed))
 
     async def finish(self, claimed: ClaimedJob, running: asyncio.Task[None]) -> None:

@@ -21,10 +21,9 @@ from safetensors import safe_open
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
+from shared.inputs.adapter_check import UNSUPPORTED
 from worker.engine.pipelines.clones import Pipeline
 
-# Parts of names of weights that diffusers' readers ignore, or that are no low-rank update.
-_REFUSED = ("dora_scale", "lora_magnitude_vector", "hada_", "lokr_", "lora_mid", "oft_", "lora_embedding")
 _KINDS = (".lora_A.weight", ".lora_B.weight", ".lora_B.bias")
 _PEFT_ALPHA = 8  # PEFT's default
 
@@ -100,7 +99,7 @@ def _refuse_unsupported(file: Path) -> None:
     layers = {name.rsplit(".lora_", 1)[0] for name in names if ".lora_" in name}
     for name in sorted(names):
         only_bias = name.endswith(".diff_b") and name.removesuffix(".diff_b") not in layers
-        if name.endswith(".diff") or only_bias or any(part in name for part in _REFUSED):
+        if name.endswith(".diff") or only_bias or any(part in name for part in UNSUPPORTED):
             raise AdapterUnavailable(f"weights such as {name} are not supported")
 
 

@@ -1,12 +1,17 @@
-"""Loading adapters in the background: read, combine and move them; attach them between two forwards."""
+"""Loading adapters in the background: read, combine and move them; attach them in pieces between forwards."""
+
+from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import structlog
 import torch
 
+from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
 from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey
@@ -16,6 +21,22 @@ log = structlog.get_logger()
 
 Post = Callable[[Callable[[], None]], None]
 OnLoaded = Callable[[LoadedModel, AdapterKey, JobError | None], None]
+
+
+ATTACH_S = 0.005
+"""Time for attaching adapters between two forwards. A layer takes 20 us, and the adapters of SDXL can change 900."""
+
+_END = object()
+
+
+@dataclass(frozen=True)
+class _Attachment:
+    """Adapters in memory that are being attached; `pieces` attaches the next layer. `seconds`: of the load before."""
+
+    model: LoadedModel
+    key: AdapterKey
+    pieces: Iterator[None]
+    seconds: float
 
 
 class AdapterLoader:
@@ -32,16 +53,31 @@ class AdapterLoader:
         self._on_loaded = on_loaded
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
         self._requested: set[tuple[int, AdapterKey]] = set()
+        self._attachments: deque[_Attachment] = deque()
 
     @property
     def loading(self) -> bool:
         return bool(self._requested)
 
-    def request_load(self, model: LoadedModel, key: AdapterKey) -> None:
-        """Start loading the adapters of `key` for `model`, unless already requested."""
+    @property
+    def attaching(self) -> bool:
+        """Whether `attach_some` has something to do."""
+        return bool(self._attachments)
+
+    def request_load(self, model: LoadedModel, key: AdapterKey, uploaded: Sequence[AdapterSpec] = ()) -> None:
+        """Start loading the adapters of `key` for `model`, unless already requested; `uploaded` are local files."""
         if (id(model), key) not in self._requested:
             self._requested.add((id(model), key))
-            self._reader.submit(self._load, model, key)
+            self._reader.submit(self._load, model, key, uploaded)
+
+    def attach_some(self) -> None:
+        """Attach what is loaded, for about `ATTACH_S`; call it between forwards."""
+        until_s = time.monotonic() + ATTACH_S
+        while self._attachments and time.monotonic() < until_s:
+            attachment = self._attachments[0]
+            if next(attachment.pieces, _END) is _END:
+                self._attachments.popleft()
+                self._end_load(attachment)
 
     def trim(self, model: LoadedModel, in_use: Set[AdapterKey], *, keep_unused: bool = True) -> None:
         """Detach a model's adapters that are not in use: those above the budget, or all of them."""
@@ -50,12 +86,12 @@ class AdapterLoader:
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, model: LoadedModel, key: AdapterKey) -> None:
+    def _load(self, model: LoadedModel, key: AdapterKey, uploaded: Sequence[AdapterSpec]) -> None:
         started = time.monotonic()
         outcome: Changes | JobError
         try:
             with torch.no_grad():
-                outcome = changes_for(model, key, self._device)
+                outcome = changes_for(model, key, self._device, uploaded)
         except JobError as error:
             outcome = type(error)(error.message, param="adapters")
         except BaseException as error:  # the top of the reader's thread: its jobs must end
@@ -65,19 +101,27 @@ class AdapterLoader:
         self._post(lambda: self._settle(model, key, outcome, seconds))
 
     def _settle(self, model: LoadedModel, key: AdapterKey, outcome: Changes | JobError, seconds: float) -> None:
-        self._requested.discard((id(model), key))
         if isinstance(outcome, JobError):
+            self._requested.discard((id(model), key))
             log.error("adapter_unavailable", model=model.spec.id, adapters=key, error=outcome.message)
             self._on_loaded(model, key, outcome)
-            return
-        model.adapters.attach(key, outcome)
-        log.info("adapter_loaded", model=model.spec.id, adapters=key, bytes=model.adapters.nbytes, seconds=seconds)
+        else:
+            self._attachments.append(_Attachment(model, key, model.adapters.attach_layers(key, outcome), seconds))
+
+    def _end_load(self, loaded: _Attachment) -> None:
+        model, key = loaded.model, loaded.key
+        self._requested.discard((id(model), key))
+        log.info(
+            "adapter_loaded", model=model.spec.id, adapters=key, bytes=model.adapters.nbytes, seconds=loaded.seconds
+        )
         self._on_loaded(model, key, None)
 
 
-def changes_for(model: LoadedModel, key: AdapterKey, device: torch.device) -> Changes:
+def changes_for(
+    model: LoadedModel, key: AdapterKey, device: torch.device, uploaded: Sequence[AdapterSpec] = ()
+) -> Changes:
     """Return the combined changes of the adapters of `key`, on `device`; raises `AdapterUnavailable`."""
-    specs = {spec.id: spec for spec in model.spec.adapter}
+    specs = {spec.id: spec for spec in (*uploaded, *model.spec.adapter)}
     modules = {component: adapters.module for component, adapters in model.adapters.modules.items()}
     pipeline = next(iter(model.templates.values()))
     scaled = []

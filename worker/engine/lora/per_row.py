@@ -124,11 +124,17 @@ class RowAdapters:
 
     def attach(self, key: AdapterKey, changes: Mapping[str, LowRank]) -> None:
         """Attach `changes`, which must fit the module, for rows with `key`."""
+        for _ in self.attach_layers(key, changes):
+            pass
+
+    def attach_layers(self, key: AdapterKey, changes: Mapping[str, LowRank]) -> Iterator[None]:
+        """Attach one layer of `changes` for each item of the iterator; rows use the key only when all are attached."""
         for path, change in changes.items():
             if path not in self._layers:
                 layer = _Layer(path, self._forward)
                 self._layers[path] = layer, self.module.get_submodule(path).register_forward_hook(layer)
             self._layers[path][0].changes[key] = change
+            yield
         self._paths[key] = tuple(changes)
 
     def detach(self, key: AdapterKey) -> None:
@@ -191,8 +197,14 @@ class ModelAdapters:
         return not key or key in self._sizes
 
     def attach(self, key: AdapterKey, changes: Changes) -> None:
+        """Attach the changes of all modules."""
+        for _ in self.attach_layers(key, changes):
+            pass
+
+    def attach_layers(self, key: AdapterKey, changes: Changes) -> Iterator[None]:
+        """Attach one layer for each item of the iterator."""
         for component, layers in changes.items():
-            self.modules[component].attach(key, layers)
+            yield from self.modules[component].attach_layers(key, layers)
         self._sizes[key] = sum(change.nbytes for layers in changes.values() for change in layers.values())
 
     def trim(self, budget_bytes: int, in_use: Container[AdapterKey]) -> None:

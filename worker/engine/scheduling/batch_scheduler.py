@@ -142,7 +142,7 @@ class BatchScheduler:
         engine_job.model = model
         if not model.adapters.use(engine_job.adapter):
             self._report_loading(engine_job)
-            self._models.adapters.request_load(model, engine_job.adapter)
+            self._models.adapters.request_load(model, engine_job.adapter, engine_job.request.adapters)
             return
         engine_job.create_tasks(model)
         started = self._timer.begin_own_code()

@@ -1,7 +1,7 @@
 -- NEEDS job_state position
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     positions, jobs...
---          `positions`: 1 to return those of the jobs. `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
+--          `positions`: 1 to return those of the jobs. `jobs`: the FIELDS of each. `input`: ids of images and adapters, separated by spaces; `idempotency`: 'digest fingerprint';
 --          `webhook`: '|state|state| url'; '' for none in all from `time_limit_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
 --          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil}

@@ -89,8 +89,18 @@ function job_state.set_deadline(id, job, deadline, steps, now)
   end
 end
 
--- Release one input image of a job; unused, it is kept for its own retention or as long as the job, if that is longer.
+-- Change by `amount` how many jobs use an uploaded adapter; false for an id of an input image. Adapters are kept until deleted.
+local function count_adapter_use(tenant, id, amount)
+  if string.sub(id, 1, 8) ~= 'adapter_' then return false end
+  local name = key.adapter(tenant, id)
+  if redis.call('EXISTS', name) == 1 and redis.call('HINCRBY', name, 'live', amount) < 0 then redis.call('HSET', name, 'live', 0) end
+  return true
+end
+
+-- Release one input image or adapter of a job; an image that is unused is kept for its own retention or as long as the job, if
+-- that is longer.
 local function release_input(tenant, input, now, job_ms)
+  if count_adapter_use(tenant, input, -1) then return end
   local keep = math.max(conf.input_retention_ms, job_ms)
   local name = key.input(tenant, input)
   if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
@@ -102,12 +112,14 @@ local function release_input(tenant, input, now, job_ms)
     'input|' .. tenant .. '|' .. input .. '|' .. stored[1] .. '|' .. (stored[2] or ''))
 end
 
--- Keep the input images with these ids (separated by spaces) as long as the job needs them.
+-- Keep the input images and adapters with these ids (separated by spaces) as long as the job needs them.
 function job_state.hold_inputs(tenant, inputs)
   for input in string.gmatch(inputs, '%S+') do
-    local name = key.input(tenant, input)
-    redis.call('HINCRBY', name, 'live', 1)
-    redis.call('PERSIST', name)
+    if not count_adapter_use(tenant, input, 1) then
+      local name = key.input(tenant, input)
+      redis.call('HINCRBY', name, 'live', 1)
+      redis.call('PERSIST', name)
+    end
   end
 end
 

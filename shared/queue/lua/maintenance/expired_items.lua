@@ -3,7 +3,7 @@
 -- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
 -- stored again, only the old object is returned. A job that was deleted and submitted again is kept.
 -- ARGV     limit
--- Returns  rows 'job|tenant|id|batch|size', 'input|tenant|id|object|size' and 'file|tenant|id|'
+-- Returns  rows 'job|tenant|id|batch|size', 'input|tenant|id|object|size', 'file|tenant|id|' and 'adapter|tenant|id||size'
 local now, out = clock_ms(), {}
 
 local function is_unfinished(row)

@@ -19,5 +19,9 @@ if kind == 'job' then
 elseif kind == 'file' then
   redis.call('DEL', key.file(tenant, id), key.file_parts(tenant, id))
   redis.call('ZREM', key.files(tenant), id)
+elseif kind == 'adapter' then
+  redis.call('DEL', key.adapter(tenant, id))
+  redis.call('ZREM', key.adapters(tenant), id)
+  redis.call('ZREM', key.all_adapters, tenant .. '|' .. id)
 end
 return 1

@@ -14,7 +14,7 @@ from harness.http_server import serving
 from shared.auth import Scope
 from shared.job import State
 from shared.queue import Queue
-from shared.queue.webhooks import DeliveryAttempt
+from shared.queue.tenants.webhooks import DeliveryAttempt
 from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
 
 PATH = "/v1/webhooks/deliveries"

@@ -1,0 +1,194 @@
+"""Routes of uploaded adapters: upload, list, read, delete."""
+
+import asyncio
+import contextlib
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import FormData, UploadFile
+from starlette.responses import Response
+
+from api.context import Context, RequestContext
+from api.http.bodies import read_form
+from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
+from api.http.middleware import UPLOAD_TYPES, require_type
+from api.http.openapi import problems, request_body
+from api.submission import Idempotency, IdempotencyKey, reserved_id
+from shared.config.adapters import UploadedAdapter
+from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
+from shared.inputs import adapter_store
+from shared.inputs.adapter_check import check_file
+from shared.protocols.native import iso
+from shared.request import validated
+from shared.runtime.clock import new_id, now_ms
+from shared.runtime.shares import SharedPool, SharedTurns
+
+router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+
+OVERHEAD_BYTES = 64 * 1024
+"""Allowance of a multipart body next to its file."""
+
+_CHECKS = 2  # of files at the same time in this process: each reads and hashes 300 MB a second
+_turns = SharedTurns(SharedPool("adapter_checks", _CHECKS), max_waiting=64, timeout_s=30.0)
+_threads = ThreadPoolExecutor(_CHECKS, "adapter-check")
+
+
+class AdapterUpload(BaseModel):
+    """The text fields of an upload."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model: Annotated[str, Field(max_length=128, description="The model whose jobs can use it.")]
+    name: Annotated[str, Field(max_length=128, description="For people; jobs use the id. Unset: the file's name.")] = ""
+    component: Annotated[
+        str | None, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="`transformer_2`: the second denoiser.")
+    ] = None
+    scale: Annotated[float, Field(ge=-10, le=10, description="Weight in jobs that set none.")] = 1.0
+    max_scale: Annotated[float, Field(gt=0, le=10, description="Largest weight of a job, also negative.")] = 2.0
+
+
+class UploadedAdapterObject(BaseModel):
+    """An uploaded adapter; name its `id` in `adapters` of jobs of its model."""
+
+    id: str = Field(examples=["adapter_01k5zt8e2vw8r4n6y9qbcdefgh"])
+    object: str = "adapter"
+    model: str
+    name: str
+    component: str | None
+    scale: float
+    max_scale: float
+    bytes: int
+    sha256: str
+    created_at: str
+
+
+class UploadedAdapterList(BaseModel):
+    """A page of adapters; `after=next_cursor` returns the next one."""
+
+    object: Literal["list"] = "list"
+    data: list[UploadedAdapterObject]
+    has_more: bool
+    next_cursor: str | None
+
+
+_FILE = {"type": "string", "format": "binary", "description": "A safetensors file of LoRA weights."}
+_FIELDS = AdapterUpload.model_json_schema()["properties"]
+_SCHEMA = {"type": "object", "required": ["file", "model"], "properties": {"file": _FILE, **_FIELDS}}
+_BODY = request_body("multipart/form-data", {"schema": _SCHEMA})
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=_BODY,
+    responses=problems(400, 404, 408, 409, 413, 415, 422, 429, 503) | {201: {"model": UploadedAdapterObject}},
+)
+async def upload_adapter(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
+    """Upload a LoRA for a model as the multipart fields `file` and `model`. Its jobs can use it at once, without a
+    restart; it is kept until it is deleted."""
+    require_type(request, UPLOAD_TYPES)
+    async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
+        file, size = _checked_form(form, context.services.settings.max_adapter_bytes)
+        fields = validated(AdapterUpload, {name: text for name, text in form.items() if isinstance(text, str)})
+        _check_fields(fields, context)
+        async with _turns.turn(context.tenant, 1):
+            loop = asyncio.get_running_loop()
+            sha256, _tensors = await loop.run_in_executor(_threads, check_file, file.file, size)
+        fingerprint = hashlib.sha256(f"{sha256} {fields.model_dump_json()}".encode()).hexdigest()
+        adapter_id = await reserved_id(Idempotency(key, fingerprint), new_id("adapter"), context)
+        adapter = UploadedAdapter(
+            **{**fields.model_dump(), "name": fields.name or (file.filename or "adapter")[:128]},
+            id=adapter_id,
+            bytes=size,
+            parts=adapter_store.number_of_parts(size),
+            sha256=sha256,
+            created_at_ms=now_ms(),
+        )
+        earlier = None if key is None else await _earlier(adapter_id, context)
+        if earlier is None:
+            await _store(file, adapter, context)
+    headers = {} if earlier is None else {"Idempotent-Replayed": "true"}
+    body = _object(earlier or adapter).model_dump_json()
+    return Response(body, 201, headers=headers, media_type="application/json")
+
+
+@router.get("", responses=problems(422, 503), dependencies=[known_parameters("after", "limit", "order")])
+async def list_adapters(
+    context: Context, after: After = None, limit: Limit = 20, order: Order = "desc"
+) -> UploadedAdapterList:
+    """List the uploaded adapters, by default newest first."""
+    found, cursor = await context.services.queue.adapters.page(
+        context.tenant, after, min(limit, MAX_LIMIT), newest_first=order == "desc"
+    )
+    return UploadedAdapterList(data=[_object(one) for one in found], has_more=cursor is not None, next_cursor=cursor)
+
+
+@router.get("/{adapter_id}", responses=problems(404, 503))
+async def get_adapter(adapter_id: str, context: Context) -> UploadedAdapterObject:
+    """Read the metadata of an adapter."""
+    return _object(await context.services.queue.adapters.get(context.tenant, adapter_id))
+
+
+@router.delete("/{adapter_id}", status_code=204, responses=problems(404, 409, 503))
+async def delete_adapter(adapter_id: str, context: Context) -> Response:
+    """Delete an adapter; 409 while a job that has not ended uses it."""
+    await _forget(adapter_id, context)
+    return Response(status_code=204)
+
+
+def _checked_form(form: FormData, max_bytes: int) -> tuple[UploadFile, int]:
+    """Return the uploaded file and its size, or raise the error of an invalid form."""
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise InvalidRequest("file: the multipart body has no file in a field of this name", param="file")
+    if not file.size:
+        raise InvalidRequest("file: it is empty", param="file")
+    if file.size > max_bytes:
+        raise PayloadTooLarge(f"file: {file.size} bytes; at most {max_bytes} are allowed", param="file")
+    return file, file.size
+
+
+def _check_fields(fields: AdapterUpload, context: RequestContext) -> None:
+    spec = context.services.catalog.get(fields.model)
+    if spec.adapters_refused is not None:
+        message = f"model: {spec.id!r} takes no uploaded adapters: {spec.adapters_refused}"
+        raise InvalidRequest(message, param="model")
+    if abs(fields.scale) > fields.max_scale:
+        raise InvalidRequest(f"scale: {fields.scale} is above max_scale {fields.max_scale}", param="scale")
+
+
+async def _earlier(adapter_id: str, context: RequestContext) -> UploadedAdapter | None:
+    with contextlib.suppress(NotFound):
+        return await context.services.queue.adapters.get(context.tenant, adapter_id)
+    return None
+
+
+async def _store(file: UploadFile, adapter: UploadedAdapter, context: RequestContext) -> None:
+    """Store an adapter; the retention sweep removes what a killed process leaves."""
+    services, tenant = context.services, context.tenant
+    await services.queue.adapters.begin(tenant, adapter.id, adapter.bytes, adapter.parts)
+    try:
+        await file.seek(0)
+        await adapter_store.store_parts(file.read, services.storage, tenant, adapter.id)
+        await services.queue.adapters.put(tenant, adapter)
+    except FusequeueError:
+        with contextlib.suppress(FusequeueError):  # its bytes no longer count
+            await _forget(adapter.id, context)
+        raise
+
+
+async def _forget(adapter_id: str, context: RequestContext) -> None:
+    """Delete an adapter of the tenant and its parts; a sweep deletes what an outage of the storage leaves."""
+    services = context.services
+    item = await services.queue.adapters.forget(context.tenant, adapter_id)
+    with contextlib.suppress(Unavailable):
+        await services.storage.delete_prefix(item.prefix)
+        await services.queue.maintenance.forget_item(item)
+
+
+def _object(adapter: UploadedAdapter) -> UploadedAdapterObject:
+    fields = adapter.model_dump(exclude={"parts", "created_at_ms"})
+    return UploadedAdapterObject(**fields, created_at=iso(adapter.created_at_ms) or "")

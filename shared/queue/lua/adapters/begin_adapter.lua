@@ -1,0 +1,19 @@
+-- NEEDS footprint
+-- Count an upload of an adapter, and schedule the deletion of its parts before they are stored; put_adapter cancels it.
+-- ARGV     tenant, adapter_id, size, objects, most_of_tenant, most, remove_after_ms
+--          `size`: bytes to be stored, in that many `objects`
+-- Returns  'ok', 'tenant_full', 'full' or the name of the quota that is used up
+local tenant, id, now = ARGV[1], ARGV[2], clock_ms()
+local name = key.adapter(tenant, id)
+if redis.call('EXISTS', name) == 1 then return 'ok' end
+if redis.call('ZCARD', key.adapters(tenant)) >= tonumber(ARGV[5]) then return 'tenant_full' end
+if redis.call('ZCARD', key.all_adapters) >= tonumber(ARGV[6]) then return 'full' end
+local size = footprint.of_adapter(tonumber(ARGV[3]), tonumber(ARGV[4]))
+local quota = footprint.exceeded(footprint.read(tenant), footprint.numbers(size))
+if quota then return quota end
+redis.call('HSET', name, 'size', size)
+redis.call('ZADD', key.adapters(tenant), whole(now), id)
+redis.call('ZADD', key.all_adapters, whole(now), tenant .. '|' .. id)
+redis.call('ZADD', key.retention, whole(now + tonumber(ARGV[7])), 'adapter|' .. tenant .. '|' .. id .. '||' .. size)
+footprint.change(tenant, '', size)
+return 'ok'

@@ -1,0 +1,15 @@
+-- RUNS when Redis is full
+-- Delete the record of an adapter, or end its upload; its parts are due for deletion at once.
+-- ARGV     tenant, adapter_id
+-- Returns  {'ok', row of the retention}, {'live', ''} while a job uses it, or {'none', ''}
+local tenant, id = ARGV[1], ARGV[2]
+local name = key.adapter(tenant, id)
+local known = redis.call('HMGET', name, 'size', 'live')
+if not known[1] then return {'none', ''} end
+if (tonumber(known[2] or nil) or 0) > 0 then return {'live', ''} end
+local row = 'adapter|' .. tenant .. '|' .. id .. '||' .. known[1]
+redis.call('DEL', name)
+redis.call('ZREM', key.adapters(tenant), id)
+redis.call('ZREM', key.all_adapters, tenant .. '|' .. id)
+redis.call('ZADD', key.retention, whole(clock_ms()), row)
+return {'ok', row}

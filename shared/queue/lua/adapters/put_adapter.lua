@@ -1,0 +1,11 @@
+-- RUNS when Redis is full
+-- Publish an adapter whose parts are stored; it is kept until it is deleted.
+-- ARGV     tenant, adapter_id, record
+-- Returns  1, or 0 if its upload was given up
+local tenant, id = ARGV[1], ARGV[2]
+local name, KEPT = key.adapter(tenant, id), 9007199254740991
+local size = redis.call('HGET', name, 'size')
+if not size then return 0 end
+redis.call('HSET', name, 'record', ARGV[3])
+redis.call('ZADD', key.retention, whole(KEPT), 'adapter|' .. tenant .. '|' .. id .. '||' .. size)
+return 1

@@ -1,0 +1,1 @@
+"""What belongs to a tenant besides its jobs: webhooks and uploaded adapters."""

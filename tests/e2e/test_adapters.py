@@ -1,0 +1,117 @@
+"""Uploaded adapters on real processes: over HTTP and with the command, by jobs of their tenant, until deleted."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from harness.waiting import wait_until
+from PIL import Image
+from tiny.safetensors_file import demo_lora
+
+from shared.auth import Scope
+from shared.config.settings import Settings
+from shared.queue import Queue
+
+BODY = {"model": "demo", "prompt": "a red circle on a blue ground, left", "seed": 3, "steps": 4}
+
+
+@pytest.fixture(scope="module")
+def stack(make_shared_stack: Any) -> Any:
+    """A worker that can hold the files and the weights of a few adapters only."""
+    return make_shared_stack(adapter_folder_bytes="30000", adapter_memory_bytes="40000").start()
+
+
+def pixels(stack: Any, job: dict[str, Any]) -> np.ndarray:
+    response = stack.client.get(f"/v1/jobs/{job['id']}/artifacts/0")
+    assert response.status_code == 200, response.text
+    return np.asarray(Image.open(io.BytesIO(response.content)).convert("RGB"), np.int16)
+
+
+def upload(stack: Any, seed: int) -> str:
+    files = {"file": (f"{seed}.safetensors", demo_lora(seed, strength=2.0))}
+    response = stack.client.post("/v1/adapters", files=files, data={"model": "demo"})
+    assert response.status_code == 201, response.text
+    return str(response.json()["id"])
+
+
+def image(stack: Any, *adapter_ids: str) -> np.ndarray:
+    job = stack.finish(stack.submit(**BODY, adapters=[{"id": one} for one in adapter_ids]))
+    assert job["status"] == "succeeded", job["error"]
+    return pixels(stack, job)
+
+
+def command(stack: Any, *arguments: str) -> list[dict[str, Any]]:
+    """Run `fusequeue adapters` and return the objects that it prints."""
+    run = [sys.executable, "-m", "cli.main", "adapters", *arguments, "--json", "--url", stack.url]
+    done = subprocess.run(run, env=stack.env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_running_worker_uses_uploaded_adapters(stack: Any) -> None:
+    """More than it can hold at once: those that were evicted are loaded again, with the same images."""
+    plain = image(stack)
+    ids = [upload(stack, seed) for seed in range(5)]
+    images = [image(stack, one) for one in ids]
+    for at, one in enumerate(images):
+        assert np.abs(one - plain).max() > 8, "the adapter changes the image"
+        assert all(np.abs(one - other).max() > 8 for other in images[:at]), "each in its own way"
+    for one, before in zip(ids, images, strict=True):
+        assert np.abs(image(stack, one) - before).max() <= 2
+    assert np.abs(image(stack) - plain).max() <= 2
+
+
+def test_the_command_uploads_lists_and_deletes(stack: Any, tmp_path: Path) -> None:
+    file = tmp_path / "ink.safetensors"
+    file.write_bytes(demo_lora(7))
+    (made,) = command(stack, "create", str(file), "--scale", "0.5")
+    assert (made["name"], made["scale"]) == ("ink.safetensors", 0.5)
+    assert made in command(stack, "list")
+    assert command(stack, "show", made["id"]) == [made]
+    image(stack, made["id"])
+    assert command(stack, "delete", made["id"]) == [{"id": made["id"], "deleted": True}]
+    assert stack.client.get(f"/v1/adapters/{made['id']}").status_code == 404
+
+
+def test_a_damaged_object_fails_only_its_job(stack: Any) -> None:
+    """Its batch mate is not affected, and the error names the field."""
+    bad, good = upload(stack, 11), upload(stack, 12)
+    for part in (stack.folder / "storage" / "adapters" / "default" / bad).iterdir():
+        part.write_bytes(part.read_bytes()[:-100] + bytes(100))
+    jobs = [stack.submit(**BODY, adapters=[{"id": one}]) for one in (bad, good)]
+    failed, succeeded = [stack.finish(job) for job in jobs]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "adapter_unavailable")
+    assert failed["error"]["param"] == "adapters"
+    assert succeeded["status"] == "succeeded"
+
+
+def keyed(stack: Any, token: str) -> httpx.Client:
+    return httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {token}"}, timeout=90)
+
+
+async def test_a_job_of_another_tenant_cannot_use_an_adapter(make_stack: Any) -> None:
+    """Deleted while nothing uses it, it is gone from the storage."""
+    stack = make_stack().start()
+    queue = Queue.connect(Settings(redis_url=stack.env["FUSEQUEUE_REDIS_URL"]))
+    tokens = [(await queue.api_keys.create(tenant, frozenset(Scope)))[0] for tenant in ("acme", "other")]
+    await queue.close()
+    wait_until(lambda: stack.client.get("/v1/adapters").status_code == 401, "keys are required")
+    owner, other = [keyed(stack, token) for token in tokens]
+    files = {"file": ("a.safetensors", demo_lora(1))}
+    adapter_id = owner.post("/v1/adapters", files=files, data={"model": "demo"}).json()["id"]
+    body = {**BODY, "adapters": [{"id": adapter_id}]}
+    assert other.post("/v1/jobs", json=body).status_code == 422
+    assert other.delete(f"/v1/adapters/{adapter_id}").status_code == 404
+    job = owner.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"}).json()
+    assert job["status"] == "succeeded", job
+    assert owner.delete(f"/v1/adapters/{adapter_id}").status_code == 204
+    assert owner.post("/v1/jobs", json=body).status_code == 422
+    wait_until(lambda: not (stack.folder / "storage" / "adapters").exists(), "the parts are deleted")

@@ -1,0 +1,125 @@
+"""Uploaded adapters: files of LoRA weights are accepted, everything else is refused with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny.safetensors_file import demo_lora, file_of, raw_file
+
+from shared.errors import AdapterRejected
+from shared.inputs.adapter_check import MAX_RANK, MAX_TENSORS, check_file
+
+A, B = "unet.x.lora_A.weight", "unet.x.lora_B.weight"
+GOOD = {A: ([1, 2], [1, 2]), B: ([2, 1], [1, 2])}
+
+
+def entry(start: int, end: int, dtype: Any = "F32", shape: Any = (1, 2)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+def check(data: bytes) -> None:
+    check_file(io.BytesIO(data), len(data))
+
+
+def test_the_file_of_a_lora_is_accepted() -> None:
+    data = demo_lora(1)
+    digest, tensors = check_file(io.BytesIO(data), len(data))
+    assert digest == hashlib.sha256(data).hexdigest()
+    assert len(tensors) == 6
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("F32", 4), ("F16", 2), ("BF16", 2)])
+def test_types_of_weights_and_notes_are_accepted(dtype: str, size: int) -> None:
+    """Alphas can be whole numbers, and trainers add notes."""
+    header = {
+        "__metadata__": {"ss_network_dim": "8"},
+        A: entry(0, 2 * size, dtype),
+        B: entry(2 * size, 4 * size, dtype, (2, 1)),
+        "unet.x.alpha": entry(4 * size, 4 * size + 8, "I64", ()),
+    }
+    check(raw_file(header, bytes(4 * size + 8)))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no safetensors file"),
+        (b"PK\x03\x04 a zip, as torch.save writes", "no safetensors file"),
+        (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
+        (struct.pack("<Q", 5 << 20) + b"{" + bytes(5 << 20), "header is above"),
+        (file_of(GOOD)[:-1], "it is incomplete"),
+        (file_of(GOOD)[:60], "no safetensors file"),
+        (file_of(GOOD) + b"\0", "incomplete or has more"),
+        (raw_file(b"[]", b""), "no JSON object"),
+        (raw_file(b"{nonsense}", b""), "not valid JSON"),
+        (raw_file(b'{"a":' + b"[" * 200_000, b""), "JSON|nested"),
+        (raw_file(b'{"a": ' + b"9" * 10_000 + b"}", b""), "not valid JSON"),
+        (raw_file(b'{"a": 1, "a": 1}', b""), "a name twice"),
+        (raw_file(b'{"\xff": 1}', b""), "not valid JSON"),
+        (raw_file({}, b""), "0 tensors"),
+        (raw_file({f"a{at}": {} for at in range(MAX_TENSORS + 1)}, b""), f"1 to {MAX_TENSORS}"),
+        (raw_file({"__metadata__": {"a": 1}, A: entry(0, 8)}, bytes(8)), "are not texts"),
+        (raw_file({A: entry(0, 8), B: entry(4, 12)}, bytes(12)), "overlap"),
+        (raw_file({A: entry(0, 8), B: entry(0, 8)}, bytes(8)), "overlap"),
+        (raw_file({A: entry(0, 8), B: entry(16, 24)}, bytes(24)), "leave a gap"),
+        (raw_file({A: entry(8, 0)}, bytes(8)), "do not fit its shape"),
+        (raw_file({A: entry(0, 8, shape=(1, 3))}, bytes(8)), "do not fit its shape"),
+        (raw_file({A: entry(0, 0, shape=(0, 2))}, b""), "are invalid"),
+        (raw_file({A: entry(-8, 0)}, b""), "are invalid"),
+        (raw_file({A: entry(0, 8, shape=(True, 2))}, bytes(8)), "are invalid"),
+        (raw_file({A: entry(0, 8, shape=(1 << 62, 1 << 62))}, bytes(8)), "are invalid"),
+        (raw_file({A: entry(0, 8, shape=(1, 1, 1, 1, 1, 2))}, bytes(8)), "are invalid"),
+        (raw_file({A: {**entry(0, 8), "more": 1}}, bytes(8)), "does not have dtype"),
+        (raw_file({A: [0, 8]}, bytes(8)), "does not have dtype"),
+        (raw_file({A: entry(0, 16, "F64")}, bytes(16)), "F64; use F32, F16, BF16"),
+        (raw_file({A: entry(0, 2, "F8_E4M3")}, bytes(2)), "F8_E4M3; use"),
+        (raw_file({A: entry(0, 8, ["F32"])}, bytes(8)), "use F32"),
+        (raw_file({A: entry(0, 16, "I64")}, bytes(16)), "I64; use"),
+        (raw_file({"../../etc/passwd": entry(0, 8)}, bytes(8)), "no name of a weight"),
+        (raw_file({"a..b": entry(0, 8)}, bytes(8)), "no name of a weight"),
+        (raw_file({"": entry(0, 8)}, bytes(8)), "no name of a weight"),
+        (raw_file({"a" * 513: entry(0, 8)}, bytes(8)), "no name of a weight"),
+        (file_of({"unet.conv.weight": ([1], [1])}), "no LoRA weights"),
+        (file_of({**GOOD, "unet.x.dora_scale": ([1], [1])}), "dora_scale are not supported"),
+        (file_of({A: ([1], [1])}), "is no matrix"),
+        (file_of({A: ([MAX_RANK + 1, 1], [0] * (MAX_RANK + 1))}), f"at most {MAX_RANK}"),
+        (file_of({B: ([1, MAX_RANK + 1], [0] * (MAX_RANK + 1))}), f"at most {MAX_RANK}"),
+        (file_of({**GOOD, A: ([1, 2], [1, math.nan])}), "not finite"),
+        (file_of({**GOOD, A: ([1, 2], [-math.inf, 1])}), "not finite"),
+        (raw_file({A: entry(0, 4, "F16")}, struct.pack("<ee", 1, math.nan)), "not finite"),
+        (raw_file({A: entry(0, 4, "BF16")}, struct.pack("<HH", 0x3F80, 0x7FC0)), "not finite"),
+    ],
+)
+def test_other_files_are_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(AdapterRejected, match=reason) as refused:
+        check(data)
+    assert refused.value.param == "file"
+    assert len(refused.value.message) < 700
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_file_is_accepted_or_refused(data: st.DataObject) -> None:
+    """No damage makes the check fail in another way."""
+    damaged = bytearray(demo_lora(1)[:2_000])
+    length = int.from_bytes(damaged[:8], "little")
+    for _ in range(data.draw(st.integers(1, 8))):
+        damaged[data.draw(st.integers(0, min(length + 8, len(damaged)) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(AdapterRejected):
+        check(bytes(damaged))
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.text(max_size=8), st.recursive(st.none() | st.integers() | st.text(), st.lists), max_size=4))
+def test_any_header_is_refused_with_a_reason(header: dict[str, Any]) -> None:
+    with pytest.raises(AdapterRejected):
+        check(raw_file(json.dumps(header).encode(), b""))
