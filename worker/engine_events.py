@@ -9,7 +9,7 @@ import structlog
 
 from shared.job import Phase, Progress
 from worker.engine import protocol
-from worker.engine.protocol import EngineEvent, ForwardDone, JobEvent
+from worker.engine.protocol import EngineEvent, ForwardDone, JobEvent, ModelLoaded
 from worker.job_runner import ClaimedJob
 from worker.metrics import collectors
 from worker.output.image_encoding import PreviewPublisher
@@ -27,6 +27,7 @@ class EngineEventHandler:
     previews: PreviewPublisher
     on_change: Callable[[ClaimedJob], None]
     on_forward: Callable[[ForwardDone], None]
+    on_model_loaded: Callable[[ModelLoaded], None] = lambda _event: None
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -52,6 +53,8 @@ class EngineEventHandler:
                 self.on_forward(event)
             elif not isinstance(event, JobEvent):
                 collectors.model_event(event)
+                if isinstance(event, ModelLoaded):
+                    self.on_model_loaded(event)
             elif claimed:
                 self._handle_job_event(claimed, event)
         except Exception as error:

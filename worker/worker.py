@@ -24,7 +24,7 @@ from worker.batch_log import BatchLog
 from worker.claiming import ClaimLoop
 from worker.cost_curves import CostCurves
 from worker.engine.lora.adapter_folder import AdapterFolder
-from worker.engine.protocol import EngineFactory, ForwardDone
+from worker.engine.protocol import EngineFactory, ForwardDone, ModelLoaded
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
@@ -61,6 +61,7 @@ class Worker:
         self._models = [spec.id for spec in catalog]
         self._claimed_jobs: dict[str, ClaimedJob] = {}  # by claim key
         self._tasks: set[asyncio.Task[None]] = set()
+        self._publishing: set[asyncio.Task[None]] = set()
         self._draining = asyncio.Event()
         self._sender = OutputSender(queue, settings)
         self._uploader = Uploader(storage, settings.spool_bytes, self._sender)
@@ -70,7 +71,12 @@ class Worker:
         self._progress = ProgressReporter(queue, self._claimed_jobs, self._cost_curves, self.name, catalog)
         previews = PreviewPublisher(queue)
         events = EngineEventHandler(
-            self._claimed_jobs, self._uploader, previews, on_change=self._job_changed, on_forward=self._forward_done
+            self._claimed_jobs,
+            self._uploader,
+            previews,
+            on_change=self._job_changed,
+            on_forward=self._forward_done,
+            on_model_loaded=self._model_loaded,
         )
         self._engine = engine(catalog, events, settings)
         self._availability = ModelAvailability(queue, self._engine, self.name, self._models)
@@ -108,7 +114,7 @@ class Worker:
         try:
             return await self._work_until_drained(background)
         finally:
-            await cancel_and_wait(background)
+            await cancel_and_wait((*background, *self._publishing))
             self._uploader.close()
             await self._sender.close()
             await asyncio.to_thread(self._adapters.close)
@@ -251,6 +257,14 @@ class Worker:
         self._batch_log.count_forward(forward)
         if claimed := self._claimed_jobs.get(forward.claim_key):
             self._cost_curves.add(claimed.claim.signature, forward)
+
+    def _model_loaded(self, event: ModelLoaded) -> None:
+        """Publish the layers of a model, which uploaded adapters are checked against."""
+        spec = self._catalog.get(event.model)
+        publish = partial(self._queue.adapters.publish_layers, spec, event.layers)
+        task = asyncio.create_task(retry_while_unavailable(publish, "layers_unpublished", until=self._draining.is_set))
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
 
     async def _finish_jobs(self) -> None:
         """Wait for running jobs up to the drain timeout."""

@@ -18,9 +18,10 @@ from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.config.adapters import UploadedAdapter
+from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import check_file
+from shared.inputs.adapter_check import check_file, check_layers
 from shared.protocols.native import iso
 from shared.request import validated
 from shared.runtime.clock import new_id, now_ms
@@ -93,10 +94,11 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
     async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
         file, size = _checked_form(form, context.services.settings.max_adapter_bytes)
         fields = validated(AdapterUpload, {name: text for name, text in form.items() if isinstance(text, str)})
-        _check_fields(fields, context)
+        spec = _checked_spec(fields, context)
         async with _turns.turn(context.tenant, 1):
             loop = asyncio.get_running_loop()
-            sha256, _tensors = await loop.run_in_executor(_threads, check_file, file.file, size)
+            sha256, tensors = await loop.run_in_executor(_threads, check_file, file.file, size)
+        check_layers(tensors, await context.services.queue.adapters.layers(spec), fields.component)
         fingerprint = hashlib.sha256(f"{sha256} {fields.model_dump_json()}".encode()).hexdigest()
         adapter_id = await reserved_id(Idempotency(key, fingerprint), new_id("adapter"), context)
         adapter = UploadedAdapter(
@@ -151,13 +153,15 @@ def _checked_form(form: FormData, max_bytes: int) -> tuple[UploadFile, int]:
     return file, file.size
 
 
-def _check_fields(fields: AdapterUpload, context: RequestContext) -> None:
+def _checked_spec(fields: AdapterUpload, context: RequestContext) -> ModelSpec:
+    """Return the model of an upload, or raise `InvalidRequest`."""
     spec = context.services.catalog.get(fields.model)
     if spec.adapters_refused is not None:
         message = f"model: {spec.id!r} takes no uploaded adapters: {spec.adapters_refused}"
         raise InvalidRequest(message, param="model")
     if abs(fields.scale) > fields.max_scale:
         raise InvalidRequest(f"scale: {fields.scale} is above max_scale {fields.max_scale}", param="scale")
+    return spec
 
 
 async def _earlier(adapter_id: str, context: RequestContext) -> UploadedAdapter | None:

@@ -31,6 +31,7 @@ _INTEGERS = {"I32": 4, "I64": 8}  # of scalars only: some trainers write the alp
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,512}")
 _DOWN = re.compile(r"lora_A|lora_down|lora\.down|lora_linear_layer\.down")
 _UP = re.compile(r"lora_B|lora_up|lora\.up|lora_linear_layer\.up")
+_PEFT_NAME = re.compile(r"([a-z][a-z0-9_]*)\.(.+)\.lora_([AB])\.weight")
 _MAX_DIMENSIONS = 5
 _READ_BYTES = 1024 * 1024
 
@@ -153,6 +154,27 @@ def _check_weights(tensors: Sequence[TensorEntry]) -> None:
         found = True
     if not found:
         _refuse("it holds no LoRA weights")
+
+
+def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[int]], component: str | None) -> None:
+    """Raise `AdapterRejected` for the first weight by PEFT's names whose layer the model lacks, or of another shape.
+
+    `layers` are inputs and outputs by path, empty if they are not known; `component` replaces that of the names.
+    Weights by other names are left to the worker, which converts them.
+    """
+    components = {path.partition(".")[0] for path in layers}
+    for tensor in tensors:
+        match = _PEFT_NAME.fullmatch(tensor.name)
+        named = match[1] if match else ""
+        if match is None or named not in components:
+            continue
+        path = f"{component or named}.{match[2]}"
+        if path not in layers:
+            _refuse(f"it changes {path}, which the model does not have")
+        at, what = (0, "inputs") if match[3] == "A" else (1, "outputs")
+        found = tensor.shape[1 - at]
+        if found != layers[path][at]:
+            _refuse(f"{tensor.name} has {found} {what}, but the layer of the model has {layers[path][at]}")
 
 
 def _pieces(file: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from harness.waiting import wait_until
 from PIL import Image
-from tiny.safetensors_file import demo_lora
+from tiny.safetensors_file import demo_lora, file_of
 
 from shared.auth import Scope
 from shared.config.settings import Settings
@@ -67,6 +67,14 @@ def test_a_running_worker_uses_uploaded_adapters(stack: Any) -> None:
     for one, before in zip(ids, images, strict=True):
         assert np.abs(image(stack, one) - before).max() <= 2
     assert np.abs(image(stack) - plain).max() <= 2
+
+
+def test_a_file_for_other_layers_is_refused(stack: Any) -> None:
+    """The API knows the layers from the worker that has loaded the model."""
+    file = {"file": ("a.safetensors", file_of({"unet.conv_in.lora_A.weight": ([1, 5], [0.5] * 5)}))}
+    refused = stack.client.post("/v1/adapters", files=file, data={"model": "demo"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_adapter")
+    assert "has 5 inputs, but the layer of the model has 4" in refused.json()["detail"]
 
 
 def test_the_command_uploads_lists_and_deletes(stack: Any, tmp_path: Path) -> None:

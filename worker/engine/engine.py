@@ -21,6 +21,7 @@ from worker.engine import protocol
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.fusion.task_greenlet import run_on_trampoline
+from worker.engine.lora.adapter_files import adaptable_layers
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.downloads import limit_requests
@@ -250,7 +251,8 @@ class Engine:
             seconds = time.monotonic() - result.load_started_s
             if not from_cpu_memory:
                 self._load_seconds[model] = seconds
-            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory))
+            layers = adaptable_layers({name: one.module for name, one in result.adapters.modules.items()})
+            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers))
             self._unavailable.pop(model, None)
             self._failed_loads.pop(model, None)
         elif isinstance(result, ModelCacheFull):

@@ -145,11 +145,15 @@ class ForwardDone:
 
 @dataclass(frozen=True)
 class ModelLoaded:
-    """A model is in device memory; its weights came from its files, or from CPU memory."""
+    """A model is in device memory; its weights came from its files, or from CPU memory.
+
+    `layers` are the inputs and outputs of the layers of the denoisers that adapters can change, by path.
+    """
 
     model: str
     seconds: float
     from_cpu_memory: bool = False
+    layers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

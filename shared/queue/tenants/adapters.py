@@ -1,10 +1,12 @@
-"""Uploaded adapters in Redis: whose they are, how many, and where their parts are stored."""
+"""Uploaded adapters in Redis: their records, and the layers of models that they are checked against."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
 from shared.config.adapters import UploadedAdapter
+from shared.config.models_file import ModelSpec
 from shared.errors import Conflict, NotFound
 from shared.inputs.adapter_store import prefix
 from shared.queue.api_keys import quota_exceeded
@@ -12,6 +14,8 @@ from shared.queue.client import QueueComponent, translated
 from shared.queue.records import ExpiredItem, page_after
 
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
+_LAYERS_MS = 30 * 86_400_000
+_MAX_LAYERS_BYTES = 1024 * 1024  # those of SDXL take 110 KB
 
 
 class Adapters(QueueComponent):
@@ -64,6 +68,21 @@ class Adapters(QueueComponent):
         found = await self.get_many(tenant, [adapter_id for adapter_id, _ in page])
         return [one for one in found if one is not None], cursor
 
+    async def publish_layers(self, spec: ModelSpec, layers: Mapping[str, tuple[int, int]]) -> None:
+        """Store the layers of a loaded model that adapters can change; those of a very large model are left out."""
+        wire = json.dumps({"weights": _weights(spec), "layers": layers})
+        if len(wire) <= _MAX_LAYERS_BYTES:
+            with translated():
+                await self._redis.set(self._keys.model_layers(spec.id), wire, px=_LAYERS_MS)
+
+    async def layers(self, spec: ModelSpec) -> Mapping[str, Sequence[int]]:
+        """Return inputs and outputs of the layers of a model, by path; empty if no worker has loaded it lately."""
+        with translated():
+            wire = await self._redis.get(self._keys.model_layers(spec.id))
+        known = {} if wire is None else json.loads(wire)
+        layers: Mapping[str, Sequence[int]] = known["layers"] if known.get("weights") == _weights(spec) else {}
+        return layers
+
     async def forget(self, tenant: str, adapter_id: str) -> ExpiredItem:
         """Delete an adapter's record, or end its upload; remove the item from storage, then call `forget_item`.
 
@@ -76,6 +95,11 @@ class Adapters(QueueComponent):
         if result != "ok":
             raise _no_adapter(adapter_id)
         return ExpiredItem("adapter", tenant, adapter_id, prefix(tenant, adapter_id), row)
+
+
+def _weights(spec: ModelSpec) -> str:
+    """Return what names the weights of a model; folders can have different paths on different machines."""
+    return f"{spec.source.rstrip('/').rpartition('/')[2]}@{spec.revision or ''}"
 
 
 def _no_adapter(adapter_id: str) -> NotFound:

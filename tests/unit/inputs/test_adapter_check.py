@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny.safetensors_file import demo_lora, file_of, raw_file
 
 from shared.errors import AdapterRejected
-from shared.inputs.adapter_check import MAX_RANK, MAX_TENSORS, check_file
+from shared.inputs.adapter_check import MAX_RANK, MAX_TENSORS, check_file, check_layers
 
 A, B = "unet.x.lora_A.weight", "unet.x.lora_B.weight"
 GOOD = {A: ([1, 2], [1, 2]), B: ([2, 1], [1, 2])}
@@ -104,6 +104,33 @@ def test_other_files_are_refused(data: bytes, reason: str) -> None:
         check(data)
     assert refused.value.param == "file"
     assert len(refused.value.message) < 700
+
+
+LAYERS = {"unet.x": (2, 2), "transformer_2.y": (4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "component", "reason"),
+    [
+        (GOOD, None, None),
+        ({"unet.z.lora_A.weight": ([1, 2], [1, 2])}, None, "unet.z, which the model does not have"),
+        ({A: ([1, 3], [1, 2, 3])}, None, "has 3 inputs, but the layer of the model has 2"),
+        ({B: ([3, 1], [1, 2, 3])}, None, "has 3 outputs, but the layer of the model has 2"),
+        ({"unet.y.lora_A.weight": ([1, 4], [1, 2, 3, 4])}, "transformer_2", None),
+        ({"unet.y.lora_A.weight": ([1, 2], [1, 2])}, "transformer_2", "has 2 inputs"),
+        ({"lora_unet_z.lora_down.weight": ([1, 3], [1, 2, 3])}, None, None),
+        ({"text_encoder.z.lora_A.weight": ([1, 3], [1, 2, 3])}, None, None),
+    ],
+)
+def test_weights_by_known_names_are_compared_with_the_layers(
+    tensors: dict[str, Any], component: str | None, reason: str | None
+) -> None:
+    """Other names are left to the worker; so is everything if no worker has loaded the model."""
+    data = file_of(tensors)
+    _, entries = check_file(io.BytesIO(data), len(data))
+    check_layers(entries, {}, component)
+    with contextlib.nullcontext() if reason is None else pytest.raises(AdapterRejected, match=reason):
+        check_layers(entries, LAYERS, component)
 
 
 @settings(max_examples=300)

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
 from shared.inputs.adapter_check import UNSUPPORTED
+from shared.signature import DENOISERS
 from worker.engine.pipelines.clones import Pipeline
 
 _KINDS = (".lora_A.weight", ".lora_B.weight", ".lora_B.bias")
@@ -201,6 +202,18 @@ def move(changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch
         return LowRank(change.down.to(device, dtype).contiguous(), change.up.to(device, dtype).contiguous(), bias)
 
     return {name: {path: moved(name, change) for path, change in layers.items()} for name, layers in changes.items()}
+
+
+def adaptable_layers(modules: Mapping[str, torch.nn.Module]) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of the layers of the denoisers that adapters can change, by component and path."""
+    layers = {}
+    for component in DENOISERS:
+        for path, layer in modules[component].named_modules() if component in modules else ():
+            if isinstance(layer, torch.nn.Linear):
+                layers[f"{component}.{path}"] = layer.in_features, layer.out_features
+            elif isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) and layer.groups == 1:
+                layers[f"{component}.{path}"] = layer.in_channels, layer.out_channels
+    return layers
 
 
 def check_fit(changes: Changes, modules: Mapping[str, torch.nn.Module]) -> None:

@@ -12,6 +12,7 @@ from harness.http_server import BODY, ROOT, claimed, serving
 from tiny.safetensors_file import demo_lora, file_of
 
 from shared.auth import Scope
+from shared.config.models_file import ModelSpec
 from shared.queue import Queue
 from shared.runtime.clock import new_id
 
@@ -143,6 +144,19 @@ async def test_an_adapter_is_for_jobs_of_its_model(fake_queue: Queue, tmp_path: 
         adapter_id = (await upload(api)).json()["id"]
         body = {**BODY, "model": "second", "adapters": [{"id": adapter_id}]}
         assert (await api.post("/v1/jobs", json=body)).json()["error"]["param"] == "adapters.0.id"
+
+
+async def test_an_upload_is_checked_against_the_layers_that_a_worker_has_published(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    """Those of other weights of the same name do not count."""
+    demo = ModelSpec(id="demo", source="somewhere/model")
+    await fake_queue.adapters.publish_layers(demo.model_copy(update={"source": "other"}), {"unet.conv_in": (4, 32)})
+    assert (await upload(api)).status_code == 201
+    await fake_queue.adapters.publish_layers(demo, {"unet.conv_in": (4, 32)})
+    refused = await upload(api)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_adapter")
+    assert "which the model does not have" in refused.json()["detail"]
 
 
 async def test_a_repeated_upload_makes_one_adapter(api: httpx.AsyncClient) -> None:

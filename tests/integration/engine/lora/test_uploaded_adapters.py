@@ -1,0 +1,66 @@
+"""Uploaded adapters in the engine: files that come with their jobs, per row of one fused forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.adapters import PeftReference, adapters_of, assert_all_like_solo, eight_jobs, load_pipeline, mixable
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
+from parity.running import as_floats
+from tiny import lora
+
+from shared.config.adapters import AdapterSpec
+from shared.errors import AdapterUnavailable
+from worker.engine.protocol import EngineRequest
+
+pytestmark = pytest.mark.filterwarnings(
+    DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"
+)
+
+
+def files_for(folder: Path, target: Path) -> dict[str, Path]:
+    pipeline = load_pipeline(folder)
+    return {
+        name: lora.save(pipeline, target / name / "adapter.safetensors", seed, ("unet",))
+        for seed, name in enumerate(("ink", "oil", "neon"), 1)
+    }
+
+
+@pytest.mark.parametrize("budget_bytes", [1, 2**30], ids=["none is kept", "all are kept"])
+def test_rows_with_different_uploaded_adapters_equal_solo_runs(
+    budget_bytes: int, tiny_models: Path, tmp_path: Path
+) -> None:
+    """Each job brings its own files; without memory for unused ones they are loaded again for each job."""
+    folder = tiny_models / "sd"
+    files, spec, jobs = files_for(folder, tmp_path), a_spec(folder), eight_jobs()
+    harness = EngineHarness(spec, adapter_memory_bytes=budget_bytes)
+    specs = {name: AdapterSpec(id=name, source=str(file)) for name, file in files.items()}
+    requests = [EngineRequest(job.id, job, spec, adapters=tuple(specs[one.id] for one in job.adapters)) for job in jobs]
+    with as_floats(), harness.started():
+        harness.engine.submit(*requests)
+        harness.recorder.wait_for([job.id for job in jobs])
+        assert_all_like_solo(harness.recorder, PeftReference(folder, files), jobs)
+    assert max(harness.recorder.rows) > 1, "nothing was fused"
+
+
+def test_a_file_that_does_not_fit_fails_only_its_job(tiny_models: Path, tmp_path: Path) -> None:
+    """So does one that is gone; the message has no path of this machine but the file's name."""
+    spec = a_spec(tiny_models / "sd")
+    other = load_pipeline(tiny_models / "flux")
+    foreign = lora.save(other, tmp_path / "foreign.safetensors", 1)
+    uploaded = {"foreign": foreign, "gone": tmp_path / "gone.safetensors"}
+    jobs = [mixable(a_job(name, adapters=adapters_of((name, 1.0)))) for name in uploaded]
+    harness = EngineHarness(spec)
+    with harness.started():
+        adapters = [AdapterSpec(id=name, source=str(file)) for name, file in uploaded.items()]
+        harness.engine.submit(
+            EngineRequest("plain", mixable(a_job("plain")), spec),
+            *(EngineRequest(job.id, job, spec, adapters=(one,)) for job, one in zip(jobs, adapters, strict=True)),
+        )
+        harness.recorder.wait_for(["plain", *uploaded])
+    assert harness.recorder.finished["plain"].error is None
+    for name in uploaded:
+        error = harness.recorder.finished[name].error
+        assert isinstance(error, AdapterUnavailable), name
+        assert error.param == "adapters"
