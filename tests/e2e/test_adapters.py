@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from harness.waiting import wait_until
@@ -101,10 +100,6 @@ def test_a_damaged_object_fails_only_its_job(stack: Any) -> None:
     assert succeeded["status"] == "succeeded"
 
 
-def keyed(stack: Any, token: str) -> httpx.Client:
-    return httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {token}"}, timeout=90)
-
-
 async def test_a_job_of_another_tenant_cannot_use_an_adapter(make_stack: Any) -> None:
     """Deleted while nothing uses it, it is gone from the storage."""
     stack = make_stack().start()
@@ -112,14 +107,14 @@ async def test_a_job_of_another_tenant_cannot_use_an_adapter(make_stack: Any) ->
     tokens = [(await queue.api_keys.create(tenant, frozenset(Scope)))[0] for tenant in ("acme", "other")]
     await queue.close()
     wait_until(lambda: stack.client.get("/v1/adapters").status_code == 401, "keys are required")
-    owner, other = [keyed(stack, token) for token in tokens]
-    files = {"file": ("a.safetensors", demo_lora(1))}
-    adapter_id = owner.post("/v1/adapters", files=files, data={"model": "demo"}).json()["id"]
+    owner, other = [{"Authorization": f"Bearer {token}"} for token in tokens]
+    files, http = {"file": ("a.safetensors", demo_lora(1))}, stack.client
+    adapter_id = http.post("/v1/adapters", files=files, data={"model": "demo"}, headers=owner).json()["id"]
     body = {**BODY, "adapters": [{"id": adapter_id}]}
-    assert other.post("/v1/jobs", json=body).status_code == 422
-    assert other.delete(f"/v1/adapters/{adapter_id}").status_code == 404
-    job = owner.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"}).json()
+    assert http.post("/v1/jobs", json=body, headers=other).status_code == 422
+    assert http.delete(f"/v1/adapters/{adapter_id}", headers=other).status_code == 404
+    job = http.post("/v1/jobs", json=body, headers={**owner, "Prefer": "wait=50"}).json()
     assert job["status"] == "succeeded", job
-    assert owner.delete(f"/v1/adapters/{adapter_id}").status_code == 204
-    assert owner.post("/v1/jobs", json=body).status_code == 422
+    assert http.delete(f"/v1/adapters/{adapter_id}", headers=owner).status_code == 204
+    assert http.post("/v1/jobs", json=body, headers=owner).status_code == 422
     wait_until(lambda: not (stack.folder / "storage" / "adapters").exists(), "the parts are deleted")

@@ -41,7 +41,7 @@ def settled(claim: Claim, outcome: Outcome) -> None:
 
 def model_event(event: ModelEvent) -> None:
     match event:
-        case protocol.ModelLoaded(model, seconds, from_cpu_memory):
+        case protocol.ModelLoaded(model=model, seconds=seconds, from_cpu_memory=from_cpu_memory):
             times = metrics.model_copy_seconds if from_cpu_memory else metrics.model_load_seconds
             times.labels(model).observe(seconds)
         case protocol.ModelLoadFailed(model):

@@ -4,10 +4,10 @@ Runs outside the engine's thread and builds no modules: while a model loads, the
 in the whole process. Weights that cannot be applied are an error, never ignored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from diffusers.utils import (
@@ -29,6 +29,8 @@ _KINDS = (".lora_A.weight", ".lora_B.weight", ".lora_B.bias")
 _PEFT_ALPHA = 8  # PEFT's default
 
 State = Mapping[str, torch.Tensor]
+Pace = Callable[[], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,27 @@ def load_error(spec: AdapterSpec, error: Exception) -> AdapterUnavailable:
     return AdapterUnavailable(f"adapter {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 
-def read(spec: AdapterSpec, file: Path, pipeline: Pipeline) -> Changes:
-    """Read an adapter's file for the model of `pipeline`; raises `AdapterUnavailable` for unsupported weights."""
+def _no_pace() -> None:
+    """Work without a pause."""
+
+
+def _paced(items: Iterable[T], pace: Pace) -> Iterator[T]:
+    """Yield the items, with a call of `pace` after the work on each."""
+    for item in items:
+        yield item
+        pace()
+
+
+def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = _no_pace) -> Changes:
+    """Read an adapter's file for the model of `pipeline`; raises `AdapterUnavailable` for unsupported weights.
+
+    `pace` is called after the work on each layer, here and in `combine` and `move`.
+    """
     try:
         _refuse_unsupported(file)
         state, alphas, metadata = _read_state(file, pipeline)
         components = sorted({name.partition(".")[0] for name in state})
-        changes = {name: _component_changes(name, state, alphas, metadata, pipeline) for name in components}
+        changes = {name: _component_changes(name, state, alphas, metadata, pipeline, pace) for name in components}
     except AdapterUnavailable as error:
         raise AdapterUnavailable(f"adapter {spec.id!r}: {error.message}") from None
     except Exception as error:  # diffusers' readers raise many types for a bad file
@@ -123,7 +139,7 @@ def _read_state(file: Path, pipeline: Pipeline) -> tuple[State, State, Mapping[s
 
 
 def _component_changes(
-    component: str, state: State, alphas: State, metadata: Mapping[str, Any], pipeline: Pipeline
+    component: str, state: State, alphas: State, metadata: Mapping[str, Any], pipeline: Pipeline, pace: Pace
 ) -> dict[str, LowRank]:
     prefix = f"{component}."
     flat = not hasattr(getattr(pipeline, component, None), "text_model")
@@ -136,7 +152,7 @@ def _component_changes(
     by_layer = {_layer_of(name): float(alpha) for name, alpha in _to_peft_names(component, by_weight, flat).items()}
     settings = _without(prefix, metadata)
     paths = sorted({_layer_of(name) for name in weights})
-    return {path: _low_rank(path, weights, by_layer.get(path), settings) for path in paths}
+    return {path: _low_rank(path, weights, by_layer.get(path), settings) for path in _paced(paths, pace)}
 
 
 def _layer_of(name: str) -> str:
@@ -177,14 +193,17 @@ def _scaled(change: LowRank, scale: float) -> LowRank:
     return LowRank(change.down.float(), change.up.float() * scale, bias)
 
 
-def combine(adapters: Sequence[tuple[Changes, float]]) -> Changes:
+def combine(adapters: Sequence[tuple[Changes, float]], pace: Pace = _no_pace) -> Changes:
     """Return the sum of `adapters`, each multiplied by its scale; their ranks add up."""
     summands: dict[str, dict[str, list[LowRank]]] = {}
     for changes, scale in adapters:
         for component, layers in changes.items():
-            for path, change in layers.items():
+            for path, change in _paced(layers.items(), pace):
                 summands.setdefault(component, {}).setdefault(path, []).append(_scaled(change, scale))
-    return {component: {path: _sum(each) for path, each in layers.items()} for component, layers in summands.items()}
+    return {
+        component: {path: _sum(each) for path, each in _paced(layers.items(), pace)}
+        for component, layers in summands.items()
+    }
 
 
 def _sum(changes: Sequence[LowRank]) -> LowRank:
@@ -193,7 +212,9 @@ def _sum(changes: Sequence[LowRank]) -> LowRank:
     return LowRank(down, up, torch.stack(biases).sum(0) if biases else None)
 
 
-def move(changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch.device) -> Changes:
+def move(
+    changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch.device, pace: Pace = _no_pace
+) -> Changes:
     """Return `changes` on `device`, in the dtypes of a model's `modules`."""
 
     def moved(component: str, change: LowRank) -> LowRank:
@@ -201,7 +222,10 @@ def move(changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch
         bias = None if change.bias is None else change.bias.to(device, dtype)
         return LowRank(change.down.to(device, dtype).contiguous(), change.up.to(device, dtype).contiguous(), bias)
 
-    return {name: {path: moved(name, change) for path, change in layers.items()} for name, layers in changes.items()}
+    return {
+        name: {path: moved(name, change) for path, change in _paced(layers.items(), pace)}
+        for name, layers in changes.items()
+    }
 
 
 def adaptable_layers(modules: Mapping[str, torch.nn.Module]) -> dict[str, tuple[int, int]]:

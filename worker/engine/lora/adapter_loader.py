@@ -26,6 +26,10 @@ OnLoaded = Callable[[LoadedModel, AdapterKey, JobError | None], None]
 ATTACH_S = 0.005
 """Time for attaching adapters between two forwards. A layer takes 20 us, and the adapters of SDXL can change 900."""
 
+WORK_S, REST = 0.002, 1.5
+"""The reader rests 1.5 times as long as it has worked, every 2 ms: it shares Python's lock with the forwards, and the
+attention of SDXL takes it 0.2 s."""
+
 _END = object()
 
 
@@ -37,6 +41,19 @@ class _Attachment:
     key: AdapterKey
     pieces: Iterator[None]
     seconds: float
+
+
+class _Pacer:
+    """Rests on a thread in proportion to its work; call it between pieces of the work."""
+
+    def __init__(self) -> None:
+        self._since_s = time.thread_time()
+
+    def __call__(self) -> None:
+        worked_s = time.thread_time() - self._since_s
+        if worked_s >= WORK_S:
+            time.sleep(REST * worked_s)
+            self._since_s = time.thread_time()
 
 
 class AdapterLoader:
@@ -124,17 +141,17 @@ def changes_for(
     specs = {spec.id: spec for spec in (*uploaded, *model.spec.adapter)}
     modules = {component: adapters.module for component, adapters in model.adapters.modules.items()}
     pipeline = next(iter(model.templates.values()))
-    scaled = []
+    scaled, pace = [], _Pacer()
     for name, scale in key:
         if name not in specs:
             raise AdapterUnavailable(f"this worker's models file has no adapter {name!r} for {model.spec.id!r}")
-        changes = read(specs[name], locate(specs[name]), pipeline)
+        changes = read(specs[name], locate(specs[name]), pipeline, pace)
         try:
             check_fit(changes, modules)
         except AdapterUnavailable as error:
             raise AdapterUnavailable(f"adapter {name!r} does not fit {model.spec.id!r}: {error.message}") from None
         scaled.append((changes, scale))
     try:
-        return move(combine(scaled), modules, device)
+        return move(combine(scaled, pace), modules, device, pace)
     except torch.OutOfMemoryError:
         raise AdapterUnavailable("the adapters do not fit into the device's memory") from None
