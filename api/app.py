@@ -22,6 +22,7 @@ from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
+from api.http.direct_routes import DirectRoutes
 from api.http.middleware import BodyLimits, RequestLog
 from api.http.request_traces import RequestTraces
 from api.keys_required import KeysRequired
@@ -125,6 +126,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
     _include_routes(app)
     openapi.install(app)
     # The last one added is the outermost: it receives all requests and errors.
+    app.add_middleware(DirectRoutes, routes=jobs.DIRECT)
     app.add_middleware(
         BodyShares,
         largest_json=max(settings.max_body_bytes, max_json_bytes(settings)),

@@ -1,17 +1,19 @@
 """Routes of one job: submit and read it."""
 
 import contextlib
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from api.context import Context
+from api.context import JOB_ID, Context, direct_context
 from api.http.bodies import max_json_bytes, read_body, release_body
+from api.http.direct_routes import DirectRoute, route_of
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import job_responses, json_body, problems
 from api.responses import existing_job, job_response
-from api.submission import IdempotencyKey, idempotency, parse_job, submit
+from api.submission import IdempotencyKey, idempotency, idempotency_key, parse_job, submit
 from api.waiting import preferred_wait_s
 from shared.errors import Unavailable
 from shared.runtime import strict_json
@@ -64,3 +66,22 @@ async def get_job(
         await context.waiters.until_terminal(job_id, min(wait, services.settings.max_wait_s))
         record = existing_job(await services.queue.jobs.get(job_id), job_id)
     return job_response(await context.job_object(record), if_none_match=if_none_match)
+
+
+async def _submit_directly(request: Request) -> Response:
+    context = await direct_context(request)
+    key = await idempotency_key(request.headers.get("idempotency-key"))
+    return await submit_job(request, context, key, request.headers.get("prefer"))
+
+
+async def _get_directly(request: Request) -> Response:
+    context = await direct_context(request)
+    job_id = str(request.scope["path"]).rpartition("/")[2]
+    return await get_job(job_id, context, None, request.headers.get("if-none-match"))
+
+
+DIRECT = (
+    DirectRoute(route_of(router, submit_job), re.compile("/v1/jobs"), _submit_directly),
+    DirectRoute(route_of(router, get_job), re.compile(f"/v1/jobs/{JOB_ID.pattern}"), _get_directly),
+)
+"""Clients send these routes' requests far more often than others; see decision 23."""
