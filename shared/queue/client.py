@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, IncompatibleRedis, RedisFull, RedisUnavailable, ScriptFailed
 from shared.job import QUEUE_SCHEMA
-from shared.queue.failover import Failover, following
-from shared.queue.records import start_after
+from shared.queue.connections.failover import Failover, following
+from shared.queue.connections.shared_connection import NotShared, SharedConnection
+from shared.queue.records import paired, start_after
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
 from shared.runtime.clock import now_ms
@@ -152,6 +153,7 @@ class QueueClient:
         self.blocking: Any = redis if blocking is None else blocking
         self.renewals: Any = redis if renewals is None else renewals
         self.failover = failover or Failover()
+        self.shared: SharedConnection | None = None
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
         self.scripts = script_methods(self)
@@ -163,16 +165,19 @@ class QueueClient:
         """Return a client with connection pools of their own for commands, blocking reads and renewals of leases."""
         failover, url = Failover(), settings.redis_url
         try:
-            return cls(
-                connect_commands(url, failover),
+            commands = connect_commands(url, failover)
+            client = cls(
+                commands,
                 namespace=settings.namespace,
                 settings=settings,
                 blocking=connect_blocking(url, failover),
                 renewals=connect_renewals(url, settings.lease_ms, failover),
                 failover=failover,
             )
+            client.shared = SharedConnection(commands.connection_pool.make_connection, COMMAND_TIMEOUT_S)
         except ValueError as error:  # of an option after the `?`
             raise ConfigurationError(f"FUSEQUEUE_REDIS_URL: {error}") from error
+        return client
 
     async def run(self, name: str, *args: str | float) -> Any:
         """Run the script `name`. A repetition after a lost reply returns the first reply, as `REPLAYED` explains."""
@@ -184,10 +189,24 @@ class QueueClient:
             keys.append(self.redis_keys.reply(secrets.token_hex(8)))
         client = self.renewals if name == "renew" else self.redis
         with translated():
+            if self.shared is not None and client is self.redis:
+                with suppress(NotShared):
+                    return (await self.shared.replies([("EVALSHA", script.sha, len(keys), *keys, *args)]))[0]
             try:
                 return await script(keys=keys, args=args, client=client)
             except NoScriptError:  # it was loaded into a server that turned out to be a replica
                 return await script(keys=keys, args=args, client=client)
+
+    async def hashes(self, names: Sequence[str]) -> list[dict[str, str]]:
+        """Return the hashes with these names, in one round trip."""
+        with translated():
+            if self.shared is not None:
+                with suppress(NotShared):
+                    return [paired(flat) for flat in await self.shared.replies([("HGETALL", name) for name in names])]
+            async with self.redis.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hgetall(name)
+                return list(await pipe.execute())
 
     async def now_ms(self) -> int:
         """Return the time of Redis, the only clock that API, workers and chores share."""
@@ -253,6 +272,8 @@ class QueueClient:
         self.durability_warning = warning
 
     async def close(self) -> None:
+        if self.shared is not None:
+            await self.shared.close()
         with translated():
             for client in {self.redis, self.blocking, self.renewals}:
                 await client.aclose()
@@ -270,12 +291,7 @@ class QueueComponent:
         self._scripts = client.scripts
 
     async def _hashes(self, names: Iterable[str]) -> list[dict[str, str]]:
-        """Return the hashes with these names, in one round trip."""
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for name in names:
-                    pipe.hgetall(name)
-                return list(await pipe.execute())
+        return await self._client.hashes(list(names))
 
     async def _ids_after(
         self, index: str, after: str | None, limit: int, *, newest_first: bool

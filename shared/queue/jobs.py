@@ -93,13 +93,10 @@ class Jobs(QueueComponent):
 
     async def get(self, job_id: str) -> JobRecord | None:
         """Return a job's record."""
-        with translated():
-            return record(await self._redis.hgetall(self._keys.job(job_id)))
+        return (await self.get_many([job_id]))[0]
 
     async def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """Return the records of jobs, in one round trip."""
-        if len(job_ids) == 1:  # a pipeline costs more
-            return [await self.get(job_ids[0])]
         return [record(fields) for fields in await self._hashes(map(self._keys.job, job_ids))]
 
     async def position(self, job_id: str) -> QueuePosition | None:

@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 
 from shared.config.settings import Settings
 from shared.queue import Queue
-from shared.queue.failover import Failover, NotPrimary, following
+from shared.queue.connections.failover import Failover, NotPrimary, following
 
 
 class ChoreQueue(StrEnum):

@@ -49,6 +49,7 @@ class Repeater:
 
     def __init__(self, queue: Queue) -> None:
         self.queue, self.seen = queue, set[str]()
+        queue.client.shared = None  # all commands go through the pools
         self._names: dict[str, str] = {}
         self._send = queue.client.redis.execute_command
         for client in {queue.client.redis, queue.client.renewals}:

@@ -66,6 +66,21 @@ class _AsyncFollowing:
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
             raise NotPrimary(str(error)) from error
 
+    # For a connection that many callers share: without the timeouts and checks of each command.
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there was a failover since it has connected."""
+        return self._since != self._failover.count
+
+    def write(self, packed: bytes) -> None:
+        """Send packed commands."""
+        self._writer.write(packed)  # type: ignore[attr-defined]
+
+    async def read_reply(self) -> Any:
+        """Return the next reply, which can be an error."""
+        return await self._parser.read_response()  # type: ignore[attr-defined]
+
 
 class _Following:
     def __init__(self, *args: Any, failover: Failover, **options: Any) -> None:
