@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -40,6 +41,7 @@ def check_keyless(scope: Scope, settings: Settings) -> None:
     _check_page(headers, hosts, settings)
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Return whether `host` is localhost or a loopback address; other names can resolve to any address."""
     if host == "localhost":
@@ -55,9 +57,12 @@ def host_of(values: Sequence[str]) -> str | None:
 
     A parsed URL would not do: of `evil@localhost` it keeps the second part, and of an invalid host the server's own.
     """
-    if len(values) != 1 or not _HOST.fullmatch(values[0]):
-        return None
-    return re.sub(r":[0-9]+$", "", values[0].lower())
+    return _valid_host(values[0]) if len(values) == 1 else None
+
+
+@lru_cache(maxsize=1024)
+def _valid_host(value: str) -> str | None:
+    return re.sub(r":[0-9]+$", "", value.lower()) if _HOST.fullmatch(value) else None
 
 
 def origin_of(url: str) -> str:

@@ -67,7 +67,10 @@ class Priority(StrEnum):
     @property
     def rank(self) -> int:
         """0 for the highest priority; the number in Redis and in the batch scheduler."""
-        return tuple(Priority).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
 
 
 class OnDeadline(StrEnum):

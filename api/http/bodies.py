@@ -92,8 +92,9 @@ class _CountedBody:
 
     def release(self) -> None:
         for pool, amount in self._taken.items():
-            pool.release(self._tenant, amount)
-            self._taken[pool] = 0
+            if amount:
+                pool.release(self._tenant, amount)
+                self._taken[pool] = 0
 
 
 def count_at_most(request: Request, memory_bytes: int, *, spools: bool = False) -> None:

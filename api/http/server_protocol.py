@@ -30,6 +30,7 @@ MAX_PIPELINED = 16
 CHUNK_OVERHEAD_BYTES = 8 * 1024
 MAX_DROPPED_BYTES = 64 * 1024 * 1024  # more than the largest body but files and bulk requests
 MIN_READ_BYTES = 16 * 1024
+MAX_WITH_HEAD_BYTES = 64 * 1024  # a larger body is not copied to follow its head at once
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -39,8 +40,8 @@ class ServerProtocol(HttpToolsProtocol):
     # Python shares the keys of instances with up to 30 attributes; with these, there would be 42.
     __slots__ = (
         *("_active", "_between", "_body_bytes", "_connections", "_cut", "_dropped_bytes", "_fault"),
-        *("_head_bytes", "_in_body", "_limits", "_lingering", "_place", "_progress", "_reading"),
-        *("_since", "_timer", "_wire_bytes", "_written_bytes"),
+        *("_head_bytes", "_held_head", "_holds_head", "_in_body", "_limits", "_lingering", "_place", "_progress"),
+        *("_reading", "_since", "_timer", "_wire_bytes", "_written_bytes"),
     )
 
     def __init__(
@@ -68,6 +69,8 @@ class ServerProtocol(HttpToolsProtocol):
         self._lingering = False
         self._since = 0.0
         self._head_bytes = self._wire_bytes = self._body_bytes = self._dropped_bytes = self._written_bytes = 0
+        self._holds_head = False
+        self._held_head = b""
         self._progress = (0.0, 0)  # when the client last read, and how many bytes it had read
         self._timer: asyncio.TimerHandle | None = None
 
@@ -102,9 +105,25 @@ class ServerProtocol(HttpToolsProtocol):
     # What a request's cycle uses as its transport
 
     def write(self, data: bytes) -> None:
-        """Send a part of a response."""
+        """Send a part of a response; its head goes with its body, if that follows at once and is small."""
         self._written_bytes += len(data)
+        if self._holds_head:
+            self._holds_head, self._held_head = False, data
+            self.loop.call_soon(self._send_head)
+            return
+        if self._held_head and len(data) <= MAX_WITH_HEAD_BYTES:
+            data, self._held_head = self._held_head + data, b""
+        self._send_head()
         self.transport.write(data)
+
+    def hold_head(self) -> None:
+        """Hold the next part, the head of a response, for its body: one system call costs 30 us less than two."""
+        self._holds_head = True
+
+    def _send_head(self) -> None:
+        head, self._held_head = self._held_head, b""
+        if head:
+            self.transport.write(head)
 
     def is_closing(self) -> bool:
         """Return whether nothing more can be sent."""
@@ -115,6 +134,7 @@ class ServerProtocol(HttpToolsProtocol):
 
         The client would lose the response to a reset if it were still sending.
         """
+        self._send_head()
         if self.is_closing():
             return
         if not (self._cut or self._in_body):
@@ -233,7 +253,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._active = cycle
         if self._place is not None:
             self._place.busy()
-        super()._start_asgi_task(cycle, partial(_run, cycle, app))
+        super()._start_asgi_task(cycle, partial(_run, self, cycle, app))
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -326,12 +346,15 @@ class _BodyCallbacks:
         self.on_message_complete = protocol.on_message_complete
 
 
-async def _run(cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def _run(
+    protocol: ServerProtocol, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Run `app`; a response that begins before the request has arrived closes the connection."""
 
     async def checked(message: Message) -> None:
-        if cycle.more_body and message["type"] == "http.response.start":
-            cycle.keep_alive = False
+        if message["type"] == "http.response.start":
+            cycle.keep_alive = cycle.keep_alive and not cycle.more_body
+            protocol.hold_head()
         await send(message)
 
     await app(scope, receive, checked)

@@ -39,6 +39,8 @@ async def store_inputs(request: JobRequest, store: InputStore) -> Inputs:
 
     Raises `InvalidRequest` with the faults of all of them.
     """
+    if not request.references:
+        return Inputs()
     guard = FetchGuard(FetchRules.for_inputs(store.settings), tenant=store.tenant, until_s=time.monotonic() + URLS_S)
     store = replace(store, guard=guard)
     refs: dict[str, InputRef] = {}

@@ -46,9 +46,16 @@ def new_id(prefix: str, at_ms: int | None = None) -> str:
     return make_id(prefix, at_ms, bits)
 
 
+# Two characters at a time: `str(ULID(...))` takes three times as long, and each request makes two ids.
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+_SHIFTS = range(120, -1, -10)
+
+
 def make_id(prefix: str, at_ms: int, random_bits: int) -> str:
     """Return the id of a time and 80 random bits."""
-    return f"{prefix}_{str(ULID.from_bytes((at_ms << 80 | random_bits).to_bytes(16))).lower()}"
+    value = at_ms << 80 | random_bits
+    return f"{prefix}_{''.join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])}"
 
 
 def id_time_ms(identifier: str) -> int | None:

@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from typing import TextIO
+from contextlib import nullcontext, suppress
+from typing import Any, NoReturn, TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -27,16 +28,16 @@ def configure(level: str, *, stream: TextIO | None = None) -> None:
     ]
     if not terminal:
         common.append(structlog.processors.format_exc_info)
-    structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
     # The plain traceback: the one with local variables shows prompts, and takes seconds to render.
     console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     rendered: Processor = console if terminal else structlog.processors.JSONRenderer()
     handler = logging.StreamHandler(stream)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *common, rendered, _writer(handler)],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=common, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, rendered]
@@ -47,3 +48,15 @@ def configure(level: str, *, stream: TextIO | None = None) -> None:
     root.setLevel(level)
     for chatty in ("botocore", "boto3", "urllib3", "s3transfer", "httpx", "httpcore", "PIL", "python_multipart"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))
+
+
+def _writer(handler: "logging.StreamHandler[TextIO]") -> Processor:
+    """Return the last processor: it writes a line to the handler's stream. A `LogRecord` would double a line's cost."""
+
+    def write(logger: object, method: str, line: Any) -> NoReturn:
+        with handler.lock or nullcontext(), suppress(OSError, ValueError):  # a closed stream stops no request
+            handler.stream.write(f"{line}\n")
+            handler.flush()
+        raise structlog.DropEvent
+
+    return write

@@ -27,6 +27,7 @@ class SharedPool:
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
+        self._in_use = metrics.shared_in_use.labels(name)
         self._held: dict[str, int] = {}
         self._used = 0
 
@@ -52,7 +53,7 @@ class SharedPool:
 
     def _set(self, tenant: str, held: int, used: int) -> None:
         self._used = used
-        metrics.shared_in_use.labels(self.name).set(used)
+        self._in_use.set(used)
         if held > 0:
             self._held[tenant] = held
         else:
