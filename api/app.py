@@ -60,9 +60,7 @@ from shared.storage.output_buckets import OutputBuckets
 
 log = structlog.get_logger()
 
-# Jobs that one script queues, and records that one round trip reads: they hold Redis for about 4 ms.
-GROUPED_SUBMITS = 32
-GROUPED_READS = 64
+GROUPED_SUBMITS = 32  # jobs that one script queues: it holds Redis for about 2 ms
 
 # Response headers that pages of other origins can read.
 EXPOSED_HEADERS = (
@@ -225,7 +223,6 @@ async def _open_services(
         authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
         submits=Grouped(partial(queue.jobs.submit, positions=True), GROUPED_SUBMITS),
-        records=Grouped(queue.jobs.get_many, GROUPED_READS),
         waiters=waiters,
         requests=SharedPool("requests", most.connections),
         readiness=readiness,

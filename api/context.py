@@ -54,7 +54,6 @@ class Services:
     authenticator: Authenticator
     queue_positions: QueuePositions
     submits: Grouped[Submission, SubmitResult | FusequeueError]
-    records: Grouped[str, JobRecord | None]
     waiters: Waiters
     requests: SharedPool
     readiness: Readiness
@@ -154,8 +153,8 @@ class RequestContext:
         return self.services.waiters.of(None if self.signer is None else self.tenant)
 
     async def find_job(self, job_id: str) -> JobRecord:
-        """Return the tenant's job in one round trip, or raise `NotFound`."""
-        record = await self.services.records.call(job_id) if JOB_ID.fullmatch(job_id) else None
+        """Return the tenant's job, or raise `NotFound`."""
+        record = await self.services.queue.jobs.get(job_id) if JOB_ID.fullmatch(job_id) else None
         if record is None or record.job.tenant != self.tenant:
             raise _no_job(job_id)
         return record
@@ -357,14 +356,13 @@ def _address(request: Request) -> str:
 def _base_url(request: Request, services: Services) -> str:
     scope = request.scope
     root_path = scope.get("app_root_path", scope.get("root_path", ""))
-    return services.settings.public_url or _requested_url(
-        scope["scheme"], scope.get("server"), root_path, request.headers.get("host")
-    )
+    requested = scope["scheme"], scope.get("server"), root_path, request.headers.get("host")
+    return (services.settings.public_url or _requested_url(*requested)).rstrip("/")
 
 
 @lru_cache(maxsize=256)
 def _requested_url(scheme: str, server: tuple[str, int] | None, root_path: str, host: str | None) -> str:
-    """Return the base URL of a request without a trailing slash; clients use few, and reading one takes 20 us."""
+    """Return the base URL of a request; clients use few, and building one takes 20 us."""
     headers = [] if host is None else [(b"host", host.encode("latin-1"))]
     scope = {"type": "http", "scheme": scheme, "server": server, "path": "/", "root_path": root_path}
-    return str(Request({**scope, "query_string": b"", "headers": headers}).base_url).rstrip("/")
+    return str(Request({**scope, "query_string": b"", "headers": headers}).base_url)

@@ -7,6 +7,7 @@ line and `submit_entries` for many lines at once.
 import asyncio
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -139,8 +140,9 @@ async def submit_entries(
     _pending_submits.add(task)
     task.add_done_callback(_pending_submits.discard)
     results = await asyncio.shield(task)
-    for submission, result in zip(submissions, results, strict=True):
-        metrics.submits.labels(submission.job.model, result_label(result)).inc()
+    models = (submission.job.model for submission in submissions)
+    for labels, count in Counter(zip(models, map(result_label, results), strict=True)).items():
+        metrics.submits.labels(*labels).inc(count)
     remaining = iter(results)
     return [next(remaining) if isinstance(entry, Submission) else entry for entry in entries]
 

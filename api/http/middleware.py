@@ -4,9 +4,11 @@ import asyncio
 import re
 import time
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 import structlog
 from fastapi import Request
+from prometheus_client import Counter, Histogram
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -81,12 +83,20 @@ class _Response:
 def _record(scope: Scope, status: int | None, seconds: float) -> None:
     route = getattr(scope.get("route"), "path", "none")
     method = scope["method"] if scope["method"] in _METHODS else "other"
-    metrics.http_requests.labels(method, route, str(status or "cut")).inc()
-    metrics.http_request_seconds.labels(route).observe(seconds)
+    responses, times = _metrics_of(method, route, status)
+    responses.inc()
+    times.observe(seconds)
     successful_read = scope["method"] in _READ_METHODS and status is not None and status < 400
     (log.debug if successful_read else log.info)(
         "request", method=method, route=route, status=status, duration_ms=round(seconds * 1000, 1)
     )
+
+
+@lru_cache(maxsize=1024)
+def _metrics_of(method: str, route: str, status: int | None) -> tuple[Counter, Histogram]:
+    """Return the metrics of such responses."""
+    responses = metrics.http_requests.labels(method, route, str(status or "cut"))
+    return responses, metrics.http_request_seconds.labels(route)
 
 
 def require_type(request: Request, allowed: Collection[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Any
@@ -43,6 +44,7 @@ CHUNK_LINES = 250  # a script of this many jobs blocks Redis for less than 5 ms
 _LINES_PER_YIELD = 25  # prepared without yielding to other requests: about 5 ms
 _CONCURRENT_IMAGES = 8  # fetched, decoded and stored at a time for one bulk request
 
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"url":"http://127.0.0.1:8000/v1/jobs/job_01..."}
 {"line":2,"error":{"code":"invalid_request","message":"n is at most 8","param":"n","status":422,"retryable":false}}
 """
@@ -158,6 +160,8 @@ class BulkSubmission:
             results = await submit_entries(entries, self._context.services)
         except FusequeueError as error:
             results = [error if isinstance(entry, Submission) else entry for entry in entries]
+        for label, count in Counter(map(result_label, results)).items():
+            metrics.bulk_lines.labels(label).inc(count)
         return b"".join(self._result_line(line.number, result) for line, result in zip(lines, results, strict=True))
 
     async def _build_all(self, lines: list[Line]) -> list[SubmissionOrReplay | FusequeueError]:
@@ -188,7 +192,6 @@ class BulkSubmission:
             return error
 
     def _result_line(self, number: int, result: SubmitResult | FusequeueError) -> bytes:
-        metrics.bulk_lines.labels(result_label(result)).inc()
         if isinstance(result, FusequeueError):
             return error_line(number, result)
         url = self._context.job_url(result.job_id)
@@ -201,4 +204,4 @@ def error_line(number: int | None, error: FusequeueError) -> bytes:
 
 
 def _encode(result: dict[str, Any]) -> bytes:
-    return json.dumps(result, separators=(",", ":")).encode() + b"\n"
+    return _JSON.encode(result).encode() + b"\n"

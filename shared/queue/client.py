@@ -203,6 +203,8 @@ class QueueClient:
             if self.shared is not None:
                 with suppress(NotShared):
                     return [paired(flat) for flat in await self.shared.replies([("HGETALL", name) for name in names])]
+            if len(names) == 1:  # a pipeline costs more
+                return [await self.redis.hgetall(names[0])]
             async with self.redis.pipeline(transaction=False) as pipe:
                 for name in names:
                     pipe.hgetall(name)

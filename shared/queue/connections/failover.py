@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hiredis import pack_command
 from redis import asyncio as aio
 from redis import connection as sync
 from redis.exceptions import (
@@ -65,6 +66,13 @@ class _AsyncFollowing:
             self._since = self._failover.count
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
             raise NotPrimary(str(error)) from error
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """Pack a command; the client's own code for it takes 1 us per value, a submit of 250 jobs has 4,000."""
+        try:
+            return [pack_command((*args[0].split(), *args[1:]))]
+        except (AttributeError, TypeError, ValueError):  # a value that only the client converts
+            return list(super().pack_command(*args))  # type: ignore[misc]
 
     # For a connection that many callers share: without the timeouts and checks of each command.
 

@@ -47,13 +47,14 @@ class SharedConnection:
         self._make = make
         self._timeout_s = timeout_s
         self._connection: Any = None
+        self._unsent: list[bytes] = []
         self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._serving: asyncio.Task[None] | None = None
         self._replied_at = self._failed_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     async def replies(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands at once, and return their replies; raises `NotShared`."""
+        """Send commands in one piece, and return their replies; raises `NotShared`."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         connection = self._usable(now)
@@ -67,11 +68,18 @@ class SharedConnection:
         self._waiting.extend((now, future) for future in futures)
         if self._timer is None:
             self._timer = loop.call_later(_CHECK_S, self._check)
-        connection.write(packed)
+        if not self._unsent:  # one system call for all commands of this turn of the loop
+            loop.call_soon(self._send, connection)
+        self._unsent.append(packed)
         found = [await future for future in futures]
         if fault := next((reply for reply in found if isinstance(reply, Exception)), None):
             raise NotShared from fault
         return found
+
+    def _send(self, connection: Any) -> None:
+        if connection is self._connection:
+            connection.write(b"".join(self._unsent))
+            self._unsent.clear()
 
     async def close(self) -> None:
         """Close the connection."""
@@ -102,12 +110,13 @@ class SharedConnection:
                 while True:
                     reply = await connection.read_reply()
                     self._replied_at = loop.time()
+                    if not self._waiting:  # not a reply
+                        return
                     _, future = self._waiting.popleft()
                     if not future.done():
                         future.set_result(reply)
             finally:
-                if self._connection is None:
-                    self._failed_at = loop.time()
+                self._connection, self._failed_at = None, loop.time()
                 self._end()
                 await connection.disconnect(nowait=True)
 
@@ -116,6 +125,7 @@ class SharedConnection:
         if self._connection is not None and self._serving is not None:
             self._serving.cancel()
         self._connection = None
+        self._unsent.clear()
         while self._waiting:
             _, future = self._waiting.popleft()
             if not future.done():
