@@ -2,7 +2,8 @@
 
 Starts a redis-server without persistence, an API process (`python -m api`) and a process of plain routes, which
 validate the same body. In turns the same requests go to both: submits and reads over 1, 8 and 32 connections. No worker
-runs. Bulk submits are lines per second. Figures are medians over the turns; `--json FILE` saves them.
+runs. Bulk submits are lines per second. CPU times are those of the processes per request. Figures are medians over the
+turns; `--json FILE` saves them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import httpx
 
 from bench.api.http_load import ClosedLoop, LoopRate, Request, get, post, run
 from bench.common import record
+from bench.cost import Milliseconds, cpu_ms
 from bench.over_http import launched
 from bench.queue.private_redis import private_redis
 from cli.up.environment import first_free_port
@@ -39,10 +41,12 @@ LIMITS = {"max_queued_jobs": "10000000", "max_queued_jobs_per_tenant": "10000000
 
 @dataclass
 class Compared:
-    """Rates of one kind of request at one number of connections: of the API and of the plain route, by turn."""
+    """Rates and CPU times of one kind of request over so many connections: of the API and the plain route, by turn."""
 
     api: list[LoopRate]
     plain: list[LoopRate]
+    cpu: list[Milliseconds]
+    plain_cpu: list[Milliseconds]
 
     def figures(self) -> dict[str, Any]:
         """Return the medians; the ratio is that within each turn."""
@@ -55,6 +59,11 @@ class Compared:
             "p50_ms": round(statistics.median(rate.p50_ms for rate in self.api), 2),
             "p99_ms": round(statistics.median(rate.p99_ms for rate in self.api), 2),
             "p99_of_p50": round(statistics.median(rate.p99_ms / rate.p50_ms for rate in self.api), 2),
+            "cpu_ms": {
+                "api": round(statistics.median(one["api"] for one in self.cpu), 3),
+                "redis": round(statistics.median(one["redis"] for one in self.cpu), 3),
+                "plain route": round(statistics.median(one["others"] for one in self.plain_cpu), 3),
+            },
         }
 
 
@@ -108,18 +117,27 @@ def serving(folder: Path, module: str, *arguments: str, **settings: str) -> Iter
         yield port
 
 
+def timed(port: int, load: ClosedLoop) -> tuple[LoopRate, Milliseconds]:
+    """Run a loop, and return its rate and the CPU time of each part per request."""
+    before = cpu_ms()
+    rate = asyncio.run(run(port, load))
+    return rate, {part: (total - before.get(part, 0.0)) / rate.requests for part, total in cpu_ms().items()}
+
+
 def measure(api: int, plain: int, turns: int, seconds: float) -> dict[str, Any]:
     """Return the figures of all kinds of requests."""
     kinds = {"submit": submits(), "read": read(api)}
-    compared = {(kind, count): Compared([], []) for kind in kinds for count in CONNECTIONS}
+    compared = {(kind, count): Compared([], [], [], []) for kind in kinds for count in CONNECTIONS}
     bulk: list[float] = []
     for turn in range(turns + 1):  # the first one, in which connections and caches begin, does not count
         for (kind, count), rates in compared.items():
             load = ClosedLoop(count, seconds if turn else min(seconds, 1.0), kinds[kind])
-            for port, into in sorted(((api, rates.api), (plain, rates.plain)), reverse=turn % 2 == 1):
-                rate = asyncio.run(run(port, load))
+            servers = ((api, rates.api, rates.cpu), (plain, rates.plain, rates.plain_cpu))
+            for port, into, costs in sorted(servers, reverse=turn % 2 == 1):
+                rate, cost = timed(port, load)
                 if turn:
                     into.append(rate)
+                    costs.append(cost)
         lines = asyncio.run(run(api, ClosedLoop(BULK_CONNECTIONS, seconds, bulk_submits()))).per_second * BULK_LINES
         if turn:
             bulk.append(lines)
@@ -133,11 +151,22 @@ def measure(api: int, plain: int, turns: int, seconds: float) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> str:
     """Return the figures as a table."""
-    lines = ["| requests | per second | plain route | ratio | p50 ms | p99 ms |", "|---|---|---|---|---|---|"]
+    names = (
+        "requests",
+        "per second",
+        "plain route",
+        "ratio",
+        "p50 ms",
+        "p99 ms",
+        "CPU ms: API",
+        "Redis",
+        "plain route",
+    )
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for name, row in figures.items():
         if isinstance(row, dict):
-            cells = (name, row["per_second"], row["plain_per_second"], row["ratio"], row["p50_ms"], row["p99_ms"])
-            lines.append(f"| {' | '.join(map(str, cells))} |")
+            cells = (row[key] for key in ("per_second", "plain_per_second", "ratio", "p50_ms", "p99_ms"))
+            lines.append(f"| {' | '.join(map(str, (name, *cells, *row['cpu_ms'].values())))} |")
     return "\n".join([*lines, f"bulk: {figures['bulk_lines_per_second']:,} lines/s"])
 
 

@@ -20,8 +20,9 @@ class ClosedLoop(NamedTuple):
 
 
 class LoopRate(NamedTuple):
-    """Responses per second, and their times in milliseconds."""
+    """Responses, their number per second, and their times in milliseconds."""
 
+    requests: int
     per_second: float
     p50_ms: float
     p99_ms: float
@@ -90,7 +91,7 @@ async def run(port: int, load: ClosedLoop) -> LoopRate:
         await asyncio.gather(*(connection.done for connection in connections))
     seconds = time.perf_counter() - started
     ordered = sorted(1000 * one for one in times)
-    return LoopRate(len(times) / seconds, statistics.median(ordered), ordered[-1 - len(ordered) // 100])
+    return LoopRate(len(times), len(times) / seconds, statistics.median(ordered), ordered[-1 - len(ordered) // 100])
 
 
 def get(path: str) -> Request:

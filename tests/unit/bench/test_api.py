@@ -8,15 +8,17 @@ from bench.api.http_load import ClosedLoop, LoopRate, get, post, run
 
 def test_the_ratio_is_the_median_of_the_ratios_within_each_turn() -> None:
     compared = Compared(
-        api=[LoopRate(100, 10, 20), LoopRate(300, 10, 40), LoopRate(90, 10, 30)],
-        plain=[LoopRate(200, 1, 2), LoopRate(400, 1, 2), LoopRate(100, 1, 2)],
+        api=[LoopRate(9, 100, 10, 20), LoopRate(9, 300, 10, 40), LoopRate(9, 90, 10, 30)],
+        plain=[LoopRate(9, 200, 1, 2), LoopRate(9, 400, 1, 2), LoopRate(9, 100, 1, 2)],
+        cpu=[{"api": 0.5, "redis": 0.1, "others": 0.0}] * 3,
+        plain_cpu=[{"api": 0.0, "redis": 0.0, "others": 0.2}] * 3,
     )
     figures = compared.figures()
     assert figures["ratio"] == 0.75
     assert figures["ratio_of_turns"] == [0.5, 0.75, 0.9]
     assert (figures["per_second"], figures["plain_per_second"]) == (100, 200)
     assert (figures["p50_ms"], figures["p99_ms"], figures["p99_of_p50"]) == (10, 30, 3)
-    assert "| submit, 8 connections | 100 | 200 | 0.75 | 10 | 30 |" in table(
+    assert "| submit, 8 connections | 100 | 200 | 0.75 | 10 | 30 | 0.5 | 0.1 | 0.2 |" in table(
         {"submit, 8 connections": figures, "bulk_lines_per_second": 1000}
     )
 
@@ -52,7 +54,7 @@ async def _rate(response: bytes) -> tuple[LoopRate, list[bytes]]:
 @pytest.mark.parametrize("response", [WHOLE, CHUNKED])
 async def test_each_connection_waits_for_its_response_and_sends_the_next_request(response: bytes) -> None:
     rate, requests = await _rate(response)
-    assert rate.per_second > 0
+    assert (rate.requests, rate.per_second > 0) == (len(requests), True)
     assert 0 < rate.p50_ms <= rate.p99_ms
     assert len(requests) > 3
     assert set(requests) == {post("/x", b"{}")}
