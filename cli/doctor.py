@@ -20,7 +20,7 @@ import typer
 from rich.markup import escape
 
 from cli.client_options import CommandConsole, Exit, Json
-from cli.keys import DATA, DataDir
+from cli.operators.keys import DATA, DataDir
 from cli.up import environment
 from shared.config import settings
 from shared.errors import FusequeueError

@@ -56,16 +56,19 @@ COMMANDS = {
     "workers": ("cli.jobs:workers", "List the workers that are alive."),
     "doctor": ("cli.doctor:doctor", "Check Redis, storage, models, API, device and memory with the current settings."),
     "pause": (
-        "cli.operators:pause",
+        "cli.operators.operations:pause",
         "Start no job of a model, of a tenant, or at all.",
     ),
-    "resume": ("cli.operators:resume", "End a pause."),
-    "pauses": ("cli.operators:pauses", "List what is paused."),
-    "curves": ("cli.operators:curves", "List the batch cost curves that workers measured."),
-    "actions": ("cli.operators:actions", "List what operators did, newest first."),
-    "keys": ("cli.keys:keys", "Create, list and revoke API keys."),
-    "tenants": ("cli.keys:tenants", "Limits of tenants."),
-    "dead": ("cli.dead_letters:dead", "Dead letters, the jobs that failed permanently: list, show, redrive, purge."),
+    "resume": ("cli.operators.operations:resume", "End a pause."),
+    "pauses": ("cli.operators.operations:pauses", "List what is paused."),
+    "curves": ("cli.operators.operations:curves", "List the batch cost curves that workers measured."),
+    "actions": ("cli.operators.operations:actions", "List what operators did, newest first."),
+    "keys": ("cli.operators.keys:keys", "Create, list and revoke API keys."),
+    "tenants": ("cli.operators.keys:tenants", "Limits of tenants."),
+    "dead": (
+        "cli.operators.dead_letters:dead",
+        "Dead letters, the jobs that failed permanently: list, show, redrive, purge.",
+    ),
 }
 """Where each command is, and how its help begins."""
 

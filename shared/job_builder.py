@@ -174,7 +174,9 @@ async def build_job(
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
         job = job.model_copy(update={"webhook": webhook})
-    return job.model_copy(update={"previews": previews, "output": output, "adapters": adapters, "trace": tracing.current()})
+    return job.model_copy(
+        update={"previews": previews, "output": output, "adapters": adapters, "trace": tracing.current()}
+    )
 
 
 async def current_adapters(

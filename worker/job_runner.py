@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from structlog.contextvars import bind_contextvars
 
+from shared.config.adapters import AdapterSpec
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError, NotFound, Unavailable, UnexpectedError, without_places
 from shared.job import Artifact, Failure, OnDeadline, Outcome, Phase, Progress, State, Timings

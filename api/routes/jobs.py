@@ -84,4 +84,4 @@ DIRECT = (
     DirectRoute(route_of(router, submit_job), re.compile("/v1/jobs"), _submit_directly),
     DirectRoute(route_of(router, get_job), re.compile(f"/v1/jobs/{JOB_ID.pattern}"), _get_directly),
 )
-"""Clients send these routes' requests far more often than others; see docs/decisions/0020-cost-of-a-request.md."""
+"""Clients send these routes' requests far more often than others; see docs/design/request-cost.md."""

@@ -15,8 +15,8 @@ import pytest
 from redis import Redis
 from typer.testing import CliRunner
 
-from cli.keys import find_redis
 from cli.main import app
+from cli.operators.keys import find_redis
 from cli.up import environment
 
 ROOT = Path(__file__).resolve().parents[3]
