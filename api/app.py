@@ -41,9 +41,10 @@ from api.routes import (
     jobs,
     matching_jobs,
     models,
+    usage,
     webhooks,
 )
-from api.routes.operators import cost_curves, dead_letters, model_orders, operations, pauses
+from api.routes.operators import cost_curves, dead_letters, model_orders, operations, pauses, tenants
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -146,9 +147,9 @@ def _include_routes(app: FastAPI) -> None:
     for module in (*native, *openai, *replicate, huggingface, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(live.router, dependencies=[JOBS_SCOPE])
-    for changes in (job_changes, matching_jobs):  # their context requires the scope, which `tenant` changes
-        app.include_router(changes.router)
-    for module in (operations, dead_letters, pauses, cost_curves, model_orders):
+    for module in (job_changes, matching_jobs, usage):  # they require the scope, which `tenant` changes
+        app.include_router(module.router)
+    for module in (operations, dead_letters, pauses, cost_curves, model_orders, tenants):
         app.include_router(module.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their

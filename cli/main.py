@@ -62,6 +62,10 @@ COMMANDS = {
     "resume": ("cli.operators.operations:resume", "End a pause."),
     "pauses": ("cli.operators.operations:pauses", "List what is paused."),
     "curves": ("cli.operators.operations:curves", "List the batch cost curves that workers measured."),
+    "usage": (
+        "cli.operators.operations:usage",
+        "List what jobs have used, by day, tenant and model; --csv for spreadsheets.",
+    ),
     "actions": ("cli.operators.operations:actions", "List what operators did, newest first."),
     "keys": ("cli.operators.keys:keys", "Create, list and revoke API keys."),
     "tenants": ("cli.operators.keys:tenants", "Limits of tenants."),

@@ -62,6 +62,7 @@ from fusequeue.resources.operations import (
     OperatorAction,
     Pause,
 )
+from fusequeue.resources.usage import UsageJobs, UsageRow
 from fusequeue.resources.webhooks import (
     AsyncWebhooks,
     DeliveryAttempt,
@@ -196,6 +197,8 @@ __all__ = [
     "UnexpectedResponse",
     "Unreachable",
     "UploadedAdapter",
+    "UsageJobs",
+    "UsageRow",
     "WaitTimeout",
     "WebhookDelivery",
     "WebhookEndpoint",

@@ -7,7 +7,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
 from fusequeue.resources.operations import AsyncOperations
+from fusequeue.resources.usage import Day, UsageGroup, UsageRow, usage_query
 from fusequeue.resources.webhooks import AsyncWebhooks
 from fusequeue.response_types import (
     BULK_ROW,
@@ -329,6 +330,23 @@ class AsyncClient:
     async def scale(self, pool: str = "default") -> Scale:
         """Return how many workers the service wants; `pool` is its namespace."""
         return await self._http.read(Scale, "GET", path_of("/v1/scale", pool))
+
+    def usage(
+        self,
+        *,
+        first_day: Day | None = None,
+        last_day: Day | None = None,
+        tenant: str | None = None,
+        model: Model | str | None = None,
+        group_by: Sequence[UsageGroup] = ("day", "tenant", "model"),
+        limit: int | None = None,
+    ) -> AsyncGenerator[UsageRow]:
+        """Yield what jobs have used, by default in the last 30 days; both days (UTC) are included.
+
+        `group_by` divides the rows. With a key of the scope `admin`, `tenant` can be another one, or `*` for all.
+        """
+        query = usage_query(first_day, last_day, tenant, model, group_by)
+        return self._http.pages(UsageRow, "/v1/usage", limit, query)
 
     def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
         """Yield dead letters, newest first, up to `limit`."""

@@ -58,6 +58,7 @@ class Client(Blocking[AsyncClient]):
     queues = blocking(AsyncClient.queues)
     workers = blocking(AsyncClient.workers)
     scale = blocking(AsyncClient.scale)
+    usage = iterating(AsyncClient.usage)
     dead_letters = iterating(AsyncClient.dead_letters)
     dead_letter = blocking(AsyncClient.dead_letter)
     redrive = blocking(AsyncClient.redrive)

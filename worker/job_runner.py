@@ -72,6 +72,7 @@ class JobRunner:
             elif await self._settle(claimed, outcome):
                 ended_as = outcome.state.value
                 return
+            await self._count_run(claimed, outcome)
             await self._remove_uploads(claimed)
         except Exception as error:
             if claimed.abandoned:
@@ -150,7 +151,7 @@ class JobRunner:
     async def _settle(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
         """Write the outcome, log and count it; False when the claim is no longer current."""
         claimed.times.note_settling()
-        job_id, epoch, token = claimed.job.id, claimed.claim.epoch, secrets.token_hex(8)
+        job_id, epoch, token = claimed.job.id, claimed.claim.epoch, claimed.settle_token
         settled = await retry_while_unavailable(
             lambda: self._queue.claims.settle(self._worker, job_id, epoch, outcome, token=token, job=claimed.job),
             "settle_failed",
@@ -176,6 +177,16 @@ class JobRunner:
             error=outcome.error.code if outcome.error else None,
         )
         return bool(settled)
+
+    async def _count_run(self, claimed: ClaimedJob, outcome: Outcome) -> None:
+        """Count what a run has used that does not end its job."""
+        if not outcome.device_seconds:
+            return
+        try:
+            if await self._queue.claims.count_run(claimed.job, claimed.settle_token, outcome):
+                collectors.used(claimed.job.model, outcome)
+        except Unavailable as error:
+            log.warning("run_not_counted", device_seconds=outcome.device_seconds, error=str(error))
 
     async def _remove_uploads(self, claimed: ClaimedJob) -> None:
         """Delete the uploads of a claim that another claim, or a deletion, has replaced.
@@ -211,6 +222,7 @@ class ClaimedJob:
         self.job = claim.job
         self.spec = spec
         self.claim_key = f"{claim.job.id}:{claim.epoch}"
+        self.settle_token = secrets.token_hex(8)
         now_s = time.monotonic()
         self.queued_since_s = now_s - claim.queued_ms / 1000
         stops = claim.time_left_ms is not None and claim.job.on_deadline is OnDeadline.EXPIRE

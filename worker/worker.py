@@ -40,6 +40,7 @@ log = structlog.get_logger()
 
 EXIT_HUNG = 70
 LOSE_S = 3.0
+COUNT_S = 5.0
 RELEASE_S = 10.0  # how long a drain retries the release of its jobs during an outage of Redis
 
 
@@ -284,4 +285,6 @@ class Worker:
             release, "release_failed", until=lambda: time.monotonic() > give_up_s, max_s=1.0
         )
         log.info("jobs_released", jobs=released)  # None: their leases expire
+        if self._tasks:  # each counts what it has used, when the engine has ended its present forward
+            await asyncio.wait(set(self._tasks), timeout=COUNT_S)
         await cancel_and_wait(self._tasks)

@@ -1,17 +1,31 @@
-"""Commands of operators: pause, resume, pauses, actions and curves."""
+"""Commands of operators: pause, resume, pauses, actions and curves; and what jobs have used."""
 
-from typing import Annotated
+import csv
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
 import typer
 
 from cli.client_options import Json, Key, Url, connected, name_option
-from fusequeue import CostCurve, OperatorAction, Pause
+from fusequeue import CostCurve, OperatorAction, Pause, UsageRow
 
 OfModel = Annotated[str | None, typer.Option("--model", help="Only this model.", callback=name_option)]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.", callback=name_option)]
 All = Annotated[bool, typer.Option("--all", help="Everything.")]
 Reason = Annotated[str, typer.Option(help="Shown to other operators.", callback=name_option)]
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
+From = Annotated[str | None, typer.Option("--from", help="First day (UTC), such as 2026-01-31.", callback=name_option)]
+To = Annotated[str | None, typer.Option("--to", help="Last day, included. Default: today.", callback=name_option)]
+Group = Literal["day", "tenant", "model"]
+By = Annotated[list[Group] | None, typer.Option("--by", help="Divide by it; repeatable. Default: all three.")]
+AllTenants = Annotated[bool, typer.Option("--all-tenants", help="Of every tenant; for keys with the scope admin.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV (RFC 4180), with a line of column names.")]
+USAGE_COLUMNS = (
+    *("day", "tenant", "model", "device_seconds", "images", "videos", "output_bytes", "steps", "skipped_steps"),
+    *("succeeded", "failed", "canceled", "expired"),
+)
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def pause(
@@ -64,6 +78,51 @@ def curves(of: OfModel = None, url: Url = None, api_key: Key = None, as_json: Js
     with connected(url, api_key, as_json) as (client, console):
         columns = ("model", "device", "shape", "efficient rows", "seconds by rows")
         console.table(client.operations.cost_curves(model=of), columns, _curve_row)
+
+
+def usage(
+    first_day: From = None,
+    last_day: To = None,
+    tenant: OfTenant = None,
+    all_tenants: AllTenants = False,
+    model: OfModel = None,
+    by: By = None,
+    as_csv: Csv = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """List what jobs have used, by day, tenant and model, in the last 30 days."""
+    if as_csv and as_json:
+        raise typer.BadParameter("it excludes --json", param_hint="--csv")
+    if tenant and all_tenants:
+        raise typer.BadParameter("it excludes --tenant", param_hint="--all-tenants")
+    with connected(url, api_key, as_json) as (client, console):
+        rows = client.usage(
+            first_day=first_day,
+            last_day=last_day,
+            tenant="*" if all_tenants else tenant,
+            model=model,
+            group_by=by or ("day", "tenant", "model"),
+        )
+        if as_csv:
+            write_csv(rows)
+        else:
+            console.table(rows, [column.replace("_", " ") for column in USAGE_COLUMNS], usage_cells)
+
+
+def write_csv(rows: Iterable[UsageRow]) -> None:
+    """Write rows to stdout as they arrive. A spreadsheet takes no name for a formula."""
+    writer = csv.writer(sys.stdout, lineterminator="\r\n")
+    writer.writerow(USAGE_COLUMNS)
+    for row in rows:
+        cells = usage_cells(row)
+        writer.writerow([f"'{cell}" if str(cell).startswith(FORMULA_STARTS) else cell for cell in cells])
+
+
+def usage_cells(row: UsageRow) -> tuple[object, ...]:
+    """Return the values of `USAGE_COLUMNS`."""
+    return tuple(getattr(row if name in UsageRow.model_fields else row.jobs, name) for name in USAGE_COLUMNS)
 
 
 def _curve_row(curve: CostCurve) -> tuple[object, ...]:

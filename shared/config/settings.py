@@ -107,6 +107,7 @@ class Settings(BaseSettings):
     file_retention_s: Positive = _setting(
         7 * 86_400, "How long ended batches are kept, and files without `expires_after`."
     )
+    usage_retention_days: int = _setting(400, "How long the usage of tenants is kept, by day.", ge=1, le=4_000)
     idempotency_s: Positive = _setting(86_400, "How long an Idempotency-Key is remembered.")
     max_queued_jobs: Positive = _setting(100_000, "Limit of queued jobs; more get 429.")
     max_queued_jobs_per_tenant: Positive = _setting(

@@ -159,6 +159,12 @@ class ApiKeys(QueueComponent):
             for tenant in sorted(running.keys() | seconds.keys())
         }
 
+    async def queued_jobs(self) -> dict[str, int]:
+        """Return how many jobs of each tenant are queued."""
+        with translated():
+            rows = await self._redis.hgetall(self._keys.queued_jobs)
+        return {tenant: int(jobs) for tenant, jobs in rows.items() if tenant != _EVERYONE}
+
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits; None means the limit in the settings."""
         tenant_name(tenant)

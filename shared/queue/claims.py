@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, encode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
+from shared.queue.maintenance.tenant_usage import used_by
 from shared.queue.records import ARTIFACTS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
 
@@ -244,7 +245,12 @@ class Claims(QueueComponent):
             objects=sum(1 if one.thumbnail is None else 2 for one in stored),
             stored_bytes=sum(one.bytes + (one.thumbnail.bytes if one.thumbnail else 0) for one in stored),
             wire=wire,
+            used=used_by(outcome).wire(),
         )
+
+    async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:
+        """Count what a run has used that has lost or returned its claim; False if `settle` has, with the same token."""
+        return await self._scripts.count_run(job.tenant, job.model, job.id, token, used_by(outcome).wire())
 
     async def report_progress(self, *reports: ProgressReport) -> int:
         """Publish the progress of current claims in one message, and store it with `store`; return how many are."""

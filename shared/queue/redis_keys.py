@@ -106,6 +106,8 @@ class RedisKeys:
     reply = _Family("token", "string", ttl="30 s")  # of a script, for a repetition
     previews = _Family("job", "hash", ttl="1 min")
     sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")
+    usage = _Family("day", "hash", ttl="usage_retention_days; 20,000 rows")  # by tenant and model; days since 1970
+    usage_rows = _Family("day", "zset", ttl="as usage")
     # Storage and quotas
     footprint = _Single("hash", bound="four numbers a tenant that keeps something, and `*`")
     input = _Family("tenant id", "hash", bound="the quota of stored objects", ttl="while unused")

@@ -35,7 +35,7 @@ _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 
 REPLAYED = frozenset(
     {
-        *("forget_job", "forget_input", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
+        *("forget_job", "forget_input", "release", "lose", "purge_dead_letter", "redrive_dead_letter", "count_run"),
         *("list_as_waiting", "admit", "commit_batch", "due_batches", "forget_file"),
         *("put_endpoint", "claim_deliveries", "record_attempt", "resume"),
         *("join_sync_call", "leave_sync_call", "abandon_sync_call", "forget_adapter"),
@@ -142,6 +142,7 @@ def _conf(settings: Settings) -> str:
         "bulk_share": settings.bulk_share,
         "interactive_allowance_s": settings.interactive_allowance_s,
         "dead_ms": DEAD_LETTERS_MS,
+        "usage_retention_ms": settings.usage_retention_days * 86_400_000,
         "dead_cap": DEAD_LETTERS_CAP,
     }
     return f"local conf = {{{', '.join(f'{name} = {number}' for name, number in numbers.items())}}}"
@@ -202,7 +203,9 @@ class Scripts(Protocol):
         objects: int,
         stored_bytes: int,
         wire: str | None,
+        used: str,
     ) -> bool: ...
+    async def count_run(self, tenant: str, model: str, job_id: str, token: str, used: str) -> bool: ...
 
     # Controls
     async def pause(self, name: str, row: str, most: int) -> bool: ...

@@ -99,6 +99,12 @@ step_seconds = _times(
     "Time in the engine per computed step of a succeeded job, including preemption and decoding.",
     ("model",),
 )
+# The usage of all tenants. A tenant is no label: each one would add series for good; `GET /v1/usage` has tenants.
+device_seconds = _counter("device_seconds_total", "Device time of runs, when they end.", ("model",))
+images = _counter("images_total", "Images of succeeded jobs.", ("model",))
+videos = _counter("videos_total", "Videos of succeeded jobs.", ("model",))
+output_bytes = _counter("output_bytes_total", "Bytes of those images and videos.", ("model",))
+computed_steps = _counter("computed_steps_total", "Denoising steps computed, over all images.", ("model",))
 skipped_steps = _counter(
     "skipped_steps_total", "Denoising steps that step caching answered without a forward.", ("model",)
 )

@@ -6,7 +6,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
@@ -178,7 +179,7 @@ class Engine:
                 self._run_messages(wait=not (self._scheduler.can_run() or self._models.adapters.attaching))
                 self._models.adapters.attach_some()
                 if self._scheduler.can_run():
-                    self._thread_timer.note_busy(time.monotonic())
+                    self._note_busy()
                 self._scheduler.run_forward()
         except BaseException:
             self._failed = True
@@ -189,7 +190,7 @@ class Engine:
 
     def _run_messages(self, wait: bool) -> None:
         if wait:
-            self._thread_timer.note_idle(time.monotonic())
+            self._note_idle()
             message = self._inbox.get()
             self._forward_timer.note_progress()  # before a job starts, else the pause would look like a hang
             message()
@@ -197,7 +198,30 @@ class Engine:
         while not self._inbox.empty():
             self._inbox.get()()
 
+    def _note_busy(self) -> None:
+        if not self._thread_timer.busy:
+            self._thread_timer.note_busy(time.monotonic())
+            self._forward_timer.begin_busy()
+
+    def _note_idle(self) -> None:
+        self._thread_timer.note_idle(time.monotonic())
+        self._forward_timer.end_busy()
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        """While the thread checks a model; its time is that of no job, and not busy."""
+        self._forward_timer.drain()
+        busy = self._thread_timer.busy
+        self._note_idle()
+        self._checking_model = True
+        yield
+        self._forward_timer.note_progress()
+        self._checking_model = False
+        if busy:
+            self._note_busy()
+
     def _adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
+        self._note_busy()  # jobs that waited for the adapters start
         self._scheduler.adapters_loaded(model, key, error)
 
     def _begin_stop(self) -> None:
@@ -211,7 +235,9 @@ class Engine:
                 self._scheduler.finish(engine_job, decoded.error)
                 continue
             now, queued_since_s = time.monotonic(), engine_job.request.queued_since_s
-            self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)
+            if not self._thread_timer.busy:
+                self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)
+                self._forward_timer.begin_busy()
             if engine_job.claim_key not in self._unfinished:  # canceled while its inputs were decoded
                 self._scheduler.finish(engine_job, canceled=True)
             elif postponed := self._postponed(engine_job.spec.id):
@@ -243,10 +269,9 @@ class Engine:
         self._crowded_out.discard(model)
         if isinstance(result, LoadedModel):
             if not from_cpu_memory:  # else it has been checked, and its kernels are ready
-                self._checking_model = True
-                run_self_check(result, self.device)
-                warm_up_model(result, self.device, self._forward_timer.note_progress)
-                self._checking_model = False
+                with self._checking():
+                    run_self_check(result, self.device)
+                    warm_up_model(result, self.device, self._forward_timer.note_progress)
             self._forward_timer.note_progress()
             seconds = time.monotonic() - result.load_started_s
             if not from_cpu_memory:
@@ -262,6 +287,7 @@ class Engine:
             if isinstance(result, PinsInTheWay):
                 self._crowded_out.add(model)
             self._repeat_load(model, result)
+        self._note_busy()  # jobs that waited for the model start
         self._scheduler.model_loaded(model, result)
         self._wake_load_waiter(model)
 
@@ -296,10 +322,8 @@ class Engine:
         """Repeat self-checks for which memory was too scarce."""
         for model in list(self._models.loaded.values()):
             if model.next_check_s <= time.monotonic():
-                self._checking_model = True
-                run_self_check(model, self.device)
-                self._forward_timer.note_progress()
-                self._checking_model = False
+                with self._checking():
+                    run_self_check(model, self.device)
 
     def _wake_load_waiter(self, model: str) -> None:
         if done := self._load_waiters.pop(model, None):

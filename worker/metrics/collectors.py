@@ -10,6 +10,7 @@ import structlog
 
 from shared.job import Outcome, State
 from shared.queue import Claim
+from shared.queue.maintenance.tenant_usage import used_by
 from shared.runtime import metrics
 from worker.engine import protocol
 from worker.engine.protocol import EngineStatus, ModelEvent, ThreadTime
@@ -32,11 +33,22 @@ def settled(claim: Claim, outcome: Outcome) -> None:
     metrics.jobs_ended.labels(claim.job.model, outcome.state.value).inc()
     if outcome.error is not None:
         metrics.job_failures.labels(outcome.error.code).inc()
+    used(claim.job.model, outcome)
     skipped = outcome.batching.skipped_steps
-    metrics.skipped_steps.labels(claim.job.model).inc(skipped)
     steps, inference_ms = (outcome.progress.total - skipped) // max(1, claim.job.n), outcome.timings.inference_ms
     if outcome.state is State.SUCCEEDED and steps and inference_ms is not None:
         metrics.step_seconds.labels(claim.job.model).observe(inference_ms / 1000 / steps)
+
+
+def used(model: str, outcome: Outcome) -> None:
+    """Count what a run has used, as the usage of its tenant does."""
+    run = used_by(outcome)
+    metrics.device_seconds.labels(model).inc(outcome.device_seconds)
+    metrics.computed_steps.labels(model).inc(run.steps)
+    metrics.skipped_steps.labels(model).inc(run.skipped_steps)
+    metrics.images.labels(model).inc(run.images)
+    metrics.videos.labels(model).inc(run.videos)
+    metrics.output_bytes.labels(model).inc(run.output_bytes)
 
 
 def model_event(event: ModelEvent) -> None:

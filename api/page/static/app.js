@@ -20,6 +20,7 @@ import { Models } from "./views/models.js";
 import { Now, nowTitle } from "./views/now.js";
 import { PauseBanner } from "./views/pauses.js";
 import { forgetRuns, Playground } from "./views/playground.js";
+import { Tenants } from "./views/tenants.js";
 
 const VIEWS = [
   { path: "now", name: "Now", icon: "now", view: Now, allowed: () => mayRead() || mayOperate(), title: nowTitle },
@@ -28,6 +29,7 @@ const VIEWS = [
   { path: "batches", name: "Batches", icon: "batches", view: Batches, allowed: mayRead },
   { path: "dead-letters", name: "Dead letters", icon: "dead", view: DeadLetters, allowed: mayOperate },
   { path: "models", name: "Models", icon: "models", view: Models, allowed: mayRead },
+  { path: "tenants", name: "Tenants", icon: "tenants", view: Tenants, allowed: mayOperate },
   { path: "actions", name: "Action log", icon: "actions", view: Actions, allowed: mayOperate },
 ];
 

@@ -19,6 +19,7 @@ VIEWS = {
     "batches": ("#/batches", "main .panel"),
     "dead letters": ("#/dead-letters", ".letter"),
     "models": ("#/models", ".model"),
+    "tenants": ("#/tenants?tenant=default&days=30", ".tenants-use tbody tr + tr"),
     "action log": ("#/actions", ".actions-log"),
 }
 LOOKS = {"wide and light": (WIDE, "light"), "wide and dark": (WIDE, "dark"), "narrow and dark": (NARROW, "dark")}

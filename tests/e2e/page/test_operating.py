@@ -190,6 +190,7 @@ def test_the_keys_lead_to_every_view(open_page: Any, waiting: Any) -> None:
         "b": "Batches",
         "d": "Dead letters",
         "m": "Models",
+        "t": "Tenants",
         "a": "Action log",
         "n": "Now",
     }

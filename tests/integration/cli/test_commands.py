@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +18,9 @@ from harness.http_server import ROOT, WORKER, claimed, deliver, png
 from typer.testing import CliRunner
 
 from cli.main import app
-from shared.job import Priority
+from cli.operators import write_csv
+from fusequeue import UsageRow
+from shared.job import Outcome, Priority, Progress, State
 from shared.queue import Queue
 
 Run = Callable[..., Awaitable[Result]]
@@ -289,3 +293,33 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
             await claimed(queue, job["id"])
     assert "1 dead letters" in (await run("dead", "purge", "--model", "demo")).stdout
     assert lines(await run("jobs", "--json")) == []
+
+
+async def test_usage_is_printed_as_csv(run: Run, queue: Queue) -> None:
+    """RFC 4180, with names of columns; sums of what is not divided."""
+    await run("submit", PROMPT, "--no-wait")
+    (one,) = await queue.claims.claim(WORKER, ["demo"], 64)
+    outcome = Outcome(state=State.FAILED, device_seconds=1.5, progress=Progress(step=4, total=8))
+    assert await queue.claims.settle(WORKER, one.job.id, one.epoch, outcome)
+    today = (await queue.usage.today()).isoformat()
+    result = await run("usage", "--csv", "--from", today, "--to", today)
+    head, line, end = result.stdout_bytes.decode().split("\r\n")
+    assert dict(zip(head.split(","), line.split(","), strict=True)) == {
+        **dict.fromkeys(head.split(","), "0"),
+        **{"day": today, "tenant": "default", "model": "demo", "device_seconds": "1.5", "steps": "4", "failed": "1"},
+    }
+    assert end == ""
+    (row,) = lines(await run("usage", "--by", "model", "--all-tenants", "--json"))
+    assert (row["day"], row["model"], row["device_seconds"]) == (None, "demo", 1.5)
+    assert "default" in (await run("usage")).stdout
+    assert (await run("usage", "--csv", "--json")).exit_code == 2
+    assert (await run("usage", "--from", "yesterday")).exit_code == 2
+
+
+def test_no_name_becomes_a_formula_of_a_spreadsheet(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tenants and models of this service begin with a letter or digit; another service may allow more."""
+    rows = [UsageRow(tenant=name, model='a,"b"', device_seconds=1) for name in ("=1+1", "+1", "-1", "@x", "acme")]
+    write_csv(rows)
+    _, *found = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
+    assert [row[1] for row in found] == ["'=1+1", "'+1", "'-1", "'@x", "acme"]
+    assert {row[2] for row in found} == {'a,"b"'}

@@ -344,19 +344,26 @@ def test_progress_covers_all_images_in_order(tiny_models: Path) -> None:
 
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "while the model loads"])
 def test_the_device_seconds_of_all_jobs_are_the_busy_time_of_the_engine(warm: bool) -> None:
-    """Encoding, denoising, decoding and the pipelines' own code of fused, padded and image-to-image jobs."""
-    harness = EngineHarness(a_spec(DEMO))
-    jobs = [a_job("one"), a_job("pair", n=2, steps=6), a_job("exact", reproducible=True), a_job("from", strength=0.6)]
+    """Encoding, denoising, decoding, the pipelines' own code and the selection of calls, of jobs that arrive and are
+    canceled at any step: fused, padded and image-to-image ones, with previews. A tenant's usage is their sum."""
+    harness = ScriptedHarness(a_spec(DEMO))
+    kinds: list[dict[str, Any]] = [{}, {"n": 2, "steps": 6}, {"reproducible": True}, {"strength": 0.6}, {"previews": 2}]
+    jobs = [a_job(f"{at}", prompt=f"{at // 2} circles", **kinds[at % len(kinds)]) for at in range(20)]
+    for job, later in zip(jobs, jobs[10:], strict=False):
+        harness.script.at(job.id, 2, lambda later=later: harness.submit(later))
+    harness.script.at("11", 2, lambda: harness.engine.cancel("11"))
     with harness.started() as engine:
         if warm:
             engine.warm_up()
-        harness.submit(*jobs)
+        harness.submit(*jobs[:10])
         harness.recorder.wait_for([job.id for job in jobs])
         wait_until(lambda: not engine._thread_timer.busy, "the thread is idle")
         busy_s = engine.status().thread_time.busy_s
-    seconds = {name: ended.device_seconds for name, ended in harness.recorder.finished.items()}
-    assert sum(seconds.values()) == pytest.approx(busy_s, rel=0.15)
-    assert seconds["pair"] > seconds["one"], "twice the images, with more steps"
+    finished = harness.recorder.finished
+    seconds = {name: ended.device_seconds for name, ended in finished.items()}
+    assert sum(seconds.values()) == pytest.approx(busy_s, rel=0.01)
+    assert finished["11"].canceled
+    assert 0 < seconds["11"] < seconds["1"], "it ended early"
     forwards_s = sum(forward.seconds for forward in harness.recorder.forwards)
     assert forwards_s < sum(seconds.values()), "denoising is a part of it"
 

@@ -83,10 +83,10 @@ def test_previews_share_a_forward_and_decoding_is_reported_at_the_end(
     decoded: list[int] = []
 
     class RecordingTimer(type(harness.engine._forward_timer)):  # type: ignore[misc]
-        def measure(self, key: Any, run: Any, done: Any) -> Any:
+        def measure(self, key: Any, run: Any, *on: Any) -> Any:
             if key[2].startswith("vae.decode"):
                 decoded.append((key[2], key[3]))
-            return super().measure(key, run, done)
+            return super().measure(key, run, *on)
 
     harness.engine._forward_timer.__class__ = RecordingTimer
     recorder = harness.run(*(a_job(f"job{at}", prompt="a dog", previews=1) for at in range(3)))

@@ -153,13 +153,17 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "redrive_dead_letter": (job,),
         "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
+        "count_run": ("default", "demo", job, "token", "1,1,0,0,0,0"),
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
         "start_sync_call": ("default", "digest", queued, 1000, 1000),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
-        "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
+        "settle": (
+            *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
+            "500000,8,0,1,0,9",
+        ),
     }
 
 

@@ -13,7 +13,7 @@ from harness.queue import MODELS, claim, end, lose, put
 
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict
-from shared.job import InputRef, OnDeadline, Phase, Priority, Progress, State
+from shared.job import InputRef, OnDeadline, Outcome, Phase, Priority, Progress, State
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission
@@ -156,7 +156,7 @@ async def waits_and_losses(queue: Queue, make: Make) -> None:
     assert await end(queue, again)
 
 
-@case("claim", "join", "next_ready_ms", "renew", "report_progress", "put_preview", "release", "settle")
+@case("claim", "join", "next_ready_ms", "renew", "report_progress", "put_preview", "release", "settle", "count_run")
 async def claims(queue: Queue, make: Make) -> None:
     await put(queue, *[make() for _ in range(4)])
     await queue.claims.next_ready_ms(MODELS, worker="w1")
@@ -171,6 +171,7 @@ async def claims(queue: Queue, make: Make) -> None:
     assert await queue.claims.release("w1", {two.job.id: two.epoch}) == 1
     assert await end(queue, one, device_seconds=1.0)
     assert await end(queue, three)
+    assert await queue.claims.count_run(two.job, "token", Outcome(state=State.CANCELED, device_seconds=1.0))
 
 
 @case("heartbeat", "learn_cost", "learn_start_time", "model_depths", "queue_depths")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageUnavailable, without_places
 from shared.job import InputRef, OnDeadline, State
 from shared.queue import Claim, Queue, Submission
+from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.storage.folder import FolderStorage
 from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
@@ -284,3 +285,44 @@ async def test_the_log_of_a_job_names_its_tenant_and_its_device_seconds(
     record = await harness.queue.jobs.get(job_id)
     assert record is not None
     assert record.device_seconds == 1.25
+
+
+async def device_seconds(queue: Queue) -> dict[str, float]:
+    """Return the device seconds of each tenant today."""
+    today = await queue.usage.today()
+    rows, _ = await queue.usage.page(UsageQuery(today, today, groups=frozenset({"tenant"})), None, 100)
+    return {row.tenant or "": row.sum.device_seconds for row in rows}
+
+
+@pytest.mark.parametrize("reason", [StopReason.LOST, StopReason.RELEASED])
+async def test_a_run_without_its_claim_counts_for_its_tenant(
+    harness: RunnerHarness,
+    make_submission: Callable[..., Submission],
+    eventually: Callable[..., Awaitable[None]],
+    reason: StopReason,
+) -> None:
+    """The device has worked, and the job will use it again."""
+    await put(harness.queue, make_submission(tenant="acme"))
+    claimed, running = harness.run(await harness.claim())
+    await eventually(lambda: bool(harness.engine.requests), "the engine has the job")
+    claimed.stop(reason)
+    claimed.engine_done.set_result(JobFinished(claimed.claim_key, canceled=True, device_seconds=1.25))
+    async with asyncio.timeout(60):
+        await running
+    assert await device_seconds(harness.queue) == {"acme": 1.25}
+
+
+async def test_a_run_that_lost_its_claim_before_it_settled_counts_once(
+    harness: RunnerHarness, make_submission: Callable[..., Submission]
+) -> None:
+    """The script refuses its result, and the job's next run counts as well."""
+    (job_id,) = await put(harness.queue, make_submission(tenant="acme"))
+    claimed, running = harness.run(await harness.claim())
+    await lose(harness.queue, job_id)
+    await harness.queue.maintenance.reclaim()
+    again = await harness.claim("w2")
+    claimed.engine_done.set_result(JobFinished(claimed.claim_key, device_seconds=1.25))
+    async with asyncio.timeout(60):
+        await running
+    assert await end(harness.queue, again, "w2", device_seconds=0.5)
+    assert await device_seconds(harness.queue) == {"acme": 1.75}

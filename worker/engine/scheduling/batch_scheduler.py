@@ -1,6 +1,7 @@
 """Batch scheduler: holds the engine's jobs, and runs one fused forward after the other."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -163,6 +164,8 @@ class BatchScheduler:
         self._jobs.pop(engine_job.claim_key, None)
         for task in engine_job.tasks:
             task.abort()
+        if engine_job.started:
+            self._timer.measure_rest(partial(self._record_device_time, [engine_job]))
         self._timer.drain()
         self._unfinished.discard(engine_job.claim_key)
         self._events.on_event(engine_job.finished(error, canceled))
@@ -206,7 +209,7 @@ class BatchScheduler:
                 if stage is Stage.DENOISE:
                     self._report_forward(engine_jobs, seconds, self._timer.own_code_s(key), pad_to)
 
-            outputs = self._timer.measure(key, run, record)
+            outputs = self._timer.measure(key, run, record, partial(self._record_device_time, engine_jobs))
             self._memory.record_success(kind, len(indexes))
             return outputs
 
@@ -239,7 +242,7 @@ class BatchScheduler:
         return results
 
     def _record_device_time(self, engine_jobs: Sequence[EngineJob], seconds: float) -> None:
-        """Share the time of a forward, or of the own code after it, among its jobs, one entry per image."""
+        """Share the time of a forward, or of the code before or after it, among its jobs, one entry per image."""
         for engine_job in engine_jobs:
             engine_job.device_seconds += seconds / len(engine_jobs)
 

@@ -31,6 +31,9 @@ class ForwardTimer:
 
     On a GPU the host runs ahead of the device by at most one forward: enough to keep it busy, and little enough that
     jobs join and leave within a step. A measurement is reported once its forward has ended on the device.
+
+    While the thread is busy, each measurement begins where the last one ended, so that their sum is the busy time: what
+    the thread does before a forward, such as selecting its calls, is a measurement of its own.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,12 +42,21 @@ class ForwardTimer:
         self._forward_s: LRUCache[Hashable, float] = LRUCache(MAX_KINDS)
         self._own_code_s: LRUCache[Hashable, float] = LRUCache(MAX_KINDS)
         self._ended: Any = None  # when the last forward ended, until its tasks are parked again
+        self._measured: Any = None  # until when the present busy time is measured
         self.last_progress_s = time.monotonic()
         self.expected_s: float | None = None
 
     def note_progress(self) -> None:
         """Record progress other than a forward's: work began after a pause, or an image task's own code ended."""
         self.last_progress_s = time.monotonic()
+
+    def begin_busy(self) -> None:
+        """Measure from now on: the thread has image tasks to run."""
+        self._measured = self._now()
+
+    def end_busy(self) -> None:
+        """Measure nothing until the thread is busy again."""
+        self._measured = None
 
     def learned_s(self, kind: Hashable) -> float | None:
         """Return the seconds of a forward of this kind and of the own code after it, None if none has ended yet."""
@@ -55,8 +67,11 @@ class ForwardTimer:
         """Return the seconds from the end of a forward of this kind until all its image tasks are parked again."""
         return self._own_code_s.get(kind, 0.0)
 
-    def measure(self, kind: Hashable, run: Callable[[], T], on_done: OnDone) -> T:
-        """Run a forward; `on_done(seconds)` is called once it has ended, never if it failed."""
+    def measure(self, kind: Hashable, run: Callable[[], T], on_done: OnDone, on_before: OnDone | None = None) -> T:
+        """Run a forward; `on_done(seconds)` is called once it has ended, never if it failed.
+
+        `on_before(seconds)` is called with the time since the last measurement.
+        """
         self.expected_s = self._forward_s.get(kind)
 
         def learn(seconds: float) -> None:
@@ -67,6 +82,8 @@ class ForwardTimer:
         while sum(measurement.is_forward for measurement in self._running) > 1:
             self._await_oldest()
         start = self._now()
+        if on_before is not None and self._measured is not None:
+            self._report(RunningMeasurement(self._measured, start, on_before, is_forward=False))
         result = run()
         self._ended = self._now()
         self._report(RunningMeasurement(start, self._ended, learn, is_forward=True))
@@ -89,11 +106,16 @@ class ForwardTimer:
 
     def begin_own_code(self) -> Any:
         """Return the start of a measurement of own code before a first forward, for `end_own_code`."""
-        return self._now()
+        return self._now() if self._measured is None else self._measured
 
     def end_own_code(self, start: Any, on_done: OnDone) -> None:
         """End a measurement; `on_done(seconds)` is called once the device has done that work."""
         self._report(RunningMeasurement(start, self._now(), on_done, is_forward=False))
+
+    def measure_rest(self, on_done: OnDone) -> None:
+        """Measure the busy time since the last measurement."""
+        if self._measured is not None:
+            self.end_own_code(self._measured, on_done)
 
     def _now(self) -> Any:
         if not self._uses_events:
@@ -104,6 +126,8 @@ class ForwardTimer:
         return now
 
     def _report(self, measurement: RunningMeasurement) -> None:
+        if self._measured is not None:
+            self._measured = measurement.end
         if self._uses_events:
             self._running.append(measurement)
         else:

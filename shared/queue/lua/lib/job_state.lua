@@ -1,4 +1,4 @@
--- NEEDS queue footprint latest_start
+-- NEEDS queue footprint latest_start usage
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
@@ -157,7 +157,7 @@ local function count_in_batch(id, job, state, now)
   return tonumber(batch[1])
 end
 
--- End a job that is neither queued nor running any more.
+-- End a job that is neither queued nor running any more. `job.used`: what its last run has used, by name.
 function job_state.finish(id, job, state, now, keep_ms)
   local keep = math.max(keep_ms or conf.retention_ms, count_in_batch(id, job, state, now) - now)
   local event = job_state.event(id, job.tenant, state, job.webhook)
@@ -169,6 +169,9 @@ function job_state.finish(id, job, state, now, keep_ms)
   redis.call('PEXPIRE', key.job(id), keep)
   redis.call('ZREM', key.deadlines, id)
   redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch, job.size))
+  local used = job.used or {}
+  used[state] = 1
+  usage.add(job.tenant, job.model, used, now)
   for input in string.gmatch(job.input or '', '%S+') do release_input(job.tenant, input, now, keep_ms or 0) end
 end
 

@@ -119,6 +119,24 @@ def test_the_own_code_after_a_forward_is_learned(timer: ForwardTimer) -> None:
     assert timer.own_code_s("other") == 0
 
 
+def test_busy_time_is_measured_without_gaps(timer: ForwardTimer) -> None:
+    """Selecting calls before a forward, a forward that fails, and what is left at the end of a job count too."""
+    parts: dict[str, list[float]] = {name: [] for name in ("forward", "before", "own code", "rest", "idle")}
+    timer.begin_busy()
+    for _ in range(3):
+        timer.measure("kind", lambda: None, parts["forward"].append, parts["before"].append)
+        timer.note_parked("kind", parts["own code"].append)
+    with pytest.raises(RuntimeError):
+        timer.measure("kind", lambda: (_ for _ in ()).throw(RuntimeError), ignored, parts["before"].append)
+    timer.measure_rest(parts["rest"].append)
+    timer.end_busy()
+    timer.measure_rest(parts["idle"].append)
+    timer.drain()
+    assert parts["forward"] == [1, 1, 1]
+    assert parts["idle"] == []
+    assert sum(map(sum, parts.values())) == 3 * 3 + 2, "seconds from the begin to the end"
+
+
 def test_own_code_without_a_forward_is_not_learned(timer: ForwardTimer) -> None:
     """Cached outputs, for example."""
     timer.measure("kind", lambda: None, lambda _seconds: None)

@@ -1,0 +1,144 @@
+"""Tenants for operators: their limits, what they keep and use now, and their usage of the last days."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from api.context import CallerDep, ServicesDep
+from api.http.lists import MAX_LIMIT, SCANS, After, Limit, known_parameters
+from api.http.openapi import problems
+from api.routes.usage import UsageObject, usage_object
+from shared.auth import Footprint, TenantLimits, TenantUse
+from shared.config.settings import Settings
+from shared.queue import Queue
+from shared.queue.maintenance.tenant_usage import UsageRow
+
+router = APIRouter(prefix="/v1", tags=["operations"])
+
+
+class TenantLimitsObject(BaseModel):
+    """The limits that apply to a tenant, its own or those of the settings; null is unlimited."""
+
+    requests_per_minute: int | None
+    queued_jobs: int | None
+    running_slots: int | None
+    kept_jobs: int | None
+    record_bytes: int | None
+    stored_objects: int | None
+    stored_bytes: int | None
+
+
+class TenantUseObject(BaseModel):
+    """What a tenant uses now, of what its limits bound."""
+
+    queued_jobs: int
+    running_slots: int = Field(description="Images that are generated now.")
+    kept_jobs: int
+    record_bytes: int
+    stored_objects: int
+    stored_bytes: int
+    recent_device_seconds: float = Field(description="Device time, halved every five minutes; it orders tenants.")
+
+
+class TenantObject(BaseModel):
+    """One tenant."""
+
+    object: Literal["tenant"] = "tenant"
+    id: str
+    limits: TenantLimitsObject
+    own_limits: list[str] = Field(description="The limits that are its own; the others are those of the settings.")
+    use: TenantUseObject
+    usage: UsageObject = Field(description="Its usage from `first_day` to `last_day`, over all models.")
+
+
+class TenantList(BaseModel):
+    """A page of tenants, by name."""
+
+    object: Literal["list"] = "list"
+    data: list[TenantObject]
+    first_day: str = Field(description="Of the usage, in UTC.")
+    last_day: str = Field(description="Today.")
+    has_more: bool
+    next_cursor: str | None
+
+
+Days = Annotated[int, Query(ge=1, le=31, description="Days of the usage, up to today (UTC).")]
+Name = Annotated[str | None, Query(max_length=64, description="Only tenants whose name begins with this.")]
+
+
+@router.get("/tenants", responses=problems(422, 503), dependencies=[known_parameters("name", "days", "after", "limit")])
+async def list_tenants(
+    caller: CallerDep, services: ServicesDep, name: Name = None, days: Days = 1, after: After = None, limit: Limit = 20
+) -> TenantList:
+    """List the tenants that have keys, limits or jobs: limits, what they use now, and usage of the last days."""
+    queue, limit = services.queue, min(limit, MAX_LIMIT)
+    async with SCANS.turn(caller.tenant, 1):
+        tenants = await _Tenants.read(queue)
+    names = [one for one in tenants.names() if one.startswith(name or "") and one > (after or "")]
+    chosen = names[:limit]
+    last = await queue.usage.today()
+    first = last - timedelta(days=days - 1)
+    used = await queue.usage.of_tenants(first, last, chosen)
+    data = [
+        tenants.tenant(one, services.settings, usage_object(UsageRow(None, one, None, used[one]))) for one in chosen
+    ]
+    has_more = len(names) > limit
+    return TenantList(
+        data=data,
+        first_day=first.isoformat(),
+        last_day=last.isoformat(),
+        has_more=has_more,
+        next_cursor=chosen[-1] if has_more else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Tenants:
+    """What Redis holds of all tenants, by name."""
+
+    with_keys: frozenset[str]
+    limits: dict[str, TenantLimits]
+    kept: dict[str, Footprint]
+    uses: dict[str, TenantUse]
+    queued: dict[str, int]
+
+    @classmethod
+    async def read(cls, queue: Queue) -> _Tenants:
+        keys = queue.api_keys
+        return cls(
+            with_keys=frozenset(key.tenant for key in await keys.all()),
+            limits=await keys.tenant_limits(),
+            kept=await keys.footprints(),
+            uses=await keys.tenant_use(),
+            queued=await keys.queued_jobs(),
+        )
+
+    def names(self) -> list[str]:
+        return sorted({*self.with_keys, *self.limits, *self.kept, *self.uses, *self.queued})
+
+    def tenant(self, name: str, settings: Settings, usage: UsageObject) -> TenantObject:
+        limits = asdict(self.limits.get(name, TenantLimits()))
+        own = {limit: value for limit, value in limits.items() if value is not None}
+        kept, use = self.kept.get(name, Footprint()), self.uses.get(name, TenantUse())
+        return TenantObject(
+            id=name,
+            limits=TenantLimitsObject(**{**_default_limits(settings), **own}),
+            own_limits=sorted(own),
+            use=TenantUseObject(
+                queued_jobs=self.queued.get(name, 0),
+                running_slots=use.running_slots,
+                recent_device_seconds=use.device_seconds,
+                **asdict(kept),
+            ),
+            usage=usage,
+        )
+
+
+def _default_limits(settings: Settings) -> dict[str, int | None]:
+    names = TenantLimitsObject.model_fields
+    return {name: getattr(settings, f"max_{name}_per_tenant") for name in names}
