@@ -1,1 +1,1 @@
-"""Routes of operators: workers and scale, pauses, dead letters, cost curves."""
+"""Routes of operators: workers and scale, pauses, dead letters, cost curves, tenants."""

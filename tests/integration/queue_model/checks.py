@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 from integration.queue_model.model import QueueModel
 
 from shared.job import InputRef, State
 from shared.queue import Queue
+from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.queue.records import RANKS
 
 Entry: TypeAlias = tuple[str, dict[str, str]]
@@ -57,6 +59,7 @@ class Checker:
         self._checks += 1
         if self._checks % DEPTHS_EVERY == 0:
             await self._depths()
+            await self._usage()
 
     async def _records(self) -> None:
         ids = list(self.model.jobs)
@@ -150,6 +153,17 @@ class Checker:
             else:
                 numbers[-1] += 1
         assert seen == expected, "queued jobs and slots by priority, and running jobs"
+
+
+    async def _usage(self) -> None:
+        """Check that each end of a job is counted once."""
+        today = await self.queue.usage.today()
+        query = UsageQuery(today - timedelta(days=1), today, groups=frozenset({"tenant"}))
+        rows, _ = await self.queue.usage.page(query, None, 100)
+        ends = ("succeeded", "failed", "canceled", "expired")
+        seen = {(row.tenant, end): number for row in rows for end in ends if (number := getattr(row.sum, end))}
+        events = self.model.events
+        assert seen == Counter((self.model.jobs[job_id].tenant, end.value) for job_id, end in events if end.terminal)
 
 
 def _event(entry: Entry) -> tuple[int, ...]:
