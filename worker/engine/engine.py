@@ -64,6 +64,7 @@ class Engine:
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
         self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
+        adapters.busy = lambda: self._scheduler.running
         self._input_decoder = InputDecoder(
             lambda decoded: self._inbox.put(lambda: self._admit(decoded)),
             self._unfinished.__contains__,

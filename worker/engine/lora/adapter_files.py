@@ -78,7 +78,7 @@ def load_error(spec: AdapterSpec, error: Exception) -> AdapterUnavailable:
     return AdapterUnavailable(f"adapter {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 
-def _no_pace() -> None:
+def no_pace() -> None:
     """Work without a pause."""
 
 
@@ -89,7 +89,7 @@ def _paced(items: Iterable[T], pace: Pace) -> Iterator[T]:
         pace()
 
 
-def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = _no_pace) -> Changes:
+def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = no_pace) -> Changes:
     """Read an adapter's file for the model of `pipeline`; raises `AdapterUnavailable` for unsupported weights.
 
     `pace` is called after the work on each layer, here and in `combine` and `move`.
@@ -193,7 +193,7 @@ def _scaled(change: LowRank, scale: float) -> LowRank:
     return LowRank(change.down.float(), change.up.float() * scale, bias)
 
 
-def combine(adapters: Sequence[tuple[Changes, float]], pace: Pace = _no_pace) -> Changes:
+def combine(adapters: Sequence[tuple[Changes, float]], pace: Pace = no_pace) -> Changes:
     """Return the sum of `adapters`, each multiplied by its scale; their ranks add up."""
     summands: dict[str, dict[str, list[LowRank]]] = {}
     for changes, scale in adapters:
@@ -213,7 +213,7 @@ def _sum(changes: Sequence[LowRank]) -> LowRank:
 
 
 def move(
-    changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch.device, pace: Pace = _no_pace
+    changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch.device, pace: Pace = no_pace
 ) -> Changes:
     """Return `changes` on `device`, in the dtypes of a model's `modules`."""
 

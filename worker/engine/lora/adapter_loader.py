@@ -13,7 +13,7 @@ import torch
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
-from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
+from worker.engine.lora.adapter_files import Changes, Pace, check_fit, combine, locate, move, no_pace, read
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.loading import LoadedModel
 
@@ -26,9 +26,9 @@ OnLoaded = Callable[[LoadedModel, AdapterKey, JobError | None], None]
 ATTACH_S = 0.005
 """Time for attaching adapters between two forwards. A layer takes 20 us, and the adapters of SDXL can change 900."""
 
-WORK_S, REST = 0.002, 1.5
-"""The reader rests 1.5 times as long as it has worked, every 2 ms: it shares Python's lock with the forwards, and the
-attention of SDXL takes it 0.2 s."""
+WORK_S, REST = 0.002, 3.0
+"""While jobs run, the reader rests three times as long as it has worked, every 2 ms: it shares Python's lock with the
+forwards. The attention of SDXL takes 0.2 s of work, of which 20 ms, diffusers' own, have no pause."""
 
 _END = object()
 
@@ -44,15 +44,17 @@ class _Attachment:
 
 
 class _Pacer:
-    """Rests on a thread in proportion to its work; call it between pieces of the work."""
+    """Rests on a thread in proportion to its work, while `busy`; call it between pieces of the work."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        self._busy = busy
         self._since_s = time.thread_time()
 
     def __call__(self) -> None:
         worked_s = time.thread_time() - self._since_s
         if worked_s >= WORK_S:
-            time.sleep(REST * worked_s)
+            if self._busy():
+                time.sleep(REST * worked_s)
             self._since_s = time.thread_time()
 
 
@@ -69,6 +71,8 @@ class AdapterLoader:
         self._post = post
         self._on_loaded = on_loaded
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
+        self.busy: Callable[[], bool] = lambda: False
+        """Whether jobs run, which loads must not delay; called on the reader's thread."""
         self._requested: set[tuple[int, AdapterKey]] = set()
         self._attachments: deque[_Attachment] = deque()
 
@@ -108,7 +112,7 @@ class AdapterLoader:
         outcome: Changes | JobError
         try:
             with torch.no_grad():
-                outcome = changes_for(model, key, self._device, uploaded)
+                outcome = changes_for(model, key, self._device, uploaded, _Pacer(self.busy))
         except JobError as error:
             outcome = type(error)(error.message, param="adapters")
         except BaseException as error:  # the top of the reader's thread: its jobs must end
@@ -135,13 +139,17 @@ class AdapterLoader:
 
 
 def changes_for(
-    model: LoadedModel, key: AdapterKey, device: torch.device, uploaded: Sequence[AdapterSpec] = ()
+    model: LoadedModel,
+    key: AdapterKey,
+    device: torch.device,
+    uploaded: Sequence[AdapterSpec] = (),
+    pace: Pace = no_pace,
 ) -> Changes:
     """Return the combined changes of the adapters of `key`, on `device`; raises `AdapterUnavailable`."""
     specs = {spec.id: spec for spec in (*uploaded, *model.spec.adapter)}
     modules = {component: adapters.module for component, adapters in model.adapters.modules.items()}
     pipeline = next(iter(model.templates.values()))
-    scaled, pace = [], _Pacer()
+    scaled = []
     for name, scale in key:
         if name not in specs:
             raise AdapterUnavailable(f"this worker's models file has no adapter {name!r} for {model.spec.id!r}")
