@@ -1,4 +1,4 @@
-"""Attacks by hosts that answer slowly: of images, of webhooks, of outputs, and name servers that do not answer at all."""
+"""Attacks by hosts that answer slowly: of images, webhooks and outputs, and name servers that do not answer at all."""
 
 from __future__ import annotations
 

@@ -154,7 +154,6 @@ class Checker:
                 numbers[-1] += 1
         assert seen == expected, "queued jobs and slots by priority, and running jobs"
 
-
     async def _usage(self) -> None:
         """Check that each end of a job is counted once."""
         today = await self.queue.usage.today()
