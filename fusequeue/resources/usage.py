@@ -54,7 +54,7 @@ def usage_query(
         "from": _day(first_day),
         "to": _day(last_day),
         "tenant": tenant,
-        "model": getattr(model, "id", model),
+        "model": model.id if isinstance(model, Model) else model,
         "group_by": ",".join(group_by) or "none",
     }
 
