@@ -114,10 +114,10 @@ def error_line(batch: Batch, line: BatchLine, code: str, message: str, param: st
 
 def failed_line(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
     """Return the error line of a job that ended without success."""
+    if record.state is State.EXPIRED and record.started_at_ms is None:
+        return error_line(batch, line, "batch_expired", "the job did not start before the batch expired")
     if record.error is not None:
         return error_line(batch, line, record.error.code, record.error.message, record.error.param)
-    if record.state is State.EXPIRED:
-        return error_line(batch, line, "batch_expired", "the job did not start before the batch expired")
     return error_line(batch, line, f"job_{record.state.value}", f"job {record.job.id} was {record.state.value}")
 
 

@@ -153,10 +153,13 @@ async def test_interactive_job_preempts_a_full_bulk_batch(
 
 
 async def expire_a_running_job(harness: WorkerHarness) -> str:
-    """Return a job whose deadline passed while it ran; tries again when the job had not started."""
+    """Return a job whose deadline passed while it ran; tries again when the job had not started.
+
+    No job of its size ends, so that the queue learns no time by which it would expire before its start.
+    """
     for number in range(5):
         name = f"expires-{number}"
-        await harness.submit(a_job(name, steps=900, time_limit_ms=1500))
+        await harness.submit(a_job(name, steps=900, time_limit_ms=1500, width=96))
         (record,) = await harness.ended(name)
         if record.progress.step > 0:
             break
