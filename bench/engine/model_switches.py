@@ -149,7 +149,7 @@ def figures_of(specs: Sequence[ModelSpec], device: str, repeats: int) -> dict[st
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="flux-100m", choices=shapes.SHAPES)
+    parser.add_argument("--shape", default="sd", choices=shapes.SHAPES)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--repeats", type=int, default=6, help="switches in each of two turns")
     parser.add_argument("--json", type=Path)
