@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -142,7 +143,8 @@ class ServerProtocol(HttpToolsProtocol):
         else:
             self._lingering, self._reading = True, False
             if self.transport.can_write_eof():
-                self.transport.write_eof()
+                with suppress(OSError):  # the client has reset the connection
+                    self.transport.write_eof()
             self.flow.resume_reading()
             self.loop.call_later(self._limits.linger_s, self.transport.close)
         self._watch()
