@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from fusequeue.errors import InvalidArgument
 from fusequeue.response_types import Resource
@@ -46,7 +46,7 @@ def usage_query(
     tenant: str | None,
     model: Model | str | None,
     group_by: Sequence[UsageGroup],
-) -> dict[str, str | None]:
+) -> dict[str, Any]:
     """Return the query of `GET /v1/usage`."""
     if isinstance(group_by, str):
         raise InvalidArgument(f"group_by: {group_by!r:.40} is not a list of day, tenant and model")
