@@ -3,12 +3,13 @@
 import csv
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, cast
 
 import typer
 
 from cli.client_options import Json, Key, Url, connected, name_option
 from fusequeue import CostCurve, OperatorAction, Pause, UsageRow
+from fusequeue.resources.usage import UsageGroup
 
 OfModel = Annotated[str | None, typer.Option("--model", help="Only this model.", callback=name_option)]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.", callback=name_option)]
@@ -17,8 +18,10 @@ Reason = Annotated[str, typer.Option(help="Shown to other operators.", callback=
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 From = Annotated[str | None, typer.Option("--from", help="First day (UTC), such as 2026-01-31.", callback=name_option)]
 To = Annotated[str | None, typer.Option("--to", help="Last day, included. Default: today.", callback=name_option)]
-Group = Literal["day", "tenant", "model"]
-By = Annotated[list[Group] | None, typer.Option("--by", help="Divide by it; repeatable. Default: all three.")]
+By = Annotated[
+    list[str] | None,
+    typer.Option("--by", help="Divide by day, tenant or model; repeatable. Default: all three.", callback=name_option),
+]
 AllTenants = Annotated[bool, typer.Option("--all-tenants", help="Of every tenant; for keys with the scope admin.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV (RFC 4180), with a line of column names.")]
 USAGE_COLUMNS = (
@@ -103,7 +106,7 @@ def usage(
             last_day=last_day,
             tenant="*" if all_tenants else tenant,
             model=model,
-            group_by=by or ("day", "tenant", "model"),
+            group_by=cast("list[UsageGroup]", by) or ("day", "tenant", "model"),  # the service names what is wrong
         )
         if as_csv:
             write_csv(rows)

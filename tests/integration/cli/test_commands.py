@@ -303,6 +303,7 @@ async def test_usage_is_printed_as_csv(run: Run, queue: Queue) -> None:
     assert await queue.claims.settle(WORKER, one.job.id, one.epoch, outcome)
     today = (await queue.usage.today()).isoformat()
     result = await run("usage", "--csv", "--from", today, "--to", today)
+    assert result.exit_code == 0, (result.stderr, result.exception)
     head, line, end = result.stdout_bytes.decode().split("\r\n")
     assert dict(zip(head.split(","), line.split(","), strict=True)) == {
         **dict.fromkeys(head.split(","), "0"),
