@@ -64,7 +64,7 @@ COMMANDS = {
     "curves": ("cli.operators.operations:curves", "List the batch cost curves that workers measured."),
     "usage": (
         "cli.operators.operations:usage",
-        "List what jobs have used, by day, tenant and model; --csv for spreadsheets.",
+        "List what jobs have used, by day, tenant and model.",
     ),
     "actions": ("cli.operators.operations:actions", "List what operators did, newest first."),
     "keys": ("cli.operators.keys:keys", "Create, list and revoke API keys."),

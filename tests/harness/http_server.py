@@ -41,6 +41,17 @@ async def serving(queue: Queue, folder: Path, **settings: Any) -> AsyncIterator[
             yield client
 
 
+def without_window(folder: Path) -> Path:
+    """Return a models file whose jobs can be claimed at once, all together."""
+    text = (ROOT / "models.toml").read_text("utf-8")
+    for line, changed in (("window_ms = 50", "window_ms = 0"), ('"demo/model"', f'"{ROOT / "demo/model"}"')):
+        assert line in text
+        text = text.replace(line, changed)
+    file = folder / "models.toml"
+    file.write_text(text, "utf-8")
+    return file
+
+
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
     """Return the bytes of an image file."""
     file = io.BytesIO()

@@ -67,7 +67,24 @@ async def test_a_settle_sent_twice_answers_the_same(queue: Queue, make_submissio
     """redis-py may re-send the very same call: its worker must not take that for a lost lease."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    args: Any = ("w1", job_id, one.epoch, "token", "succeeded", "[]", None, "{}", "{}", 1.0, 4, 4, 0, 0, None)
+    args: Any = (
+        "w1",
+        job_id,
+        one.epoch,
+        "token",
+        "succeeded",
+        "[]",
+        None,
+        "{}",
+        "{}",
+        1.0,
+        4,
+        4,
+        0,
+        0,
+        "",
+        "0,4,0,1,0,9",
+    )
     assert [await queue.client.scripts.settle(*args) for _ in range(2)] == [True, True]
     assert await queue.client.redis.xlen(queue.client.redis_keys.events) == 3
 

@@ -208,6 +208,8 @@ async def test_an_idle_queue_has_no_lanes(queue: Queue, make_submission: Make) -
         "footprint",
         "model_holders",
         "bulk_credit",
+        "usage",
+        "usage_rows",
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, ROOT, WORKER, finish, png, serving
+from harness.http_server import BODY, WORKER, finish, png, serving, without_window
 
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
@@ -27,17 +27,6 @@ CHANGES = [
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(fake_queue, tmp_path, models=without_window(tmp_path)) as client:
         yield client
-
-
-def without_window(folder: Path) -> Path:
-    """Return a models file whose jobs can be claimed at once, all together."""
-    text = (ROOT / "models.toml").read_text("utf-8")
-    for line, changed in (("window_ms = 50", "window_ms = 0"), ('"demo/model"', f'"{ROOT / "demo/model"}"')):
-        assert line in text
-        text = text.replace(line, changed)
-    file = folder / "models.toml"
-    file.write_text(text, "utf-8")
-    return file
 
 
 async def submit(api: httpx.AsyncClient, count: int = 1, **fields: Any) -> list[str]:

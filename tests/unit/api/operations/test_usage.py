@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, deliver, serving
+from harness.http_server import BODY, WORKER, deliver, serving, without_window
 
 from shared.auth import Scope, TenantLimits
 from shared.job import Outcome, State
@@ -18,7 +18,7 @@ from shared.queue import Queue
 
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
+    async with serving(fake_queue, tmp_path, models=without_window(tmp_path)) as client:
         yield client
 
 
