@@ -4,28 +4,26 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
-from shared.config.controls import Control, resolve_controls
 from shared.config.destinations import resolve_destination
 from shared.config.models_file import Catalog, ModelSpec, References
 from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
+from shared.inputs.model_limits import check_limits, chosen_controls, field_faults, given_or
 from shared.inputs.request_images import Inputs, check_proportions, reference_faults, store_inputs
 from shared.inputs.store import InputStore
-from shared.job import InputRef, Job, OnDeadline, OutputFormat, Task, Webhook
+from shared.job import InputRef, Job, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
-from shared.request import MAX_SEED, JobRequest, parse, task_of
+from shared.request import JobRequest, parse
 from shared.runtime import tracing
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
-T = TypeVar("T")
 _RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")
 
 
@@ -52,7 +50,7 @@ def check_request(request: JobRequest, services: JobServices, tenant: str) -> Ta
         faults.append(error)
     try:
         task = check_limits(request, spec)
-        width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
+        width, height = given_or(request.width, spec.defaults.width), given_or(request.height, spec.defaults.height)
         _max_batch_for(request.n, spec.id, width, height, services.catalog)
     except InvalidRequest as error:
         raise first_of([*faults, *error.faults]) from None
@@ -95,7 +93,7 @@ def _faults_of_rest(
     if services is not None:
         yield from _delivery_faults(request, services)
     yield from reference_faults(request)
-    yield from _field_faults(request, spec)
+    yield from field_faults(request, spec)
 
 
 def parse_checked(
@@ -206,107 +204,6 @@ def make_submission(
     )
 
 
-def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
-    """Return the request's task, or raise `InvalidRequest` with every field that the model does not allow."""
-    try:
-        task = task_of(request, spec)
-    except InvalidRequest as error:
-        raise first_of([error, *_field_faults(request, spec)]) from None
-    faults = chain(_image_faults(request, spec, task), _field_faults(request, spec), _task_faults(request, spec, task))
-    if found := list(faults):
-        raise first_of(found)
-    return task
-
-
-def _field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    """Yield the faults of fields that are wrong whatever the others say."""
-    yield from chain(_size_faults(request, spec), _number_faults(request, spec), _sampling_faults(request, spec))
-    try:
-        resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
-    except InvalidRequest as error:
-        yield error
-
-
-def _image_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
-    count, most = len(request.image_values), spec.limits.max_input_images
-    if count > most:
-        yield InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
-    if task is Task.IMAGE_TO_VIDEO:
-        if spec.limits.last_image == "refused" and request.last_image is not None:
-            yield InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
-        if spec.limits.last_image == "needed" and request.last_image is None:
-            yield InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
-    try:
-        _controls(request, spec, task)
-    except InvalidRequest as error:
-        yield error
-
-
-def _size_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    limits = spec.limits
-    width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
-    for param, side in (("width", width), ("height", height)):
-        if not limits.min_side <= side <= limits.max_side:
-            yield InvalidRequest(f"{param} must be {limits.min_side} to {limits.max_side}, not {side}", param=param)
-        elif side % limits.multiple_of:
-            yield InvalidRequest(f"{param} must be a multiple of {limits.multiple_of}, not {side}", param=param)
-
-
-def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    limits, steps = spec.limits, _default(request.steps, spec.defaults.steps)
-    if not limits.min_steps <= steps <= limits.max_steps:
-        yield InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
-    for param, scale in (("guidance_scale", request.guidance_scale), ("guidance_scale_2", request.guidance_scale_2)):
-        if (scale or 0) > limits.max_guidance_scale:
-            yield InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
-    if request.guidance_scale_2 is not None and spec.defaults.guidance_scale_2 is None:
-        yield InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
-    if request.n > limits.max_images:
-        yield InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
-
-
-def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    for param, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt or "")):
-        if len(text) > spec.limits.max_prompt_chars:
-            yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
-    if request.seed is not None and request.seed > MAX_SEED - request.n:
-        yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
-    if request.scheduler is not None and request.scheduler not in spec.schedulers:
-        allowed = ", ".join(spec.schedulers) or "none but the model's default"
-        yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
-    if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
-        allowed = ", ".join(("off", *spec.step_cache.allowed))
-        yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
-
-
-def _task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
-    """Yield the faults of fields that depend on others."""
-    limits = spec.limits
-    pixels = _default(request.width, spec.defaults.width) * _default(request.height, spec.defaults.height)
-    if pixels > limits.max_pixels:
-        yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
-    if request.webhook_events is not None and request.webhook is None:
-        yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
-    if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:
-        yield InvalidRequest("on_deadline needs a deadline_s", param="on_deadline")
-    if request.fps is not None and not task.makes_video:
-        yield InvalidRequest(f"{task.value} makes no video", param="fps")
-    if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
-        allowed = "mp4" if task.makes_video else "png, jpeg or webp"
-        yield InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
-    if request.frames is not None and not limits.allows_frames(request.frames):
-        rule = f"1 to {limits.max_frames}"
-        if limits.frames_multiple > 1:
-            rule += f", a multiple of {limits.frames_multiple} plus 1"
-        yield InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")
-    if request.layers is not None and (task.makes_video or request.layers > limits.max_layers):
-        rule = f"at most {limits.max_layers}" if limits.max_layers and not task.makes_video else "not for this model"
-        yield InvalidRequest(f"layers: {rule}", param="layers")
-    layers = 0 if task.makes_video else _default(request.layers, spec.defaults.layers)
-    if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
-        yield InvalidRequest(f"output: {fault}", param="output")
-
-
 def resolve_job(
     request: JobRequest, spec: ModelSpec, task: Task, *, tenant: str, now_ms: int, inputs: Inputs | None = None
 ) -> Job:
@@ -332,12 +229,12 @@ def resolve_job(
         height=height,
         task=task,
         prompt=request.prompt,
-        negative_prompt=_default(request.negative_prompt, defaults.negative_prompt),
+        negative_prompt=given_or(request.negative_prompt, defaults.negative_prompt),
         n=request.n,
         seed=secrets.randbelow(2**32) if request.seed is None else request.seed,
-        steps=_default(request.steps, defaults.steps),
-        guidance_scale=_default(request.guidance_scale, defaults.guidance_scale),
-        guidance_scale_2=_default(request.guidance_scale_2, defaults.guidance_scale_2),
+        steps=given_or(request.steps, defaults.steps),
+        guidance_scale=given_or(request.guidance_scale, defaults.guidance_scale),
+        guidance_scale_2=given_or(request.guidance_scale_2, defaults.guidance_scale_2),
         scheduler=request.scheduler,
         step_cache=spec.step_cache.schedule_of(request.step_cache),
         adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
@@ -349,14 +246,10 @@ def resolve_job(
         mask=inputs.mask,
         last_image=inputs.last_image,
         control_ids=tuple(choice.id for choice in request.controls),
-        controls=_controls(request, spec, task),
+        controls=chosen_controls(request, spec, task),
         control_images=inputs.controls,
         **_task_fields(request, spec, task, inputs),
     )
-
-
-def _controls(request: JobRequest, spec: ModelSpec, task: Task) -> tuple[Control, ...]:
-    return resolve_controls(request.controls, spec.control, spec.limits.max_controls, task)
 
 
 def _mixed_fields(spec: ModelSpec, reproducible: bool) -> tuple[str, ...]:
@@ -373,7 +266,7 @@ def _size(request: JobRequest, spec: ModelSpec, task: Task, images: tuple[InputR
         width, height = area.size_for(images[0].width, images[0].height)
         if spec.limits.allows_size(width, height):
             return width, height
-    return _default(request.width, defaults.width), _default(request.height, defaults.height)
+    return given_or(request.width, defaults.width), given_or(request.height, defaults.height)
 
 
 def _webhook(request: JobRequest) -> Webhook | None:
@@ -388,18 +281,14 @@ def _task_fields(request: JobRequest, spec: ModelSpec, task: Task, inputs: Input
     defaults = spec.defaults
     values: dict[str, Any] = {"output_format": request.output_format or OutputFormat.PNG}
     if task.has_strength:
-        values["strength"] = _default(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
+        values["strength"] = given_or(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
     if task is Task.EDIT:
         sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
         values["reference_sizes"] = tuple(sizes)
     if task.makes_video:
-        values["frames"] = _default(request.frames, spec.usual_frames)
-        values["fps"] = _default(request.fps, defaults.fps)
+        values["frames"] = given_or(request.frames, spec.usual_frames)
+        values["fps"] = given_or(request.fps, defaults.fps)
         values["output_format"] = OutputFormat.MP4
     else:
-        values["layers"] = _default(request.layers, defaults.layers)
+        values["layers"] = given_or(request.layers, defaults.layers)
     return values
-
-
-def _default(value: T | None, default: T) -> T:
-    return default if value is None else value

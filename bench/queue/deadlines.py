@@ -3,16 +3,18 @@
 Jobs of one priority and of two signatures, with 20 to 40 steps, at 0.8 of what a worker with full batches sustains:
 single ones with a tight deadline, and bursts with a loose one or none. In simulated time, with the cost curves of
 `bench.simulate`, the queue's Lua sources decide readiness, latest starts, turns and the order of signatures. By
-priority and age the same jobs are queued without their deadlines, at which they are stopped. `--json FILE` saves the
-figures.
+priority and age the same jobs are queued without their deadlines, at which they are stopped. `--processes` runs jobs of
+the demo model through `fusequeue up` instead. `--json FILE` saves the figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import math
 import random
 import statistics
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +25,7 @@ from lupa import lua51
 
 from bench.common import record
 from bench.queue.deadline_mix import LOOSE, TIGHT, DeadlineMix, share
+from bench.queue.deadlines_over_http import measure_processes
 from bench.simulate import (
     CURVES,
     MAX_BATCH,
@@ -276,13 +279,18 @@ def simulate(name: str, mix: DeadlineMix, by_slack: bool) -> DeadlineFigures:
 def main(argv: list[str] | None = None) -> None:
     """Measure both orders, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=4000)
+    parser.add_argument("--jobs", type=int, help="default: 4000 simulated, 300 in each turn of processes")
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    mix = DeadlineMix(options.load, options.jobs, options.seed)
-    figures = [asdict(simulate(name, mix, by_slack)) for name in CURVES for by_slack in (False, True)]
+    mix = DeadlineMix(options.load, options.jobs or (300 if options.processes else 4000), options.seed)
+    if options.processes:
+        with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as folder:
+            figures = asyncio.run(measure_processes(Path(folder), mix))
+    else:
+        figures = [asdict(simulate(name, mix, by_slack)) for name in CURVES for by_slack in (False, True)]
     for row in figures:
         print(row)
     if options.json:

@@ -15,8 +15,8 @@ from demo.progress_display import ProgressDisplay
 from demo.summary import Summary, Throughput, nearly_equal, percentile
 from fusequeue import Job
 from shared.config import models_file
+from shared.inputs.model_limits import check_limits
 from shared.job import Task
-from shared.job_builder import check_limits
 from shared.request import parse as parse_request
 
 MODELS = "models.toml"

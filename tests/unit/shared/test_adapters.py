@@ -11,8 +11,8 @@ import pytest
 from shared.config import models_file
 from shared.config.adapters import Adapter, AdapterChoice, AdapterSpec, resolve_adapters
 from shared.errors import ConfigurationError, InvalidRequest
+from shared.inputs.model_limits import check_limits
 from shared.job import Job
-from shared.job_builder import check_limits
 from shared.request import parse
 from shared.signature import denoisers_of, mixable_fields, signature
 
