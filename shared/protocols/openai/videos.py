@@ -135,7 +135,8 @@ def video_object(record: JobRecord) -> dict[str, Any]:
 
 
 def _error(record: JobRecord) -> dict[str, Any]:
-    if record.error is not None:
-        return record.error.model_dump(mode="json", include={"code", "message", "param"})
     code, message = _DEFAULT_ERRORS[record.state]
-    return {"code": code, "message": message, "param": None}
+    error = record.error
+    if error is None or record.state is State.EXPIRED:
+        return {"code": code, "message": message if error is None else error.message, "param": None}
+    return error.model_dump(mode="json", include={"code", "message", "param"})

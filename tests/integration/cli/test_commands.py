@@ -18,7 +18,7 @@ from harness.http_server import ROOT, WORKER, claimed, deliver, png
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.operators import write_csv
+from cli.operators.operations import write_csv
 from fusequeue import UsageRow
 from shared.job import Outcome, Priority, Progress, State
 from shared.queue import Queue

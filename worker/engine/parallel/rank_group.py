@@ -61,7 +61,8 @@ class RankGroup:
             process = subprocess.Popen(command, pass_fds=[remote.fileno()], process_group=0)
         self._processes.append(process)
         self._channels.append(Channel(local))
-        self._channels[-1].send(set_up)
+        with contextlib.suppress(OSError):  # of a rank that has ended, which `join` reports
+            self._channels[-1].send(set_up)
         threading.Thread(target=self._watch, args=(process, set_up.rank), name="rank-watch", daemon=True).start()
 
     def _watch(self, process: subprocess.Popen[bytes], rank: int) -> None:
