@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from harness.adapters import run_together
 from harness.engine import EngineHarness, EventRecorder, a_job
 from parity.running import TOLERANCE, as_floats
 
@@ -23,9 +24,10 @@ def mixed_jobs() -> list[Job]:
 
 
 def run_batch(spec: ModelSpec, jobs: Sequence[Job]) -> EventRecorder:
-    """Run jobs that start together; their images are floats of 0 to 1."""
+    """Run jobs that start together, their adapters loaded; their images are floats of 0 to 1."""
     with as_floats():
-        recorder = EngineHarness(spec).run(*jobs)
+        adapted = any(job.adapters for job in jobs)
+        recorder = run_together(spec, *jobs) if adapted else EngineHarness(spec).run(*jobs)
     failed = {job.id: error.message for job in jobs if (error := recorder.finished[job.id].error) is not None}
     assert not failed
     return recorder
