@@ -144,12 +144,14 @@ def _include_routes(app: FastAPI) -> None:
     native = (jobs, job_lists, bulk, inputs, adapters, models, webhooks)
     openai = (files, images, batches, videos, unsupported)
     replicate = (replicate_predictions, replicate_models, replicate_files)
+    # Before `models`, whose paths match those of its orders: a refused method is refused by the more specific path.
+    app.include_router(model_orders.router, dependencies=[ADMIN_SCOPE])
     for module in (*native, *openai, *replicate, huggingface, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(live.router, dependencies=[JOBS_SCOPE])
     for module in (job_changes, matching_jobs, usage):  # they require the scope, which `tenant` changes
         app.include_router(module.router)
-    for module in (operations, dead_letters, pauses, cost_curves, model_orders, tenants):
+    for module in (operations, dead_letters, pauses, cost_curves, tenants):
         app.include_router(module.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their

@@ -347,6 +347,8 @@ async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.A
     assert response.headers["allow"] == "DELETE, GET, PATCH"
     assert (await api.put("/v1/jobs")).headers["allow"] == "DELETE, GET, POST"
     assert (await api.post("/v1/pauses/models/demo")).headers["allow"] == "DELETE, PUT"
+    assert (await api.delete("/v1/models/demo:load")).headers["allow"] == "POST"
+    assert (await api.post("/v1/models/demo")).headers["allow"] == "GET"
 
 
 async def test_a_refused_method_costs_about_as_much_as_an_unknown_path(api: httpx.AsyncClient) -> None:
