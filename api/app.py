@@ -144,7 +144,7 @@ def _include_routes(app: FastAPI) -> None:
     native = (jobs, job_lists, bulk, inputs, adapters, models, webhooks)
     openai = (files, images, batches, videos, unsupported)
     replicate = (replicate_predictions, replicate_models, replicate_files)
-    # Before `models`, whose paths match those of its orders: a refused method is refused by the more specific path.
+    # Before `models`: its path also matches `:load`, and a refused method is answered by the first path that matches.
     app.include_router(model_orders.router, dependencies=[ADMIN_SCOPE])
     for module in (*native, *openai, *replicate, huggingface, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
