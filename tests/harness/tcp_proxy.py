@@ -41,13 +41,15 @@ class _DroppedReply:
 class TcpProxy:
     """Forwards connections to `target_port`: `async with TcpProxy(server.port) as proxy`, then connect to `proxy.port`.
 
-    `delay_s` delays each chunk of both directions; `refusing` closes new connections. `dropped` counts lost replies.
+    `delay_s` delays each chunk of both directions; `refusing` closes new connections. `dropped` counts lost
+    replies, `opened` all connections.
     """
 
     target_port: int
     delay_s: float = 0.0
     refusing: bool = False
     dropped: int = 0
+    opened: int = 0
     port: int = 0
     _drops: list[_DroppedReply] = field(default_factory=list)
     connections: set[_Connection] = field(default_factory=set)
@@ -103,6 +105,7 @@ class TcpProxy:
             return
         connection = _Connection((reader, writer), server)
         self.connections.add(connection)
+        self.opened += 1
         pumps = [asyncio.create_task(pump(connection)) for pump in (self._requests, self._replies)]
         self._tasks.update(pumps)
         await asyncio.wait(pumps)

@@ -11,6 +11,7 @@ from harness.tcp_proxy import TcpProxy, script_pattern
 
 from shared.config.settings import Settings
 from shared.queue import Queue, Submission, client
+from shared.queue.connections import shared_connection
 
 Make = Callable[..., Submission]
 
@@ -73,3 +74,23 @@ async def test_calls_share_a_new_connection_after_a_fault(proxied: Queue, proxy:
     proxy.cut()
     await proxied.jobs.get("job_none")
     await share(proxied, proxy)
+
+
+async def test_concurrent_calls_after_a_pause_open_one_connection(
+    proxied: Queue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that was idle for long is replaced, and its callers wait for the new one."""
+    monkeypatch.setattr(shared_connection, "IDLE_S", 0.0)
+    opened = proxy.opened
+    assert (
+        await asyncio.gather(*(proxied.jobs.get("job_none") for _ in range(client.CONNECTIONS)))
+        == [None] * client.CONNECTIONS
+    )
+    assert proxy.opened - opened == 1
+
+
+async def test_the_first_concurrent_calls_open_one_connection(queue: Queue, proxy: TcpProxy) -> None:
+    first = Queue.connect(queue.client.settings.model_copy(update={"redis_url": proxy.redis_url}))
+    await asyncio.gather(*(first.jobs.get("job_none") for _ in range(client.CONNECTIONS)))
+    assert proxy.opened == 1
+    await first.close()
