@@ -110,3 +110,17 @@ async def test_a_gap_between_reclaims_gives_holders_time_to_renew(queue: Queue, 
     assert not (await queue.claims.renew("w1", {kept: claims[kept].epoch})).lost
     await redis.hincrby(reclaims, "gap", -queue.client.settings.lease_ms)  # as if the grace had passed
     assert await queue.maintenance.reclaim() == [left]
+
+
+async def test_holders_get_time_to_renew_after_the_second_of_two_outages(queue: Queue, make_submission: Make) -> None:
+    """Redis is back for a moment, in which nobody renews, and away for longer than a grace."""
+    (kept,) = await put(queue, make_submission())
+    (claimed,) = await claim(queue)
+    redis, reclaims, lease_ms = queue.client.redis, queue.client.redis_keys.reclaims, queue.client.settings.lease_ms
+    assert await queue.maintenance.reclaim() == []
+    await lose(queue, kept)
+    for _ in ("first", "second"):
+        await redis.hincrby(reclaims, "last", -2 * lease_ms)
+        await redis.hincrby(reclaims, "gap", -2 * lease_ms)
+        assert await queue.maintenance.reclaim() == []
+    assert not (await queue.claims.renew("w1", {kept: claimed.epoch})).lost

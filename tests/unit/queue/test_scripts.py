@@ -200,8 +200,9 @@ GRACES = [
     ("a longer gap: its holders renew first", {"last": 95999}, 0, 100000),
     ("within the grace", {"last": 99000, "gap": 92001}, 0, 92001),
     ("after the grace", {"last": 99000, "gap": 92000}, 100000, 92000),
-    ("a second gap: leases that ended before the first", {"last": 90000, "gap": 90000}, 90000, 100000),
+    ("a second gap after the grace of the first", {"last": 90000, "gap": 80000}, 0, 100000),
     ("a second gap within the grace of the first", {"last": 94000, "gap": 93000}, 0, 100000),
+    ("a second gap soon after the first, longer than its grace", {"last": 90001, "gap": 90000}, 0, 100000),
     ("the clock was set back since the last call", {"last": 900000}, 100000, None),
     ("the clock was set back since the last gap", {"last": 99000, "gap": 900000}, 100000, None),
 ]

@@ -4,11 +4,12 @@ local grace = {}
 local LONGEST_MS = 10000 -- two command timeouts: how long a worker can take to notice that Redis is back
 
 -- Leases that ended before `before` can be reclaimed; `gap` is when the last gap ended (ms, nil for none). s.now; s.last: the
--- last call of reclaim, which each worker makes eight times in a lease; s.gap; s.lease. Calls can be rare because no worker
--- is alive: a lease that had ended by one gap, whose grace is over, is reclaimed at the end of the next.
+-- last call of reclaim, which each worker makes eight times in a lease, and the chores every 10 s; s.gap; s.lease. A call
+-- that ends a gap reclaims nothing, whatever came before it: of two outages with a moment between them, that moment was too
+-- short to renew. With leases of less than 20 s the chores' calls are gaps: without a worker nothing is reclaimed.
 function grace.decide(s)
   local gap = s.gap and s.gap <= s.now and s.gap or nil -- later than now: the clock was set back
+  if s.last and s.now - s.last > s.lease / 2 then return {before = 0, gap = s.now} end
   local over = not gap or s.now - gap >= math.min(s.lease, LONGEST_MS)
-  if s.last and s.now - s.last > s.lease / 2 then return {before = gap and over and gap or 0, gap = s.now} end
   return {before = over and s.now or 0, gap = gap}
 end
