@@ -113,7 +113,7 @@ async def test_a_gap_between_reclaims_gives_holders_time_to_renew(queue: Queue, 
 
 
 async def test_holders_get_time_to_renew_after_the_second_of_two_outages(queue: Queue, make_submission: Make) -> None:
-    """Redis is back for a moment, in which nobody renews, and away for longer than a grace."""
+    """Redis is back for a moment, in which no holder renews, and away for longer than a grace."""
     (kept,) = await put(queue, make_submission())
     (claimed,) = await claim(queue)
     redis, reclaims, lease_ms = queue.client.redis, queue.client.redis_keys.reclaims, queue.client.settings.lease_ms
