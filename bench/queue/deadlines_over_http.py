@@ -20,7 +20,7 @@ from bench.queue.deadline_mix import LOOSE, TIGHT, DeadlineMix, share
 ROWS = 8
 SIDES = (64, 96)
 STEPS = (20, 28, 40)
-WARM_UP = 64
+WARM_UP = 256  # fewer would count the first and last batches, which are not full, as capacity
 TURNS = 3
 ENDED = ("succeeded", "failed", "canceled", "expired")
 
