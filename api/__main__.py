@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -113,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
             # uvicorn raises the signal again after its shutdown: ignored, so that a requested stop exits with 0.
             signal.signal(number, lambda *_: None)
         limit_full_collections()
-        asyncio.run(server.serve())
+        uvloop.run(server.serve())
     except FusequeueError as error:
         structlog.get_logger().error("api_failed", code=error.code, error=error.message)
         return 1

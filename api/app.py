@@ -50,6 +50,7 @@ from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
+from shared.job_builder import JobTemplates
 from shared.protocols.fal_queue import FILES as FAL_FILES
 from shared.queue import EventFeed, Queue
 from shared.runtime import tracing
@@ -225,6 +226,7 @@ async def _open_services(
         output_buckets=output_buckets,
         authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
+        job_templates=JobTemplates(catalog),
         submits=Grouped(partial(queue.jobs.submit, positions=True), GROUPED_SUBMITS),
         waiters=waiters,
         requests=SharedPool("requests", most.connections),

@@ -24,6 +24,7 @@ from shared.config.settings import Settings
 from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable
 from shared.inputs.store import INPUT_ID, InputStore
 from shared.job import InputRef, JobRecord, State
+from shared.job_builder import JobTemplates
 from shared.protocols.native import JobObject, QueueObject, job_object
 from shared.queue import Queue, Submission, SubmitResult
 from shared.queue.maintenance.actions import Action
@@ -53,6 +54,7 @@ class Services:
     output_buckets: OutputBuckets
     authenticator: Authenticator
     queue_positions: QueuePositions
+    job_templates: JobTemplates
     submits: Grouped[Submission, SubmitResult | FusequeueError]
     waiters: Waiters
     requests: SharedPool

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Header
@@ -109,6 +109,9 @@ async def build_submission(
     A request with images whose Idempotency-Key is known is not built: nothing is fetched for a replay.
     """
     services = context.services
+    like_earlier = services.job_templates.submission(request, context.tenant, previews)
+    if like_earlier is not None:
+        return replace(like_earlier, idempotency_key=idempotency.key, fingerprint=idempotency.fingerprint)
     task = job_builder.check_request(request, services, context.tenant)
     if idempotency.key is not None and request.image_values:
         known = await services.queue.jobs.submitted_before(context.tenant, idempotency.key, idempotency.fingerprint)
@@ -123,7 +126,9 @@ async def build_submission(
         previews=previews,
         webhook_version=webhook_version,
     )
-    return job_builder.make_submission(job, services.catalog, idempotency.key, idempotency.fingerprint)
+    submission = job_builder.make_submission(job, services.catalog, idempotency.key, idempotency.fingerprint)
+    services.job_templates.keep(request, submission)
+    return submission
 
 
 async def submit_entries(

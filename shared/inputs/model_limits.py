@@ -28,7 +28,8 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
 
 def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     """Yield the faults of fields that are wrong whatever the others say."""
-    yield from chain(_size_faults(request, spec), _number_faults(request, spec), _sampling_faults(request, spec))
+    yield from chain(_size_faults(request, spec), _number_faults(request, spec), own_faults(request, spec))
+    yield from _sampling_faults(request, spec)
     try:
         resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
     except InvalidRequest as error:
@@ -73,12 +74,16 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
         yield InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
 
 
-def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    """Yield the faults of the prompts and the seed, on which no other field depends."""
     for param, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt or "")):
         if len(text) > spec.limits.max_prompt_chars:
             yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
     if request.seed is not None and request.seed > MAX_SEED - request.n:
         yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
+
+
+def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     if request.scheduler is not None and request.scheduler not in spec.schedulers:
         allowed = ", ".join(spec.schedulers) or "none but the model's default"
         yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")

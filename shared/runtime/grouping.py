@@ -11,6 +11,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+GATHER_TURNS = 3
+
+
 class Grouped(Generic[Item, Result]):
     """Runs `run` on the items of concurrent calls: while a group runs, the next items gather, at most `most`.
 
@@ -35,12 +38,21 @@ class Grouped(Generic[Item, Result]):
     async def _run_groups(self) -> None:
         try:
             while self._waiting:
+                await self._gather()
                 await self._run_group([self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))])
         finally:
             self._task = None
             for _, future in self._waiting:  # the process is stopping
                 future.cancel()
             self._waiting.clear()
+
+    async def _gather(self) -> None:
+        """Let items join until a turn of the event loop brings none, for a few turns."""
+        for _ in range(GATHER_TURNS):
+            known = len(self._waiting)
+            await asyncio.sleep(0)
+            if len(self._waiting) == known:
+                return
 
     async def _run_group(self, group: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
         waiting = [future for _, future in group]
