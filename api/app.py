@@ -122,6 +122,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         redoc_url=None,
         exception_handlers=errors.HANDLERS,
         generate_unique_id_function=openapi.operation_id,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `shared.runtime.tracing` has its own
     )
     _include_routes(app)
     openapi.install(app)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -189,7 +190,7 @@ def iso(at_ms: int | None) -> str | None:
     """Return a time as ISO 8601 in UTC."""
     if at_ms is None:
         return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec='milliseconds')[:-6]}Z"
 
 
 def job_object(
@@ -203,7 +204,7 @@ def job_object(
     job, url = record.job, f"{base_url}/v1/jobs/{record.job.id}"
     timings, batching = record.timings, record.batching
     return JobObject(
-        **{name: getattr(job, name) for name in _REQUEST_FIELDS},
+        **dict(zip(_REQUEST_FIELDS, _request_fields(job), strict=True)),
         status=record.state,
         phase=record.phase if record.state is State.RUNNING else None,
         created_at=iso(job.created_at_ms) or "",
@@ -238,7 +239,8 @@ def job_object(
 
 
 _CONVERTED = {"images", "mask", "last_image", "controls", "output"}
-_REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _CONVERTED
+_REQUEST_FIELDS = tuple(sorted(frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _CONVERTED))
+_request_fields = attrgetter(*_REQUEST_FIELDS)
 
 
 def _image(image: InputRef) -> ImageObject:

@@ -54,6 +54,19 @@ async def test_calls_gather_while_a_group_runs(operation: Doubles) -> None:
     assert operation.groups == [[0], [1, 2, 3], [4, 5]]
 
 
+async def test_calls_of_the_next_turns_of_the_loop_join_a_group(operation: Doubles) -> None:
+    operation.allowed.set()
+    grouped = Grouped(operation.run, most=8)
+
+    async def call_after(turns: int) -> int:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return await grouped.call(turns)
+
+    await asyncio.gather(*map(call_after, range(3)))
+    assert operation.groups == [[0, 1, 2]]
+
+
 async def test_an_error_fails_only_its_group(operation: Doubles) -> None:
     grouped = Grouped(operation.run, most=2)
     calls = [asyncio.create_task(grouped.call(number)) for number in (1, 13, 2)]
