@@ -29,7 +29,10 @@ class LoopRate(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """Sends a request, reads its response, and sends the next until `end`."""
+    """Sends a request, reads its response, and sends the next until `end`, or until the server wants another connection.
+
+    A response that begins before its request has arrived ends its connection.
+    """
 
     def __init__(self, load: ClosedLoop, end: float, times: list[float]) -> None:
         self._load, self._end, self._times = load, end, times
@@ -57,7 +60,7 @@ class _Connection(asyncio.Protocol):
         now = time.perf_counter()
         self._times.append(now - self._sent_at)
         self._received = b""
-        if now < self._end:
+        if now < self._end and b"\r\nconnection: close" not in head.lower():
             self._send()
         else:
             self._finish(None)
@@ -82,13 +85,16 @@ async def run(port: int, load: ClosedLoop) -> LoopRate:
     """Run the loop and return its rate."""
     loop, times = asyncio.get_running_loop(), list[float]()
     started = time.perf_counter()
-    connections = []
-    for _ in range(load.connections):
-        connection = _Connection(load, started + load.seconds, times)
-        await loop.create_connection(lambda connection=connection: connection, "127.0.0.1", port)  # type: ignore[misc]
-        connections.append(connection)
-    async with asyncio.timeout(load.seconds + 60):
-        await asyncio.gather(*(connection.done for connection in connections))
+    end = started + load.seconds
+
+    async def one_client() -> None:
+        while time.perf_counter() < end:
+            _, connection = await loop.create_connection(lambda: _Connection(load, end, times), "127.0.0.1", port)
+            await connection.done
+
+    async with asyncio.timeout(load.seconds + 60), asyncio.TaskGroup() as clients:
+        for _ in range(load.connections):
+            clients.create_task(one_client())
     seconds = time.perf_counter() - started
     ordered = sorted(1000 * one for one in times)
     return LoopRate(len(times), len(times) / seconds, statistics.median(ordered), ordered[-1 - len(ordered) // 100])
