@@ -6,6 +6,7 @@ import signal
 import sys
 
 import structlog
+import uvloop
 
 from shared.config import models_file, settings
 from shared.config.settings import Settings
@@ -44,7 +45,7 @@ def main() -> int:
         for message in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", message=message)
         tracing.configure(configured.traces, "fusequeue-worker")
-        return asyncio.run(run_worker(configured))
+        return uvloop.run(run_worker(configured))
     except FusequeueError as error:
         structlog.get_logger().error("worker_failed", code=error.code, error=error.message)
         return 1

@@ -33,7 +33,18 @@ async def retry_while_unavailable(
     Waits grow from `first_s` to `max_s`. Attempts are unlimited, as an outage has no known length, except for errors
     that are not retryable: the last of `MAX_FAULTS` is raised. Each failure is logged as `event` with `context`.
     """
+    try:
+        return await action()  # without stamina, which takes 0.1 ms for a call that needs no retry
+    except Unavailable as error:
+        failed: Unavailable | None = error
     faults = 0
+
+    async def again() -> T:
+        nonlocal failed
+        if failed is None:
+            return await action()
+        first, failed = failed, None
+        raise first
 
     def retriable(error: Exception) -> bool:
         nonlocal faults
@@ -47,7 +58,7 @@ async def retry_while_unavailable(
         attempts=None, timeout=None, wait_initial=first_s, wait_max=max_s, wait_jitter=first_s
     )
     try:
-        return await retry(retriable, action)
+        return await retry(retriable, again)
     except Unavailable as error:
         if not error.retryable and faults >= MAX_FAULTS:
             raise
