@@ -69,7 +69,7 @@ lint: $(READY)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose/compose.yaml
 
 bench: $(READY)
-	for name in simulate swaps fleet syncs engine preempt interactive over_http step_cache pool devices; do $(BIN)/python -m bench.$$name || exit; done
+	for name in simulate swaps fleet syncs engine engine.preempt interactive over_http step_cache pool devices; do $(BIN)/python -m bench.$$name || exit; done
 
 # A million queued jobs (about 4 GB), ten thousand event streams, and the page with ten thousand queued jobs.
 bench-scale: $(READY)

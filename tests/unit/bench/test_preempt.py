@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench import preempt
+from bench.engine import preempt
 
 
 def test_a_small_shape_is_measured_and_saved(tmp_path: Path) -> None:

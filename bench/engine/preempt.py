@@ -1,4 +1,4 @@
-"""`python -m bench.preempt`: an interactive job that arrives during a full batch of bulk jobs.
+"""`python -m bench.engine.preempt`: an interactive job that arrives during a full batch of bulk jobs.
 
 In one process and engine, in turns: the batch solo; the batch with an interactive job that arrives at a quarter of it
 and preempts a row at the next step; the same with that job as another bulk job, which waits for a slot; and the
