@@ -1,0 +1,1 @@
+"""fusequeue side by side with general model servers, on one pipeline and one load."""

@@ -1,0 +1,116 @@
+"""The loads: clients in a closed loop, and arrivals at random times, of requests for one image each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from bench.common.clients import ClientLoad, LightClient, Meter, light_client
+from bench.over_http import SIDE, STEPS, bodies
+from bench.peers.servers.batch_call import ROUTE
+
+MEAN_STEPS = round(statistics.mean(STEPS))
+PNG_BASE64 = "iVBORw0KGgo"  # a PNG's first eight bytes, as base64
+
+WARM_UP_IMAGES = 32
+
+Body = dict[str, object]
+
+
+@dataclass(frozen=True)
+class PeerLoad:
+    """`clients` in a closed loop, or arrivals at `share` of the rate of full batches; steps equal or mixed."""
+
+    name: str
+    clients: int = 0
+    share: float = 0.0
+    mixed: bool = False
+
+
+LOADS = {
+    load.name: load
+    for load in (
+        PeerLoad("closed-1", clients=1),
+        PeerLoad("closed-8", clients=8),
+        PeerLoad("closed-32", clients=32),
+        PeerLoad("mixed", clients=32, mixed=True),
+        PeerLoad("poisson-0.6", share=0.6),
+        PeerLoad("poisson-0.9", share=0.9),
+    )
+}
+
+
+class ImageClient:
+    """Requests images from one server; a body is wrapped into a list in `list_field` where the server wants one."""
+
+    def __init__(self, url: str, list_field: str | None = None) -> None:
+        self._url = url
+        self._list_field = list_field
+
+    def connect(self) -> AbstractAsyncContextManager[LightClient]:
+        return light_client(self._url)
+
+    async def image(self, http: LightClient, body: Body) -> None:
+        """Request one image; raises `RuntimeError` if the response has none."""
+        response = await http.post(ROUTE, {self._list_field: [body]} if self._list_field else body)
+        (one,) = response if self._list_field else [response]
+        if not str(one["data"][0]["b64_json"]).startswith(PNG_BASE64):
+            raise RuntimeError(f"the response has no PNG image: {str(one)[:500]}")
+
+
+def requests(seed: int, mixed: bool) -> Iterator[Body]:
+    """Yield requests without end."""
+    more = {"size": f"{SIDE}x{SIDE}", "response_format": "b64_json"}
+    for body in bodies(seed):
+        yield body | more | ({} if mixed else {"steps": MEAN_STEPS})
+
+
+def arrivals(seed: int, rate: float, seconds: float) -> list[float]:
+    """Return the times of a Poisson process of `rate` per second; a seed's gaps are the same at every rate."""
+    rng = random.Random(seed)
+    times = itertools.accumulate(rng.expovariate(1.0) / rate for _ in itertools.count())
+    return list(itertools.takewhile(lambda at: at < seconds, times))
+
+
+async def closed_loop(client: ImageClient, load: PeerLoad, images: int, seed: int) -> float:
+    """Return the images per second of clients that request the next image when they have one."""
+    meter, jobs = Meter(ClientLoad(load.clients, images)), requests(seed, load.mixed)
+
+    async def run(http: LightClient) -> None:
+        while not meter.over:
+            await client.image(http, next(jobs))
+            meter.count()
+
+    async with client.connect() as http, asyncio.TaskGroup() as tasks:
+        for _ in range(load.clients):
+            tasks.create_task(run(http))
+    return meter.rate
+
+
+async def open_loop(client: ImageClient, times: list[float], seed: int) -> list[float]:
+    """Return the seconds from each arrival to its response."""
+    latencies: list[float] = []
+    async with client.connect() as http, asyncio.TaskGroup() as tasks:
+        started = time.perf_counter()
+
+        async def run(at: float, body: Body) -> None:
+            await client.image(http, body)
+            latencies.append(time.perf_counter() - started - at)
+
+        for at, body in zip(times, requests(seed, mixed=False), strict=False):
+            await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
+            tasks.create_task(run(at, body))
+    return latencies
+
+
+async def warm_up(client: ImageClient, seed: int) -> None:
+    """Run loads of one client and of eight: BentoML's dispatcher learns from the first 27 batches."""
+    await closed_loop(client, LOADS["closed-1"], WARM_UP_IMAGES, seed)
+    await closed_loop(client, LOADS["mixed"], 2 * WARM_UP_IMAGES, seed)
+    await closed_loop(client, LOADS["closed-8"], 2 * WARM_UP_IMAGES, seed)

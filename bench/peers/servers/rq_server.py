@@ -1,0 +1,82 @@
+"""FastAPI and rq: a route enqueues a job and waits for its result; one worker takes the jobs one by one.
+
+Its fastest settings: Redis keeps nothing on disk, the worker forks no process per job (`SimpleWorker`), and a result
+arrives by a blocking read of Redis, not by polling.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio.to_thread
+import uvicorn
+from fastapi import FastAPI, HTTPException
+from redis import Redis
+from rq import Queue, SimpleWorker
+
+from bench.over_http import launched
+from bench.peers.servers.batch_call import HOST, ROUTE, TIMEOUT_S, BatchCall, ImageRequest, PeerSettings
+from cli.up.environment import first_free_port
+from cli.up.redis_server import find
+
+FIRST_REDIS_PORT = 6470
+WAITING_REQUESTS = 1000
+KEPT_S = 60
+MODULE = "bench.peers.servers.rq_server"
+
+_loaded: list[BatchCall] = []  # by the worker
+
+
+def generate(request: ImageRequest) -> dict[str, Any]:
+    """Run one job in the worker."""
+    (response,) = _loaded[0]([request])
+    return response
+
+
+def work(redis_port: int) -> None:
+    """Run the worker until terminated."""
+    _loaded.append(BatchCall(PeerSettings.from_environment().model))
+    worker = SimpleWorker([Queue(connection=Redis(HOST, redis_port))], connection=Redis(HOST, redis_port))
+    worker.log_job_description = False
+    worker.work(logging_level="WARNING")
+
+
+def application(queue: Queue) -> FastAPI:
+    """Return the application that enqueues into `queue`."""
+    app = FastAPI()
+
+    @app.on_event("startup")
+    async def allow_waiting_requests() -> None:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = WAITING_REQUESTS
+
+    @app.post(ROUTE)
+    def images(request: dict[str, Any]) -> Any:
+        job = queue.enqueue(f"{MODULE}.generate", request, result_ttl=KEPT_S, failure_ttl=KEPT_S)
+        result = job.latest_result(timeout=TIMEOUT_S)
+        if result is None or result.type is not result.Type.SUCCESSFUL:
+            raise HTTPException(500, f"the job failed: {result and result.exc_string}")
+        return result.return_value
+
+    return app
+
+
+def serve() -> None:
+    """Run Redis, the worker and the application until terminated."""
+    settings, redis_port = PeerSettings.from_environment(), first_free_port(HOST, FIRST_REDIS_PORT, print, "rq")
+    redis = [str(find().path), "--bind", HOST, "--port", str(redis_port), "--save", "", "--appendonly", "no"]
+    worker = [sys.executable, "-m", MODULE, str(redis_port)]
+    fields = {f"peer_{name}": str(getattr(settings, name)) for name in ("model", "port", "requests", "wait_ms")}
+    with (
+        TemporaryDirectory() as scratch,
+        launched(redis, Path(scratch) / "redis.log", None),
+        launched(worker, Path(scratch) / "worker.log", None, **fields),
+    ):
+        app = application(Queue(connection=Redis(HOST, redis_port)))
+        uvicorn.run(app, host=HOST, port=settings.port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1])) if sys.argv[1:] else serve()
