@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     plan = PeerPlan(
         servers=[FUSEQUEUE, *installed(options.peers)],
-        loads=[LOADS[name] for name in options.loads],
+        loads=[load for load in LOADS.values() if load.name in options.loads],
         images=options.images,
         seconds=options.seconds,
         wait_ms=options.wait_ms,

@@ -122,12 +122,15 @@ def started(name: str, model: Path, folder: Path, settings: ServerSettings) -> I
 async def until_ready(name: str, client: ImageClient, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server responds with an image; raises `RuntimeError`."""
     deadline = time.monotonic() + READY_TIMEOUT_S
+    reason: Exception | None = None
     async with client.connect() as http:
         while time.monotonic() < deadline and process.poll() is None:
-            with suppress(aiohttp.ClientError, RuntimeError):
+            try:
                 return await client.image(http, next(requests(0, mixed=False)))
+            except (aiohttp.ClientError, RuntimeError) as error:
+                reason = error
             await asyncio.sleep(READY_GAP_S)
-    raise RuntimeError(f"{name} did not start in {READY_TIMEOUT_S:.0f} s; its messages are above")
+    raise RuntimeError(f"{name} did not start in {READY_TIMEOUT_S:.0f} s: {reason}; its messages are above")
 
 
 @contextmanager

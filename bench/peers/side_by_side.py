@@ -138,9 +138,9 @@ class SideBySide:
         settings = ServerSettings(requests, self._plan.wait_ms)
         folder = self._folder / f"{turn}-{server}-{loads[0].name}"
         with started(server, self._model, folder, settings) as client:
-            asyncio.run(warm_up(client, WARM_UP_SEED + turn))
             before = bare(self._pipeline)
             for load in loads:
+                asyncio.run(warm_up(client, load, before.full_rate, WARM_UP_SEED + turn))
                 run = self._closed if load.clients else self._open
                 rows, before = run(client, load, turn, before)
                 for row, (ratio, value) in rows.items():

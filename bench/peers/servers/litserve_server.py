@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-import litserve
+# The mcp of this project is visible here, and LitServe would use it together with fastmcp, which is not.
+sys.modules["mcp"] = None  # type: ignore[assignment]
 
-from bench.peers.servers.batch_call import HOST, ROUTE, TIMEOUT_S, BatchCall, ImageRequest, PeerSettings
+import litserve  # noqa: E402
+
+from bench.peers.servers.batch_call import (  # noqa: E402
+    HOST,
+    ROUTE,
+    TIMEOUT_S,
+    BatchCall,
+    ImageRequest,
+    PeerSettings,
+)
 
 
 class Images(litserve.LitAPI):

@@ -7,6 +7,9 @@ arrives by a blocking read of Redis, not by polling.
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,30 +30,36 @@ WAITING_REQUESTS = 1000
 KEPT_S = 60
 MODULE = "bench.peers.servers.rq_server"
 
-_loaded: list[BatchCall] = []  # by the worker
+
+@cache
+def loaded() -> BatchCall:
+    """Return the worker's pipeline, loaded by its first job."""
+    return BatchCall(PeerSettings.from_environment().model)
 
 
 def generate(request: ImageRequest) -> dict[str, Any]:
     """Run one job in the worker."""
-    (response,) = _loaded[0]([request])
+    (response,) = loaded()([request])
     return response
 
 
 def work(redis_port: int) -> None:
     """Run the worker until terminated."""
-    _loaded.append(BatchCall(PeerSettings.from_environment().model))
     worker = SimpleWorker([Queue(connection=Redis(HOST, redis_port))], connection=Redis(HOST, redis_port))
     worker.log_job_description = False
     worker.work(logging_level="WARNING")
 
 
+@asynccontextmanager
+async def many_waiting(_app: FastAPI) -> AsyncIterator[None]:
+    """Let that many requests wait, each in a thread."""
+    anyio.to_thread.current_default_thread_limiter().total_tokens = WAITING_REQUESTS
+    yield
+
+
 def application(queue: Queue) -> FastAPI:
     """Return the application that enqueues into `queue`."""
-    app = FastAPI()
-
-    @app.on_event("startup")
-    async def allow_waiting_requests() -> None:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = WAITING_REQUESTS
+    app = FastAPI(lifespan=many_waiting)
 
     @app.post(ROUTE)
     def images(request: dict[str, Any]) -> Any:
