@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http clean
+.PHONY: demo up test clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -81,12 +81,20 @@ bench-engine: $(READY)
 bench-http: $(READY)
 	$(BIN)/python -m bench.over_http
 
+# General model servers to compare with, each in an environment of its own (400 MB in all). `make peers PEERS="ray mosec"`.
+peers: $(READY)
+	$(BIN)/python -m bench.peers --install $(if $(PEERS),--peers $(PEERS))
+
+# Nine minutes a turn with all peers; those that are not installed are skipped.
+bench-peers: $(READY)
+	$(BIN)/python -m bench.peers
+
 # Needs a GPU: models of real size; saves bench/results/engine-gpu.json.
 bench-gpu: $(READY)
 	$(BIN)/python -m bench.engine --gpu
 
 clean:
-	rm -rf $(VENV) .clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \

@@ -44,7 +44,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--images", type=int, default=96, help="of a closed loop in a turn; one client: a quarter")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals at random times in a turn")
-    parser.add_argument("--wait-ms", type=int, default=10, help="wait window of the peers that have one")
+    parser.add_argument("--wait-ms", type=int, help="one wait window for the peers that have one; default: their best")
     parser.add_argument(
         "--mixed-requests", type=int, default=24, help="requests that a peer takes at once, to group them by steps"
     )

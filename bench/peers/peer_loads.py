@@ -44,7 +44,7 @@ LOADS = {
         PeerLoad("mixed", clients=32, mixed=True),
     )
 }
-"""From light to heavy, in which order they run: BentoML's dispatcher keeps the waits that it learned under more load."""
+"""Run in this order, from light to heavy: BentoML's dispatcher keeps the waits that it learned under more load."""
 
 
 class ImageClient:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.peers.peer_servers import FUSEQUEUE, PEERS
-from bench.peers.side_by_side import Measured, PeerTurns
+from bench.peers.side_by_side import MeasuredRow, PeerTurns
 
 Medians = dict[str, dict[str, float]]
 
@@ -17,7 +17,7 @@ def lower_is_better(row: str) -> bool:
     return row == "closed-1" or row.startswith("poisson")
 
 
-def medians(measured: Sequence[Measured], values: bool = False) -> Medians:
+def medians(measured: Sequence[MeasuredRow], values: bool = False) -> Medians:
     """Return the medians over the turns by row and server: of the ratios, or of the values."""
     turns: dict[str, dict[str, list[float]]] = {}
     for one in measured:

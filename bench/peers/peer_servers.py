@@ -34,11 +34,15 @@ FUSEQUEUE = "fusequeue"
 
 @dataclass(frozen=True)
 class Peer:
-    """A server to compare with: arguments of its Python, and the field that holds a list of requests in a body."""
+    """A server to compare with.
+
+    `arguments` are those of its Python, `wait_ms` is its wait window, and `list_field` holds the requests in a body.
+    """
 
     name: str
     title: str
     arguments: tuple[str, ...]
+    wait_ms: int = 0
     list_field: str | None = None
 
     @property
@@ -58,12 +62,14 @@ class Peer:
         return not self.requirements or (mark.exists() and mark.read_text("utf-8") == self.requirements.read_text())
 
 
+# Wait windows: chosen from 2, 3, 5 and 10 ms, and 20 for Ray, by `closed-1`, `closed-8` and `poisson-0.6`. A longer one
+# makes one client wait; a shorter one divides the requests that eight clients send after a batch.
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("litserve", "LitServe", ("-m", f"{SERVERS}.litserve_server")),
-        Peer("mosec", "Mosec", ("-m", f"{SERVERS}.mosec_server")),
-        Peer("ray", "Ray Serve", ("-m", f"{SERVERS}.ray_server")),
+        Peer("litserve", "LitServe", ("-m", f"{SERVERS}.litserve_server"), wait_ms=3),
+        Peer("mosec", "Mosec", ("-m", f"{SERVERS}.mosec_server"), wait_ms=2),
+        Peer("ray", "Ray Serve", ("-m", f"{SERVERS}.ray_server"), wait_ms=10),
         Peer(
             "bentoml",
             "BentoML",
@@ -77,10 +83,10 @@ PEERS = {
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Most requests that a peer takes at once, and milliseconds that it waits for them."""
+    """Most requests that a peer takes at once, and milliseconds that it waits for them; None: its own."""
 
     requests: int
-    wait_ms: int
+    wait_ms: int | None
 
 
 def install(peer: Peer) -> None:
@@ -110,7 +116,8 @@ def started(name: str, model: Path, folder: Path, settings: ServerSettings) -> I
         return
     peer = PEERS[name]
     port = first_free_port(HOST, FIRST_PORT, lambda _: None, name)
-    fields = {"model": model, "port": port, "requests": settings.requests, "wait_ms": settings.wait_ms}
+    wait_ms = peer.wait_ms if settings.wait_ms is None else settings.wait_ms
+    fields = {"model": model, "port": port, "requests": settings.requests, "wait_ms": wait_ms}
     command = [peer.python, *(argument.format(port=port) for argument in peer.arguments)]
     environment = {f"peer_{field}": str(value) for field, value in fields.items()}
     with launched(command, folder / f"{name}.log", None, **environment) as process, ended_with(process.pid):

@@ -48,7 +48,7 @@ class PeerPlan:
     loads: Sequence[PeerLoad]
     images: int
     seconds: float
-    wait_ms: int
+    wait_ms: int | None
     mixed_requests: int
 
 
@@ -61,7 +61,7 @@ class Bare:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRow:
     """A row of the table from one turn of a server: its ratio to the bare pipeline, and images/s or seconds."""
 
     server: str
@@ -75,7 +75,7 @@ class Measured:
 class PeerTurns:
     """What the turns measured so far, and what failed."""
 
-    measured: list[Measured] = field(default_factory=list)
+    measured: list[MeasuredRow] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
@@ -144,7 +144,7 @@ class SideBySide:
                 run = self._closed if load.clients else self._open
                 rows, before = run(client, load, turn, before)
                 for row, (ratio, value) in rows.items():
-                    turns.measured.append(Measured(server, row, turn, ratio, value))
+                    turns.measured.append(MeasuredRow(server, row, turn, ratio, value))
                     print(f"turn {turn}, {server}, {row}: {ratio:.3f} ({value:.3f})", flush=True)
 
     def _closed(self, client: ImageClient, load: PeerLoad, turn: int, before: Bare) -> tuple[Rows, Bare]:
