@@ -29,9 +29,9 @@ class LoopRate(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """Sends a request, reads its response, and sends the next until `end`, or until the server wants another connection.
+    """Sends a request, reads its response, and sends the next until `end`, or until a response ends the connection.
 
-    A response that begins before its request has arrived ends its connection.
+    The server ends it where the response begins before the request has arrived, as that to bulk submits does.
     """
 
     def __init__(self, load: ClosedLoop, end: float, times: list[float]) -> None:
