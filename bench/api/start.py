@@ -1,4 +1,4 @@
-"""`python -m bench.start`: how long `fusequeue` takes to start, and the memory of its processes.
+"""`python -m bench.api.start`: how long `fusequeue` takes to start, and the memory of its processes.
 
 Each turn times `fusequeue --help`, then starts `fusequeue up` with the demo model and a new data folder: seconds until
 each process is ready and until the ready line, and the resident (RSS), proportional (PSS) and unique (USS) memory of
@@ -30,7 +30,7 @@ from bench.cost import part_of
 from bench.over_http import up
 
 HELP_CALLS = 3
-POLL_S = 0.005
+POLL_S = 0.02
 READY = re.compile(r"^([\w-]+): ready after", re.MULTILINE)
 READY_LINE = "ready line"
 KINDS = ("rss", "pss", "uss")
