@@ -44,7 +44,7 @@ async def fusequeue_up(console: Console) -> AsyncIterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="fusequeue-demo-"))
     up = ("-m", "cli.main", "up", "--data-dir", str(folder))
     # The parent watch stops it when this process is killed; a new session keeps the terminal's Ctrl-C from it.
-    parent_watch = ("-m", "cli.up.child_process", str(os.getpid()), str(int(signal.SIGTERM)))
+    parent_watch = ("-m", "shared.runtime.parent_process", str(os.getpid()), str(int(signal.SIGTERM)))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *parent_watch, sys.executable, *up, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )

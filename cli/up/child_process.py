@@ -1,8 +1,4 @@
-"""A child process in its own process group, with its output in a bounded log file.
-
-`python -m cli.up.child_process PARENT SIGNAL COMMAND...` is the parent watch: it becomes COMMAND, which receives
-SIGNAL when process PARENT dies. Only Linux supports this; elsewhere COMMAND runs without it.
-"""
+"""A child process in its own process group, with its output in a bounded log file."""
 
 from __future__ import annotations
 
@@ -15,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shared.runtime.parent_process import end_with_parent
-
 LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
 READY_EVENTS = (b"worker_ready", b"chores_ready")  # log events of a process that accepts work
 CHUNK_BYTES = 64 * 1024
+PARENT_WATCH = "shared.runtime.parent_process"
 
 
 class BoundedLog:
@@ -80,7 +75,7 @@ class Process:
         cls, command: Sequence[str], *, env: Mapping[str, str], log: BoundedLog, orphan_signal: int = signal.SIGKILL
     ) -> Process:
         """Start `command`, which receives `orphan_signal` if this process dies without stopping it."""
-        parent_watch = (sys.executable, "-P", "-m", "cli.up.child_process", str(os.getpid()), str(int(orphan_signal)))
+        parent_watch = (sys.executable, "-P", "-m", PARENT_WATCH, str(os.getpid()), str(int(orphan_signal)))
         log.begin()
         # Not asyncio's own pipe: its `wait` does not return while a grandchild holds the child's output open.
         reader_fd, writer_fd = os.pipe()
@@ -134,13 +129,3 @@ async def _copy(reader_fd: int, log: BoundedLog) -> None:
             log.write(data)
     finally:
         transport.close()
-
-
-def watch_parent(parent: int, signal_number: int, command: list[str]) -> None:
-    """Become `command`, which receives `signal_number` when `parent` dies."""
-    end_with_parent(parent, signal_number)
-    os.execvp(command[0], command)
-
-
-if __name__ == "__main__":
-    watch_parent(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -55,7 +55,13 @@ class ServiceProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> ServiceProcess:
-        parent_watch = [sys.executable, "-m", "cli.up.child_process", str(os.getpid()), str(int(signal.SIGKILL))]
+        parent_watch = [
+            sys.executable,
+            "-m",
+            "shared.runtime.parent_process",
+            str(os.getpid()),
+            str(int(signal.SIGKILL)),
+        ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 parent_watch + self._command, env=self._env, stdout=log, stderr=log, cwd=ROOT, start_new_session=True

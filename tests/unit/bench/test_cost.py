@@ -15,7 +15,7 @@ from bench.cost import figures_of, part_of, requests, table
         ("/venv/bin/python -P -m api --port 8000", "api"),
         ("/usr/bin/redis-server 127.0.0.1:6379", "redis"),
         ("/venv/bin/python -m cli.main up --data-dir data", "supervisor"),
-        ("/venv/bin/python -P -m cli.up.child_process 12 15", "others"),
+        ("/venv/bin/python -P -m shared.runtime.parent_process 12 15", "others"),
     ],
 )
 def test_a_process_belongs_to_the_part_of_its_command(command: str, part: str) -> None:
