@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -47,6 +48,7 @@ class ProgressReporter:
         self._unstored: set[str] = set()
         self._started_at_s = time.monotonic()
         self._ready_at_s: float | None = None
+        self._state_changed = asyncio.Event()
         self._info = WorkerInfo(
             id=worker,
             models=tuple(spec.id for spec in catalog),
@@ -76,6 +78,7 @@ class ProgressReporter:
         if state == "ready":
             self._ready_at_s = time.monotonic()
         self._info = replace(self._info, state=state)
+        self._state_changed.set()
 
     def unready(self) -> str | None:
         """Return why no jobs are claimed now; None when they are."""
@@ -117,10 +120,11 @@ class ProgressReporter:
         self._unstored -= stored.keys()
 
     async def send_heartbeats(self, engine: EngineInterface) -> None:
-        """Send heartbeats, the start time and measured cost curves until canceled."""
+        """Send heartbeats, one at each change of state, the start time and measured cost curves until canceled."""
         curves_saved_at = time.monotonic()
         start_time_saved = False
         while True:
+            self._state_changed.clear()
             try:
                 await self._send_heartbeat(engine.status())
                 if not start_time_saved and self._info.state == "ready":
@@ -133,7 +137,9 @@ class ProgressReporter:
                     await self._cost_curves.save(self._queue)
             except RedisUnavailable as error:
                 log.debug("heartbeat_failed", error=error.message)
-            await asyncio.sleep(HEARTBEAT_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_EVERY_S):
+                    await self._state_changed.wait()
 
     async def _send_heartbeat(self, engine: EngineStatus) -> None:
         claimed_jobs = self._claimed_jobs.values()

@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from shared.errors import RedisUnavailable
 from shared.job import Phase, Priority, Progress
 from shared.queue import ProgressReport, WorkerInfo
 from shared.runtime.asyncio_tools import cancel_and_wait
+from worker import progress
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineStatus
 from worker.progress import ProgressReporter
@@ -78,3 +81,21 @@ async def test_heartbeats_say_how_many_jobs_are_bulk(eventually: Eventually) -> 
     finally:
         await cancel_and_wait((sending,))
     assert (queue.infos[0].running_jobs, queue.infos[0].bulk_jobs) == (3, 2)
+
+
+async def test_a_change_of_state_is_sent_at_once(eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a ready worker is not seen for up to half a second."""
+    monkeypatch.setattr(progress, "HEARTBEAT_EVERY_S", 3600.0)
+    queue: Any = QueueOfHeartbeats()
+    catalog: Any = [SimpleNamespace(id="demo", max_batch=8)]
+    engine: Any = SimpleNamespace(status=lambda: EngineStatus("cpu", loaded_models=("demo",)))
+    costs: Any = SimpleNamespace(load=lambda _: asyncio.sleep(0))
+    reporter = ProgressReporter(queue, {}, costs, "worker-1", catalog)
+    sending = asyncio.create_task(reporter.send_heartbeats(engine))
+    try:
+        await eventually(lambda: len(queue.infos) == 1, "the first heartbeat is sent")
+        reporter.set_state("draining")
+        await eventually(lambda: len(queue.infos) == 2, "the state is sent")
+    finally:
+        await cancel_and_wait((sending,))
+    assert [info.state for info in queue.infos] == ["starting", "draining"]
