@@ -10,22 +10,25 @@ from functools import partial
 from socket import socket
 from typing import Any
 
-import structlog
-import uvicorn
-import uvloop
-from fastapi import FastAPI
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from shared.runtime.imports import importing
 
-from api.app import create_app, preflight
-from api.http.connections import Connections, capacity, open_files
-from api.http.request_limits import ArrivalLimits
-from api.http.server_protocol import ServerProtocol
-from api.keys_required import secured
-from shared.config import settings
-from shared.config.settings import Settings
-from shared.errors import FusequeueError
-from shared.runtime import log, tracing
-from shared.runtime.allocator import return_freed_memory
+with importing():
+    import structlog
+    import uvicorn
+    import uvloop
+    from fastapi import FastAPI
+    from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+    from api.app import create_app, preflight
+    from api.http.connections import Connections, capacity, open_files
+    from api.http.request_limits import ArrivalLimits
+    from api.http.server_protocol import ServerProtocol
+    from api.keys_required import secured
+    from shared.config import settings
+    from shared.config.settings import Settings
+    from shared.errors import FusequeueError
+    from shared.runtime import log, tracing
+    from shared.runtime.allocator import return_freed_memory
 
 DRAIN_S = 20
 BACKLOG = 1024

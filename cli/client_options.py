@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
+from cli.messages import one_line, print_error
 from fusequeue import Client, ClientError, RefusedError, errors
 
 Url = Annotated[str | None, typer.Option(envvar="FUSEQUEUE_URL", help="Service. Default: http://127.0.0.1:8000")]
@@ -27,7 +27,6 @@ T = TypeVar("T", bound=Object)
 GAP = "  "
 MIN_LAST_COLUMN = 12
 MAX_NAME_CHARS = 1000
-MAX_ERROR_CHARS = 2000
 
 
 class Exit(IntEnum):
@@ -127,16 +126,6 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
-
-
-def one_line(text: str) -> str:
-    """Return text on one line, without what a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
-def print_error(text: object) -> None:
-    """Print an error on one line of stderr."""
-    print(f"fusequeue: {one_line(str(text))[:MAX_ERROR_CHARS]}", file=sys.stderr)
 
 
 _STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclasses

@@ -24,7 +24,7 @@ COMMANDS = {
         "Measure time and memory per forward by rows, for each model.",
     ),
     "mcp": (
-        "cli.processes:mcp",
+        "cli.mcp.command:mcp",
         "Serve the tools generate, status, result and batch to MCP clients.",
     ),
     "version": ("cli.processes:version", "Print the version."),

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, connected, name_option, print_error
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, connected, name_option
+from cli.messages import print_error
 from fusequeue import Client, Model, ModelOrder, WorkerInfo
 
 MODELS_HELP = "List the models of the service; load, unload, pin and unpin them on workers."

@@ -1,4 +1,4 @@
-"""Commands that run the processes of the service: up, api, worker, chores, probe, mcp; and version."""
+"""Commands that run the processes of the service: up, api, worker, chores, probe; and version."""
 
 import asyncio
 import os
@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from cli.client_options import Key, Url, exit_on_error, print_error
-from cli.up import command as up_command
-from fusequeue import Client
-from shared.config import settings
-from shared.errors import FusequeueError
-from shared.runtime.clock import VERSION
+from shared.runtime.imports import importing
+
+with importing():
+    from cli.messages import print_error
+    from cli.up import command as up_command
+    from shared.config import settings
+    from shared.errors import FusequeueError
+    from shared.runtime.clock import VERSION
 
 EXIT_CONFIGURATION = 2
 INSECURE = "insecure-no-keys"
@@ -78,27 +80,6 @@ def probe(
     steps = ("--step-cache",) if step_cache else ()
     prompts = [argument for text in prompt or () for argument in ("--prompt", text)]
     _exec("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
-
-
-def mcp(
-    url: Url = None,
-    key: Key = None,
-    http: Annotated[
-        bool, typer.Option("--http", help="Serve http://127.0.0.1:PORT/mcp; clients send the key.")
-    ] = False,
-    port: Port = 8100,
-) -> None:
-    """Serve the tools generate, status, result and batch to MCP clients, over stdio by default."""
-    try:
-        from cli.mcp_server import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-            raise
-        print_error("mcp is not installed: pip install 'fusequeue[mcp]'")
-        raise typer.Exit(EXIT_CONFIGURATION) from None
-    with exit_on_error():
-        Client(url, api_key=key).close()  # refuses a URL or key that cannot be used
-        serve(url, key, port if http else None)
 
 
 def version() -> None:

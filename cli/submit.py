@@ -20,9 +20,9 @@ from cli.client_options import (
     finite_option,
     is_text,
     name_option,
-    print_error,
     text_option,
 )
+from cli.messages import print_error
 from fusequeue import Client, Event, Job, JobParams, OnDeadlineName, OutputParams
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]

@@ -4,32 +4,44 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
+from functools import partial
 
-import structlog
-import uvloop
+from shared.runtime.imports import importing
 
-from shared.config import models_file, settings
-from shared.config.settings import Settings
-from shared.errors import FusequeueError
-from shared.queue import Queue
-from shared.runtime import log, tracing
-from shared.runtime.allocator import return_freed_memory
-from shared.storage import connect
-from worker.metrics.http_port import http_port
-from worker.metrics.pod_deletion_cost import pod_deletion_cost
-from worker.worker import Worker
+with importing():
+    import structlog
+    import uvloop
+
+    from shared.config import models_file, settings
+    from shared.config.models_file import Catalog
+    from shared.config.settings import Settings
+    from shared.errors import FusequeueError
+    from shared.runtime import log, tracing
+    from shared.runtime.allocator import return_freed_memory
+    from worker.engine.pipelines.weights.packages import unused_packages
+    from worker.engine.remote import EngineProcess, RemoteEngine
 
 
-async def run_worker(configured: Settings) -> int:
+async def run_worker(configured: Settings, models: Catalog, engine: EngineProcess) -> int:
     """Work until SIGTERM or SIGINT, then drain; return the exit status."""
-    models = models_file.load(configured.models, configured.batch_rules)
+    with importing():  # while the engine's process imports its libraries, which takes several times as long
+        from shared.queue import Queue
+        from shared.storage import connect
+        from worker.metrics.pod_deletion_cost import pod_deletion_cost
+        from worker.worker import Worker
     queue, storage = Queue.connect(configured), connect(configured)
     try:
-        worker = Worker(models, queue, storage, configured)
+        worker = Worker(models, queue, storage, configured, partial(RemoteEngine, process=engine))
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.drain)
-        async with http_port(configured, worker), pod_deletion_cost(configured, worker, os.environ):
+        async with AsyncExitStack() as stack:
+            if configured.worker_port is not None:
+                from worker.metrics.http_port import http_port  # and with it a web server
+
+                await stack.enter_async_context(http_port(configured.worker_host, configured.worker_port, worker))
+            await stack.enter_async_context(pod_deletion_cost(configured, worker, os.environ))
             return await worker.run()
     finally:
         await storage.close()
@@ -45,7 +57,9 @@ def main() -> int:
         for message in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", message=message)
         tracing.configure(configured.traces, "fusequeue-worker")
-        return uvloop.run(run_worker(configured))
+        models = models_file.load(configured.models, configured.batch_rules)
+        engine = EngineProcess(unused_packages(models))
+        return uvloop.run(run_worker(configured, models, engine))
     except FusequeueError as error:
         structlog.get_logger().error("worker_failed", code=error.code, error=error.message)
         return 1

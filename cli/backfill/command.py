@@ -16,7 +16,8 @@ from rich.text import Text
 
 from cli.backfill.ledger import NAME, Entry, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
-from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error, one_line
+from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error
+from cli.messages import one_line
 from cli.submit import parse_fields
 from fusequeue import AsyncClient, Job, NotFound
 

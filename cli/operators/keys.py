@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.client_options import Exit, print_error
+from cli.client_options import Exit
+from cli.messages import print_error
 from cli.up import environment
 from shared import auth
 from shared.config import settings

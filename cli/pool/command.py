@@ -15,7 +15,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error, print_error
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
+from cli.messages import print_error
 from cli.operators.keys import find_redis
 from cli.pool.pool import Pool, PoolBounds, PoolProcesses, PoolStatus
 from cli.up import command as up_command

@@ -3,17 +3,21 @@
 import os
 import sys
 
-import structlog
+from shared.runtime.imports import importing
 
-from shared.config import settings
-from shared.config.settings import Settings
-from shared.errors import FusequeueError
-from shared.runtime import log as logging
-from shared.runtime import tracing
-from worker.chores import batch_pass, webhooks  # noqa: F401 - imported before the forks, which share their memory
-from worker.chores.child_processes import EXIT_CONFIGURATION, ChildProcesses
-from worker.chores.rq_queue import ChoreQueue
-from worker.chores.rq_worker import ChoresWorker
+with importing():
+    import structlog
+
+    from shared.config import settings
+    from shared.config.settings import Settings
+    from shared.errors import FusequeueError
+    from shared.runtime import log as logging
+    from shared.runtime import tracing
+    from shared.runtime.allocator import return_freed_memory
+    from worker.chores import batch_pass, webhooks  # noqa: F401 - imported before the forks, which share their memory
+    from worker.chores.child_processes import EXIT_CONFIGURATION, ChildProcesses
+    from worker.chores.rq_queue import ChoreQueue
+    from worker.chores.rq_worker import ChoresWorker
 
 log = structlog.get_logger()
 
@@ -32,6 +36,7 @@ def _work(configured: Settings, kind: ChoreQueue) -> int:
 
 def main() -> int:
     """Run the chores and return the exit status; logs a configuration error in one line."""
+    return_freed_memory()
     try:
         configured = settings.load()
         settings.withhold_permissions(configured)

@@ -1,7 +1,8 @@
-"""`python -m worker.engine.process DESCRIPTOR`: an engine for the worker at the other end of that socket.
+"""`python -m worker.engine.process DESCRIPTOR [PACKAGE...]`: an engine for the worker at the other end of that socket.
 
-The worker sends the catalog and the settings, then the names of engine methods with their arguments. It receives the
-engine's events and, ten times a second, its status.
+The process imports torch and diffusers at once, without the packages that the worker names. The worker sends the
+catalog and the settings, then the names of engine methods with their arguments. It receives the engine's events and,
+ten times a second, its status.
 """
 
 import gc
@@ -13,22 +14,27 @@ import threading
 import time
 from collections import deque
 
-import structlog
+from shared.runtime.imports import hide, importing
 
-from shared.errors import ConfigurationError, FusequeueError
-from shared.runtime import log
-from shared.runtime.parent_process import end_with_parent
-from worker.engine.channel import Channel
-from worker.engine.device import DEVICE_REMEDY, device_facts
-from worker.engine.engine import Engine
-from worker.engine.protocol import (
-    EngineEvent,
-    ForwardDone,
-    JobPhaseChanged,
-    ModelLoadFailed,
-    OutputReady,
-    WarmUpDone,
-)
+if __name__ == "__main__":
+    hide(*sys.argv[2:])
+with importing():
+    import structlog
+
+    from shared.errors import ConfigurationError, FusequeueError
+    from shared.runtime import log
+    from shared.runtime.parent_process import end_with_parent
+    from worker.engine.channel import Channel
+    from worker.engine.device import DEVICE_REMEDY, device_facts
+    from worker.engine.engine import Engine
+    from worker.engine.protocol import (
+        EngineEvent,
+        ForwardDone,
+        JobPhaseChanged,
+        ModelLoadFailed,
+        OutputReady,
+        WarmUpDone,
+    )
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread can hold Python's lock. The engine's thread releases it in every torch operation, and with
@@ -102,6 +108,7 @@ def main(descriptor: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the worker handles them
     end_with_parent(os.getppid())  # with the worker, even if this process hangs
+    gc.freeze()  # what is imported, so that collections while models load do not walk through it
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=descriptor))
     catalog, settings = channel.receive()

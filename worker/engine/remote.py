@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from worker.engine.channel import Channel
+from worker.engine.pipelines.weights.packages import unused_packages
 from worker.engine.protocol import (
     Activity,
     EngineEvents,
@@ -34,21 +36,48 @@ SILENT_S = 2.0  # the engine sends a status every 0.1 s
 KILL_AFTER_S = 5.0  # in addition to the timeout of `stop`
 
 
+class EngineProcess:
+    """A process that imports the engine's libraries, and ends when `channel` closes; `packages` are hidden from it."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        local, remote = socket.socketpair()
+        with remote:
+            command = [sys.executable, "-m", "worker.engine.process", str(remote.fileno()), *packages]
+            # Its own process group: Ctrl-C in a terminal must reach only the worker, which drains first.
+            self._process = subprocess.Popen(command, pass_fds=[remote.fileno()], process_group=0)
+        self.channel = Channel(local)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit status; raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 class RemoteEngine:
     """An engine at the other end of a socket. `events.on_event` is called on the reading thread.
 
     A process that ended after its warm-up is reported as hung; `warm_up` raises the error of one that ended before.
     """
 
-    def __init__(self, catalog: Catalog, events: EngineEvents, settings: Settings) -> None:
+    def __init__(
+        self, catalog: Catalog, events: EngineEvents, settings: Settings, process: EngineProcess | None = None
+    ) -> None:
         self._events = events
+        self._packages = unused_packages(catalog)
         self._status = EngineStatus(device=settings.device or "unknown")
         self._received_at_s = time.monotonic()
         self._unfinished: set[str] = set()
         self._silent_since_s: float | None = None
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox.put((catalog, settings))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = process
         self._warm = threading.Event()
         self._ended = threading.Event()
         self._failure: FusequeueError | None = None
@@ -56,14 +85,9 @@ class RemoteEngine:
         self._end = "the connection to the engine process failed"
 
     def start(self) -> None:
-        local, remote = socket.socketpair()
-        with remote:
-            command = [sys.executable, "-m", "worker.engine.process", str(remote.fileno())]
-            # Its own process group: Ctrl-C in a terminal must reach only the worker, which drains first.
-            self._process = subprocess.Popen(command, pass_fds=[remote.fileno()], process_group=0)
-        channel = Channel(local)
+        self._process = self._process or EngineProcess(self._packages)
         for target, name in ((self._read, "engine-reader"), (self._write, "engine-writer")):
-            threading.Thread(target=target, args=(channel,), name=name, daemon=True).start()
+            threading.Thread(target=target, args=(self._process.channel,), name=name, daemon=True).start()
 
     def warm_up(self) -> None:
         self._outbox.put(("warm_up",))
@@ -84,7 +108,6 @@ class RemoteEngine:
         except subprocess.TimeoutExpired:
             log.warning("engine_killed", reason=f"it did not stop within {timeout_s:g} s")
             self._process.kill()
-            self._process.wait()
         self._ended.wait(KILL_AFTER_S)
 
     def submit(self, *requests: EngineRequest) -> None:

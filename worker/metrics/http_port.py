@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from shared.config.settings import Settings
 from shared.errors import ConfigurationError
 from shared.runtime import metrics
 from shared.runtime.log import announce
@@ -24,12 +23,8 @@ SHUTDOWN_TIMEOUT_S = 2
 
 
 @contextlib.asynccontextmanager
-async def http_port(settings: Settings, worker: Worker) -> AsyncIterator[None]:
-    """Serve `worker_port`, if set, during the block; raises `ConfigurationError` when the port is not free."""
-    if settings.worker_port is None:
-        yield
-        return
-    host, port = settings.worker_host, settings.worker_port
+async def http_port(host: str, port: int, worker: Worker) -> AsyncIterator[None]:
+    """Serve the port during the block; raises `ConfigurationError` when it is not free."""
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -18,7 +18,9 @@ from shared.storage import Storage
 from worker.engine.protocol import Output
 from worker.output.image_encoding import encode
 from worker.output.sending import File, OutputSender
-from worker.output.video_encoding import encode_video
+
+if TYPE_CHECKING:
+    from worker.output.video_encoding import Video
 
 log = structlog.get_logger()
 
@@ -96,7 +98,7 @@ class Uploader:
                 data = await self._in_thread(partial(encode, output.pixels, job, index))
                 height, width = output.pixels.shape[:2]
                 return Artifact(**common, bytes=len(data), width=width, height=height), {key: (data, content_type)}
-            video = await self._in_thread(partial(encode_video, output, job, index))
+            video = await self._in_thread(partial(_encode_video, output, job, index))
         width, height = video.thumbnail_size
         stem, size = key.rpartition(".")[0], len(video.thumbnail)
         thumbnail = Thumbnail(
@@ -133,6 +135,13 @@ class Uploader:
             yield held
         finally:
             self.held_bytes -= held
+
+
+def _encode_video(output: Output, job: Job, index: int) -> "Video":
+    # Not before there is a video: the libraries of FFmpeg take 10 MB.
+    from worker.output.video_encoding import encode_video
+
+    return encode_video(output, job, index)
 
 
 def object_key(job: Job, epoch: int, index: int) -> str:

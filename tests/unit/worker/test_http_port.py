@@ -8,7 +8,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.config.settings import Settings
 from shared.errors import ConfigurationError
 from shared.runtime import metrics
 from worker.metrics.http_port import http_port
@@ -36,7 +35,7 @@ async def test_port_serves_health_readiness_and_metrics() -> None:
     """Healthy from the start, ready with the worker; a scrape refreshes the metrics first."""
     port, worker = free_port(), WorkerStub()
     url = f"http://127.0.0.1:{port}"
-    async with http_port(Settings(worker_port=port), worker), httpx.AsyncClient(base_url=url, timeout=5) as client:
+    async with http_port("127.0.0.1", port, worker), httpx.AsyncClient(base_url=url, timeout=5) as client:
         assert (await client.get("/healthz")).status_code == 200
         unready = await client.get("/readyz")
         assert (unready.status_code, unready.json()["reason"]) == (503, "the worker is starting")
@@ -56,13 +55,8 @@ async def test_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_WORKER_PORT {port}"):
-            async with http_port(Settings(worker_port=port), WorkerStub()):
+            async with http_port("127.0.0.1", port, WorkerStub()):
                 pass
-
-
-async def test_nothing_listens_without_a_port() -> None:
-    async with http_port(Settings(), WorkerStub()):
-        pass
 
 
 @pytest.mark.parametrize(

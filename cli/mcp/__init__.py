@@ -1,0 +1,1 @@
+"""`fusequeue mcp`: tools of the Model Context Protocol."""

@@ -1,0 +1,15 @@
+"""Messages on stderr; imports nothing that `fusequeue up` would keep in memory."""
+
+import sys
+
+MAX_ERROR_CHARS = 2000
+
+
+def one_line(text: str) -> str:
+    """Return text on one line, without what a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def print_error(text: object) -> None:
+    """Print an error on one line of stderr."""
+    print(f"fusequeue: {one_line(str(text))[:MAX_ERROR_CHARS]}", file=sys.stderr)
