@@ -21,6 +21,7 @@ with importing():
 
     from api.app import create_app, preflight
     from api.http.connections import Connections, capacity, open_files
+    from api.http.metrics_port import metrics_port
     from api.http.request_limits import ArrivalLimits
     from api.http.server_protocol import ServerProtocol
     from api.keys_required import secured
@@ -29,6 +30,7 @@ with importing():
     from shared.errors import FusequeueError
     from shared.runtime import log, tracing
     from shared.runtime.allocator import return_freed_memory
+    from shared.runtime.log import announce
 
 DRAIN_S = 20
 BACKLOG = 1024
@@ -40,7 +42,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
-        self._app = app
+        self.app = app
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
@@ -48,17 +50,19 @@ class Server(uvicorn.Server):
             # The kernel can queue more than asyncio accepts at once.
             with socket(fileno=os.dup(listener.fileno())) as same:
                 same.listen(BACKLOG)
+        if self.started:
+            announce("api_ready")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        services = getattr(self._app.state, "services", None)
+        services = getattr(self.app.state, "services", None)
         if services is not None:
             services.closing.set()
         await super().shutdown(sockets)
 
 
-def build_server(configured: Settings, *, host: str, port: int) -> Server:
+def build_server(configured: Settings, *, host: str, port: int, shares_port: bool = False) -> Server:
     """Return a server of the API, with limits on what a client can occupy."""
-    app = create_app(configured)
+    app = create_app(configured, shares_port=shares_port)
     proxies = configured.trusted_proxies
     most = capacity(open_files(), configured.max_connections)
     trusted: Any = ProxyHeadersMiddleware(app, proxies or []).trusted_hosts  # type: ignore[arg-type]
@@ -75,10 +79,17 @@ def build_server(configured: Settings, *, host: str, port: int) -> Server:
         server_header=False,
         proxy_headers=proxies is not None,
         forwarded_allow_ips=proxies,
-        backlog=most.accepted_at_once,
+        # One that took all new connections of a shared port at once would leave none to the others.
+        backlog=1 if shares_port else most.accepted_at_once,
         timeout_graceful_shutdown=DRAIN_S,
     )
     return Server(config, app)
+
+
+async def serve(server: Server, configured: Settings, listeners: list[socket]) -> None:
+    """Serve `listeners`, or the server's own address if there are none, and the port for metrics."""
+    async with metrics_port(configured.api_metrics_host, configured.api_metrics_port, server.app):
+        await server.serve(listeners or None)
 
 
 def limit_full_collections() -> None:
@@ -99,6 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m api", description="One API process of fusequeue.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--listener", type=int, action="append", metavar="DESCRIPTOR", help="an inherited socket that listens already"
+    )
     parser.add_argument("--insecure-no-keys", action="store_true", help="require no API key, on any address")
     options = parser.parse_args(arguments)
     try:
@@ -112,12 +126,13 @@ def main(arguments: list[str] | None = None) -> int:
         asyncio.run(preflight(configured))
         configured = asyncio.run(secured(configured, options.host))
         tracing.configure(configured.traces, "fusequeue-api")
-        server = build_server(configured, host=options.host, port=options.port)
+        listeners = [socket(fileno=descriptor) for descriptor in options.listener or ()]
+        server = build_server(configured, host=options.host, port=options.port, shares_port=bool(listeners))
         for number in (signal.SIGTERM, signal.SIGINT):
             # uvicorn raises the signal again after its shutdown: ignored, so that a requested stop exits with 0.
             signal.signal(number, lambda *_: None)
         limit_full_collections()
-        uvloop.run(server.serve())
+        uvloop.run(serve(server, configured, listeners))
     except FusequeueError as error:
         structlog.get_logger().error("api_failed", code=error.code, error=error.message)
         return 1

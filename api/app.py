@@ -99,8 +99,13 @@ Every error is `application/problem+json`: `code` is for programs, `error.param`
 """
 
 
-def create_app(settings: Settings, *, queue: Queue | None = None, storage: Storage | None = None) -> FastAPI:
-    """Return the API for `settings`; a given `queue` or `storage` is used and not closed."""
+def create_app(
+    settings: Settings, *, queue: Queue | None = None, storage: Storage | None = None, shares_port: bool = False
+) -> FastAPI:
+    """Return the API for `settings`; a given `queue` or `storage` is used and not closed.
+
+    `shares_port`: other processes serve the same port.
+    """
     catalog = models_file.load(settings.models, settings.batch_rules)
 
     @contextlib.asynccontextmanager
@@ -124,6 +129,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         generate_unique_id_function=openapi.operation_id,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `shared.runtime.tracing` has its own
     )
+    app.state.shares_port = shares_port
     _include_routes(app)
     openapi.install(app)
     # The last one added is the outermost: it receives all requests and errors.

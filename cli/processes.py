@@ -28,6 +28,7 @@ def up(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     data_dir: Annotated[Path, typer.Option(help="Folder for Redis data, images and logs.")] = Path("data"),
+    api_workers: Annotated[int, typer.Option(min=1, help="API processes on the port; each uses one core.")] = 1,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 to run them with `fusequeue pool`.")] = 1,
     models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
     insecure_no_keys: NoKeys = False,
@@ -41,7 +42,9 @@ def up(
     try:
         config = settings.load()
         settings.withhold_permissions(config)
-        status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, config, environ))
+        status = asyncio.run(
+            up_command.up(host, port, data_dir.resolve(), api_workers, workers, models, config, environ)
+        )
     except FusequeueError as error:
         print_error(error.message)
         status = EXIT_CONFIGURATION

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.context import METRICS_SCOPE, Services, ServicesDep
@@ -13,11 +13,16 @@ from api.readiness import CHECK_TIMEOUT_S
 from api.routes.operators.operations import fleet_of, targets_of
 from shared.auth import Footprint
 from shared.autoscaling import Scale, wanted_workers
-from shared.errors import FusequeueError
+from shared.errors import FusequeueError, NotFound
 from shared.queue import QueueLoad, WorkerInfo
 from shared.runtime import metrics
 
 router = APIRouter(tags=["operations"])
+
+_SHARED_PORT = (
+    "several API processes share this port, and a scrape reaches any of them; set FUSEQUEUE_API_METRICS_PORT, and "
+    "scrape the port of each process"
+)
 
 
 @router.get("/health", include_in_schema=False)  # the path that other inference servers have
@@ -34,20 +39,32 @@ async def get_readiness(services: ServicesDep) -> dict[str, str]:
     `warning` says why a restart of Redis would lose jobs, if it would. An error names the part and the kind of fault;
     the log has addresses and paths. Requests share one check a second.
     """
-    if services.closing.is_set():
-        raise NotReady("the API is stopping")
-    if faults := await services.readiness.faults():
-        raise NotReady("; ".join(faults))
+    if reason := await unreadiness(services):
+        raise NotReady(reason)
     body = {"status": "ready", "redis": "ok", "storage": "ok"}
     warning = services.queue.client.durability_warning
     return {**body, "warning": f"redis: {warning}"} if warning else body
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=[METRICS_SCOPE])
-async def prometheus(services: ServicesDep) -> Response:
+async def prometheus(request: Request, services: ServicesDep) -> Response:
     """Return the metrics of this process and the current figures of the queue and the workers."""
+    if request.app.state.shares_port:  # a counter of one process after that of another looks like a restart
+        raise NotFound(_SHARED_PORT)
+    return Response(await exposition(services), media_type=metrics.CONTENT_TYPE)
+
+
+async def unreadiness(services: Services) -> str | None:
+    """Return why no jobs are accepted; None when they are."""
+    if services.closing.is_set():
+        return "the API is stopping"
+    return "; ".join(await services.readiness.faults()) or None
+
+
+async def exposition(services: Services) -> bytes:
+    """Return the metrics of this process, with current ones of the queue and the workers."""
     await _read_queue(services)
-    return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+    return metrics.exposition()
 
 
 async def _read_queue(services: Services) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
-READY_EVENTS = (b"worker_ready", b"chores_ready")  # log events of a process that accepts work
+READY_EVENTS = (b"worker_ready", b"chores_ready", b"api_ready")  # log events of a process that accepts work
 CHUNK_BYTES = 64 * 1024
 PARENT_WATCH = "shared.runtime.parent_process"
 
@@ -72,9 +72,18 @@ class Process:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], *, env: Mapping[str, str], log: BoundedLog, orphan_signal: int = signal.SIGKILL
+        cls,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: BoundedLog,
+        orphan_signal: int = signal.SIGKILL,
+        descriptors: Sequence[int] = (),
     ) -> Process:
-        """Start `command`, which receives `orphan_signal` if this process dies without stopping it."""
+        """Start `command`, which receives `orphan_signal` if this process dies without stopping it.
+
+        It inherits `descriptors`.
+        """
         parent_watch = (sys.executable, "-P", "-m", PARENT_WATCH, str(os.getpid()), str(int(orphan_signal)))
         log.begin()
         # Not asyncio's own pipe: its `wait` does not return while a grandchild holds the child's output open.
@@ -87,6 +96,7 @@ class Process:
                 stdout=writer_fd,
                 stderr=writer_fd,
                 env=env,
+                pass_fds=descriptors,
                 # No new session: Linux shares CPU time between sessions first (sched_autogroup), so the priority of
                 # the engine thread would have no effect on the API and Redis.
                 process_group=0,

@@ -11,12 +11,13 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
 
-from cli.up import environment, redis_server
+from cli.up import environment, listening, redis_server
 from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
@@ -40,6 +41,7 @@ async def up(
     host: str,
     port: int,
     data_dir: Path,
+    api_workers: int,
     workers: int,
     models: Path | None,
     settings: Settings,
@@ -62,7 +64,8 @@ async def up(
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             workers_env = environment.worker_environments(workers, env, specs.devices)
             needs, probes = "redis" if processes else None, Probes(client)
-            processes += program_processes(host, port, probes, settings.drain_timeout_s, workers_env, needs)
+            processes += api_processes(host, port, environment.api_environments(api_workers, env), probes, needs)
+            processes += worker_processes(probes, settings.drain_timeout_s, workers_env, needs)
             with writing_to(data_dir):
                 supervisor = Supervisor(processes, env=env, log_dir=data_dir / "logs", print_status=print_status)
 
@@ -170,7 +173,9 @@ class Probes:
     keyless: bool = False
 
     async def api(self, process: Process) -> bool:
-        """Return whether the API accepts jobs."""
+        """Return whether the process serves, and the API accepts jobs."""
+        if not process.log.ready:
+            return False
         response = await self._get("/readyz")
         if response is None or not response.is_success:
             return False
@@ -223,18 +228,39 @@ def redis_process(data_dir: Path) -> tuple[ProcessSpec, str]:
     return spec, f"redis://:{password}@{redis_server.HOST}:{port}/0"
 
 
-def program_processes(
-    host: str, port: int, probes: Probes, drain_s: float, workers_env: Sequence[Mapping[str, str]], needs: str | None
+def api_processes(
+    host: str, port: int, environments: Sequence[Mapping[str, str]], probes: Probes, needs: str | None
 ) -> list[ProcessSpec]:
-    """Return the API, one worker for each of `workers_env`, and the chores."""
+    """Return an API process for each of `environments`; several share listening sockets, which are opened here.
+
+    A single one opens its own: while it restarts, connections are refused at once.
+    """
+    command = (sys.executable, "-P", "-m", "api", "--host", host, "--port", str(port))
+    spec = ProcessSpec("api", command, probes.api, API_RANK, API_GRACE_S, needs)
+    if len(environments) == 1:
+        return [replace(spec, env=environments[0])]
+    listeners = listening.listen(host, port)
+    descriptors = tuple(listener.fileno() for listener in listeners)
+    options = (option for number in descriptors for option in ("--listener", str(number)))
+    spec = replace(
+        spec,
+        command=(*command, *options),
+        descriptors=descriptors,
+        on_stop=partial(listening.close, listeners),
+    )
+    return [replace(spec, name=f"api-{number}", env=env) for number, env in enumerate(environments, 1)]
+
+
+def worker_processes(
+    probes: Probes, drain_s: float, environments: Sequence[Mapping[str, str]], needs: str | None
+) -> list[ProcessSpec]:
+    """Return one worker for each of `environments`, and the chores."""
     python = (sys.executable, "-P", "-m")
-    api = (*python, "api", "--host", host, "--port", str(port))
     grace_s = drain_s + AFTER_DRAIN_S
     return [
-        ProcessSpec("api", api, probes.api, API_RANK, API_GRACE_S, needs),
         *(
             ProcessSpec(f"worker-{number}", (*python, "worker"), probes.worker, WORKER_RANK, grace_s, needs, env)
-            for number, env in enumerate(workers_env, 1)
+            for number, env in enumerate(environments, 1)
         ),
         ProcessSpec("chores", (*python, "worker.chores"), logged_ready, CHORES_RANK, STOP_GRACE_S, needs),
     ]

@@ -16,6 +16,7 @@ GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 PORT_ATTEMPTS = 100
 RECORD = "environment.json"
 REDIS_URL = "FUSEQUEUE_REDIS_URL"
+API_METRICS_PORT = "FUSEQUEUE_API_METRICS_PORT"
 RECORDED = ("FUSEQUEUE_MODELS", "FUSEQUEUE_NAMESPACE", REDIS_URL, "FUSEQUEUE_STORAGE_DIR", "FUSEQUEUE_URL")
 
 
@@ -109,6 +110,14 @@ def worker_environments(workers: int, environ: Mapping[str, str], devices: int =
     """Return the variables of each worker, which has `devices` GPUs."""
     available = gpus(environ)
     return [worker_environment(number, available, environ, devices) for number in range(1, workers + 1)]
+
+
+def api_environments(processes: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the variables of each API process: FUSEQUEUE_API_METRICS_PORT is that of the first one."""
+    port = environ.get(API_METRICS_PORT, "")
+    if not port.isdecimal():  # the process reports a bad value
+        return [{} for _ in range(processes)]
+    return [{API_METRICS_PORT: str(int(port) + number)} for number in range(processes)]
 
 
 def first_free_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> int:

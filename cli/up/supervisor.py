@@ -20,7 +20,8 @@ class ProcessSpec:
     """A process to keep running.
 
     `ready` is polled until it returns True. Processes of a lower `stop_rank` are stopped first, each with
-    `stop_grace_s` to exit. `needs` names a process that must be ready before this one starts.
+    `stop_grace_s` to exit. `needs` names a process that must be ready before this one starts. Each start inherits
+    `descriptors`; `on_stop` is called before the process is stopped for good.
     """
 
     name: str
@@ -31,6 +32,8 @@ class ProcessSpec:
     needs: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     orphan_signal: int = signal.SIGKILL
+    descriptors: tuple[int, ...] = ()
+    on_stop: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class ProcessRunner:
     async def stop(self) -> None:
         """Terminate the process, and kill it if it does not exit within its grace period."""
         self._stopping.set()
+        self.spec.on_stop()
         if self._process is not None:
             self._process.terminate()
         try:
@@ -120,7 +124,11 @@ class ProcessRunner:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._process = process = await Process.start(
-            self.spec.command, env={**self.env, **self.spec.env}, log=self.log, orphan_signal=self.spec.orphan_signal
+            self.spec.command,
+            env={**self.env, **self.spec.env},
+            log=self.log,
+            orphan_signal=self.spec.orphan_signal,
+            descriptors=self.spec.descriptors,
         )
         if self._stopping.is_set():
             # `stop` or `kill` was called while the process was being created, and could not signal it.

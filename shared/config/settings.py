@@ -170,6 +170,10 @@ class Settings(BaseSettings):
 
     worker_port: PortNumber | None = _setting(None, "Port of a worker's /healthz, /readyz and /metrics. Unset: none.")
     worker_host: str = _setting("127.0.0.1", "Address of that port, which needs no API key.")
+    api_metrics_port: PortNumber | None = _setting(
+        None, "Port of the /healthz, /readyz and /metrics of one API process. Unset: none but those of the API's port."
+    )
+    api_metrics_host: str = _setting("127.0.0.1", "Address of that port, which needs no API key.")
     pod_name: str | None = _setting(None, "Kubernetes pod of a worker, which updates its deletion cost. Unset: none.")
     pod_namespace: str = _setting("default", "Kubernetes namespace of the pod.")
 

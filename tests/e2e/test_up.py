@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -208,6 +209,52 @@ def test_killed_processes_are_restarted_with_their_jobs(up):
     ended = "all acknowledged jobs have ended"
     wait_until(lambda: {status(url, job) for job in acknowledged} == {"succeeded"}, ended, 150)
     assert restarted.end(signal.SIGTERM) == 0, restarted.messages()
+
+
+def served(port: int) -> float:
+    """Return how many requests the API process with this metrics port has served."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S).raise_for_status().text
+    counts = [line for line in text.splitlines() if line.startswith("fusequeue_http_requests_total{")]
+    return sum(float(line.rpartition(" ")[2]) for line in counts)
+
+
+@pytest.mark.timeout(290)
+def test_several_api_processes_share_the_port(up):
+    """Both serve, the end of one is not noticed, and a stop ends the open streams of both."""
+    first = free_port()
+    ports = [first, first + 1]
+    options = ("--port", str(free_port()), "--workers", "0", "--api-workers", "2")
+    command = up(*options, FUSEQUEUE_API_METRICS_PORT=str(first))
+    url = command.ready()
+    for _ in range(100):
+        assert httpx.get(f"{url}/v1/jobs", timeout=TIMEOUT_S).status_code == 200
+    assert all(served(port) for port in ports), "each new connection goes to a process with nothing to do"
+    shared = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S)
+    assert (shared.status_code, "FUSEQUEUE_API_METRICS_PORT" in shared.text) == (404, True)
+    logs = {path.name for path in (command.folder / "data" / "logs").iterdir()}
+    assert {"api-1.log", "api-2.log"} <= logs
+
+    processes = [pid for pid, arguments in children(command.process.pid).items() if " -m api " in arguments]
+    assert len(processes) == 2
+    os.kill(processes[0], signal.SIGKILL)
+    job = httpx.post(f"{url}/v1/jobs", json={"model": "demo", "prompt": PROMPT}, timeout=TIMEOUT_S).json()
+    for _ in range(20):
+        assert status(url, job["id"]) == "queued"
+    restarted = re.compile(r"api-\d: ready")
+    wait_until(lambda: len(restarted.findall(command.messages())) == 3, "the killed one is ready again")
+    assert [httpx.get(f"http://127.0.0.1:{port}/readyz").status_code for port in ports] == [200, 200]
+
+    with contextlib.ExitStack() as stack:
+        streams = [
+            stack.enter_context(httpx.stream("GET", f"{url}/v1/jobs/{job['id']}/events", timeout=TIMEOUT_S))
+            for _ in range(12)
+        ]
+        command.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            assert '"status":"queued"' in stream.read().decode(), "complete, not cut off"
+    assert command.process.wait(TIMEOUT_S) == 0, command.messages()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/healthz")
 
 
 @pytest.mark.timeout(290)

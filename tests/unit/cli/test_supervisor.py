@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -166,6 +167,22 @@ async def test_a_stop_during_the_start_stops_all(harness):
         await running
     assert "api" not in harness.pids
     assert not harness.ready.is_set()
+
+
+async def test_each_start_inherits_the_descriptors_until_the_stop(harness):
+    """A listening socket of several processes stays open while one is restarted, and is closed for their drain."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = f"import os, time; os.fstat({listener.fileno()}); print('up', flush=True); time.sleep(600)"
+        spec = harness.spec("api", code, descriptors=(listener.fileno(),), on_stop=listener.close)
+        running = harness.start(spec)
+        async with asyncio.timeout(60):
+            await harness.ready.wait()
+            os.kill(harness.pids["api"][0], signal.SIGKILL)
+            await harness.until(lambda: sum("ready" in line for line in harness.messages) == 2, "it is restarted")
+            assert listener.fileno() >= 0
+            harness.supervisor.stop()
+            await running
+        assert listener.fileno() == -1
 
 
 @pytest.mark.parametrize(

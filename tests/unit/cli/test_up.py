@@ -6,8 +6,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from harness.ports import free_port
 
-from cli.up import command, environment, redis_server
+from cli.up import command, environment, listening, redis_server
 from cli.up.redis_server import RedisServer
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
@@ -232,6 +233,32 @@ def test_each_worker_has_its_port(number, port, expected_port):
     """An invalid port is left to the worker to refuse."""
     expected = {} if expected_port is None else {"FUSEQUEUE_WORKER_PORT": expected_port}
     assert environment.worker_environment(number, [], {"FUSEQUEUE_WORKER_PORT": port}) == expected
+
+
+@pytest.mark.parametrize(("port", "expected"), [("9200", ["9200", "9201"]), ("http", [None, None]), ("", [None, None])])
+def test_each_api_process_has_its_port_for_metrics(port, expected):
+    environments = environment.api_environments(2, {"FUSEQUEUE_API_METRICS_PORT": port})
+    assert [env.get("FUSEQUEUE_API_METRICS_PORT") for env in environments] == expected
+
+
+def test_processes_share_a_socket_that_listens_on_each_address_of_the_host():
+    """What connects before they start, or while one is restarted, waits."""
+    port = free_port()
+    listeners = listening.listen("localhost", port)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+        with pytest.raises(ConfigurationError, match=rf"localhost port {port}.*--port"):
+            listening.listen("localhost", port)
+    finally:
+        listening.close(listeners)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_an_address_of_another_machine_has_no_socket():
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"):
+        listening.listen("192.0.2.1", free_port())
 
 
 def test_gpus_are_the_visible_ones_else_all(tmp_path):
