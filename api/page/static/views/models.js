@@ -87,7 +87,7 @@ function Orders({ model, workers }) {
     if (await confirm({ title: `${verb} ${model}?`, text, verb, run, choose })) toast(`${verb}: ${model}`);
   };
   return html`<p class="tags" role="group" aria-label="Memory of workers">
-    ${Object.keys(ORDERS).map((action) => html`<${Button} key=${action} kind="quiet" action=${() => ask(action)}>${ORDERS[action][0]}<//>`)}
+    ${Object.keys(ORDERS).map((action) => html`<${Button} key=${action} action=${() => ask(action)}>${ORDERS[action][0]}<//>`)}
   </p>`;
 }
 
