@@ -111,7 +111,10 @@ def main(descriptor: int) -> int:
     gc.freeze()  # what is imported, so that collections while models load do not walk through it
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=descriptor))
-    catalog, settings = channel.receive()
+    try:
+        catalog, settings = channel.receive()
+    except (EOFError, OSError):
+        return 1  # the worker ended during its own start
     log.configure(settings.log_level)
     sender = EventSender(channel)
     try:

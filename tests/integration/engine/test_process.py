@@ -23,7 +23,7 @@ from shared.job import Task
 from worker.engine import remote
 from worker.engine.channel import SharedArray
 from worker.engine.protocol import ModelLoadFailed
-from worker.engine.remote import RemoteEngine
+from worker.engine.remote import EngineProcess, RemoteEngine
 from worker.leases import StallLimits, stalled
 
 LIMITS = StallLimits(factor=20, floor_s=60)
@@ -167,3 +167,11 @@ def test_a_stopped_process_and_a_killed_one_are_reported_as_hung(
         assert not stalled(engine.status().activity, time.monotonic(), LIMITS)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: stalled(engine.status().activity, time.monotonic(), LIMITS), "the end is detected")
+
+
+def test_a_process_ends_quietly_if_its_worker_never_begins(capfd: pytest.CaptureFixture[str]) -> None:
+    """It starts before its worker has reached Redis."""
+    process = EngineProcess(())
+    process.channel.close()
+    assert process.wait(60) == 1
+    assert "Traceback" not in capfd.readouterr().err
