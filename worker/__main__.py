@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -20,10 +21,16 @@ with importing():
     from shared.runtime import log, tracing
     from shared.runtime.allocator import return_freed_memory
     from worker.engine.pipelines.weights.packages import unused_packages
+    from worker.engine.protocol import EngineFactory
     from worker.engine.remote import EngineProcess, RemoteEngine
 
 
-async def run_worker(configured: Settings, models: Catalog, engine: EngineProcess) -> int:
+def start_engine(models: Catalog) -> EngineFactory:
+    """Start a process that imports the engine's libraries, and return what makes the engine in it."""
+    return partial(RemoteEngine, process=EngineProcess(unused_packages(models)))
+
+
+async def run_worker(configured: Settings, models: Catalog, engine: EngineFactory) -> int:
     """Work until SIGTERM or SIGINT, then drain; return the exit status."""
     with importing():  # while the engine's process imports its libraries, which takes several times as long
         from shared.queue import Queue
@@ -32,7 +39,7 @@ async def run_worker(configured: Settings, models: Catalog, engine: EngineProces
         from worker.worker import Worker
     queue, storage = Queue.connect(configured), connect(configured)
     try:
-        worker = Worker(models, queue, storage, configured, partial(RemoteEngine, process=engine))
+        worker = Worker(models, queue, storage, configured, engine)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.drain)
@@ -48,7 +55,8 @@ async def run_worker(configured: Settings, models: Catalog, engine: EngineProces
         await queue.close()
 
 
-def main() -> int:
+def main(start: Callable[[Catalog], EngineFactory] = start_engine) -> int:
+    """Run one worker, and return the exit status; errors are logged in one line."""
     return_freed_memory()
     try:
         configured = settings.load()
@@ -58,8 +66,7 @@ def main() -> int:
             structlog.get_logger().warning("setting_unknown", message=message)
         tracing.configure(configured.traces, "fusequeue-worker")
         models = models_file.load(configured.models, configured.batch_rules)
-        engine = EngineProcess(unused_packages(models))
-        return uvloop.run(run_worker(configured, models, engine))
+        return uvloop.run(run_worker(configured, models, start(models)))
     except FusequeueError as error:
         structlog.get_logger().error("worker_failed", code=error.code, error=error.message)
         return 1

@@ -8,7 +8,6 @@ processes end with it, and it ends with its stdin.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import sys
@@ -37,10 +36,8 @@ def _run(role: str) -> int:
         return worker.chores.__main__.main()
     import worker.__main__
     from chaos.sleeping_engine import StubEngine
-    from worker.worker import Worker
 
-    worker.__main__.Worker = functools.partial(Worker, engine=StubEngine)  # type: ignore[assignment, misc]
-    return worker.__main__.main()
+    return worker.__main__.main(lambda _: StubEngine)
 
 
 def _child(role: str, env: dict[str, str], log: str) -> None:
@@ -74,7 +71,13 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    for module in ("api.__main__", "worker.__main__", "worker.chores.__main__", "chaos.sleeping_engine"):
+    for module in (
+        "api.__main__",
+        "worker.__main__",
+        "worker.worker",
+        "worker.chores.__main__",
+        "chaos.sleeping_engine",
+    ):
         with contextlib.suppress(ImportError):
             __import__(module)
     replies = os.fdopen(os.dup(1), "w")
