@@ -1,11 +1,8 @@
 """The engine's device, and the system settings of the engine's thread."""
 
-import contextlib
 import ctypes
-import os
 import platform
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +16,6 @@ M_MMAP_THRESHOLD = -3
 MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024
 TRIM_THRESHOLD_BYTES = 1024 * 1024 * 1024
 
-THREAD_NICENESS = -10
 
 DEVICE_REMEDY = "set FUSEQUEUE_DEVICE to cuda, cuda:N or cpu, or unset it"
 
@@ -109,18 +105,6 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
     libc.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
-
-
-def raise_thread_priority(device: str, torch_threads: int | None) -> None:
-    """Raise the CPU priority of the calling thread, if the process is root or has the capability SYS_NICE.
-
-    The GPU waits while this thread waits for a core. Not done where torch computes on all cores: its threads inherit
-    the priority, and would leave no core to an API on the same machine.
-    """
-    if device == "cpu" and (torch_threads is None or torch_threads >= (os.cpu_count() or 1)):
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
 
 
 class DeviceVerdict(NamedTuple):

@@ -19,7 +19,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from worker.engine import protocol
-from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
+from worker.engine.device import choose_device, device_uuid, keep_freed_memory
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.adapter_files import adaptable_layers
@@ -168,7 +168,6 @@ class Engine:
         torch.set_grad_enabled(False)
         if self.device.type == "cpu":
             keep_freed_memory()
-        raise_thread_priority(self.device.type, self._torch_threads)
         if self._torch_threads is not None:
             torch.set_num_threads(self._torch_threads)
         try:

@@ -24,7 +24,7 @@ from shared.config.models_file import ModelSpec
 from shared.runtime.parent_process import end_with_parent
 from shared.signature import DENOISERS
 from worker.engine.channel import Channel
-from worker.engine.device import keep_freed_memory, raise_thread_priority
+from worker.engine.device import keep_freed_memory
 from worker.engine.parallel.broadcast import ForwardMessage, receive
 from worker.engine.parallel.context_parallel import join_group, split_denoisers
 from worker.engine.pipelines.weights.attention import use_attention
@@ -55,7 +55,6 @@ def main(descriptor: int) -> int:
     torch.set_num_threads(set_up.torch_threads)
     if set_up.device.type == "cpu":
         keep_freed_memory()
-    raise_thread_priority(set_up.device.type, set_up.torch_threads)
     denoisers = _load_denoisers(set_up.spec, set_up.folder, set_up.device)
     channel.send(None)
     channel.receive()  # until rank 0 has loaded its part
