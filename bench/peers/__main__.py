@@ -42,7 +42,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--images", type=int, default=96, help="of a closed loop in a turn; one client: a quarter")
+    parser.add_argument("--images", type=int, default=192, help="of a closed loop in a turn; one client: a quarter")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals at random times in a turn")
     parser.add_argument("--wait-ms", type=int, help="one wait window for the peers that have one; default: their best")
     parser.add_argument(

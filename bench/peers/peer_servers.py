@@ -133,11 +133,13 @@ async def until_ready(name: str, client: ImageClient, process: subprocess.Popen[
     async with client.connect() as http:
         while time.monotonic() < deadline and process.poll() is None:
             try:
-                return await client.image(http, next(requests(0, mixed=False)))
+                await client.image(http, next(requests(0, mixed=False)))
+                return
             except (aiohttp.ClientError, RuntimeError) as error:
                 reason = error
             await asyncio.sleep(READY_GAP_S)
-    raise RuntimeError(f"{name} did not start in {READY_TIMEOUT_S:.0f} s: {reason}; its messages are above")
+    state = "ended" if process.poll() is not None else f"did not respond in {READY_TIMEOUT_S:.0f} s"
+    raise RuntimeError(f"{name} {state} while it started: {reason}; its messages are above")
 
 
 @contextmanager

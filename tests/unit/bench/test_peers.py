@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bench.peers.peer_loads import LOADS, arrivals, requests
+from bench.peers.peer_loads import LOADS, arrivals, requests, steady_rate
 from bench.peers.peer_report import medians, table, to_best_peer
 from bench.peers.servers.batch_call import groups
 from bench.peers.side_by_side import Bare, MeasuredRow, closed_ratio, rotated
@@ -15,6 +15,22 @@ def test_arrivals_are_the_same_at_every_rate_but_for_their_scale() -> None:
     assert slow == pytest.approx([2 * at for at in fast])
     assert len(slow) == pytest.approx(2000, rel=0.1)
     assert slow != arrivals(4, rate=10, seconds=200)
+
+
+@pytest.mark.parametrize("sizes", [[1], [8], [24, 8], [3, 24, 1, 17]])
+@pytest.mark.parametrize("first", [1, 8, 32])
+def test_a_rate_does_not_depend_on_how_many_images_end_at_once(sizes: list[int], first: int) -> None:
+    """A server of ten images per second, which ends as many at once as it has taken."""
+    ended, now = list[float](), 0.0
+    for size in itertools.islice(itertools.cycle(sizes), 400 // min(sizes)):
+        now += size / 10
+        ended += [now + 0.001 * at for at in range(size)]
+    assert steady_rate(ended, first, images=100) == pytest.approx(10, rel=0.01)
+
+
+def test_too_few_images_for_a_rate_are_an_error() -> None:
+    with pytest.raises(ValueError, match="raise --images"):
+        steady_rate([0.0] * 24, first=8, images=8)
 
 
 def test_only_the_mixed_load_has_several_step_counts() -> None:
