@@ -102,6 +102,7 @@ class SyncOperations(Blocking[AsyncOperations]):
     unpin_model = blocking(AsyncOperations.unpin_model)
     model_orders = blocking(AsyncOperations.model_orders)
     actions = iterating(AsyncOperations.actions)
+    tenants = iterating(AsyncOperations.tenants)
     cost_curves = blocking(AsyncOperations.cost_curves)
 
 

@@ -1,4 +1,4 @@
-"""Pauses, model orders and the log of what operators did; these need a key with the scope `admin`."""
+"""Pauses, model orders, tenants and the log of what operators did; these need a key with the scope `admin`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import SkipValidation
 
 from fusequeue.arguments import path_of
 from fusequeue.errors import InvalidArgument
+from fusequeue.resources.usage import UsageRow
 from fusequeue.response_types import Resource
 from fusequeue.service import MemoryState, Model
 from fusequeue.transport import Transport
@@ -79,6 +80,40 @@ class CostCurve(Resource):
     measured_at: datetime
 
 
+class TenantLimits(Resource):
+    """What a tenant may use; None is unlimited."""
+
+    requests_per_minute: int | None = None
+    queued_jobs: int | None = None
+    running_slots: int | None = None
+    kept_jobs: int | None = None
+    record_bytes: int | None = None
+    stored_objects: int | None = None
+    stored_bytes: int | None = None
+
+
+class TenantUse(Resource):
+    """What a tenant uses now; `running_slots` are images that are generated."""
+
+    queued_jobs: int = 0
+    running_slots: int = 0
+    kept_jobs: int = 0
+    record_bytes: int = 0
+    stored_objects: int = 0
+    stored_bytes: int = 0
+    recent_device_seconds: float = 0.0
+
+
+class Tenant(Resource):
+    """A tenant with its limits, of which `own_limits` differ from the settings, its use now and its usage by days."""
+
+    id: str
+    limits: TenantLimits
+    own_limits: tuple[str, ...] = ()
+    use: TenantUse
+    usage: UsageRow
+
+
 class AsyncOperations:
     """What operators do: `client.operations`."""
 
@@ -143,6 +178,10 @@ class AsyncOperations:
     def actions(self, *, limit: int | None = None) -> AsyncGenerator[OperatorAction]:
         """Yield what operators did, newest first, up to `limit`."""
         return self._http.pages(OperatorAction, "/v1/actions", limit)
+
+    def tenants(self, *, name: str | None = None, days: int = 1, limit: int | None = None) -> AsyncGenerator[Tenant]:
+        """Yield the tenants by name, those that begin with `name`, up to `limit`; `days` of usage end today (UTC)."""
+        return self._http.pages(Tenant, "/v1/tenants", limit, {"name": name, "days": days})
 
     async def cost_curves(self, *, model: Model | str | None = None) -> list[CostCurve]:
         """Return what forwards cost by their rows, of one model or of all."""
