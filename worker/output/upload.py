@@ -138,7 +138,7 @@ class Uploader:
 
 
 def _encode_video(output: Output, job: Job, index: int) -> "Video":
-    # Not before there is a video: the libraries of FFmpeg take 10 MB.
+    # Not before there is a video: the libraries of FFmpeg take 5 MB.
     from worker.output.video_encoding import encode_video
 
     return encode_video(output, job, index)
