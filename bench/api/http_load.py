@@ -92,9 +92,8 @@ async def run(port: int, load: ClosedLoop) -> LoopRate:
             _, connection = await loop.create_connection(lambda: _Connection(load, end, times), "127.0.0.1", port)
             await connection.done
 
-    async with asyncio.timeout(load.seconds + 60), asyncio.TaskGroup() as clients:
-        for _ in range(load.connections):
-            clients.create_task(one_client())
+    async with asyncio.timeout(load.seconds + 60):
+        await asyncio.gather(*(one_client() for _ in range(load.connections)))
     seconds = time.perf_counter() - started
     ordered = sorted(1000 * one for one in times)
     return LoopRate(len(times), len(times) / seconds, statistics.median(ordered), ordered[-1 - len(ordered) // 100])

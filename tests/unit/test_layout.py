@@ -36,6 +36,8 @@ SAME_CLASS = {
         "QueuePosition",
         "RequestCounts",
         "Scale",
+        "TenantLimits",
+        "TenantUse",
         "UnavailableModel",
         "UploadedAdapter",
         "UsageRow",

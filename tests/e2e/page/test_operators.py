@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness.waiting import wait_until
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 
 def pause_banner(page: Page) -> Any:
@@ -58,6 +58,23 @@ def test_now_pauses_everything_a_tenant_or_a_model(open_page: Any, resumed: Any,
     expect(pause_banner(page)).to_contain_text(f"Paused: {what.removeprefix('a ')} {name}".strip())
     (pause,) = resumed.read("/v1/pauses")["data"]
     assert pause["name"] == name
+
+
+def test_a_model_is_preselected_also_when_the_models_arrive_late(open_page: Any, resumed: Any) -> None:
+    page = open_page(resumed.url)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/v1/models", hold)
+    page.get_by_role("button", name="Pause work").click()
+    dialog = page.get_by_role("dialog", name="Pause work?")
+    dialog.get_by_label("What").select_option(label="a model")
+    expect(dialog.get_by_role("textbox", name="Model")).to_be_visible()
+    wait_until(lambda: page.evaluate("1") and held, "the models are requested")
+    held[0].continue_()
+    expect(dialog.get_by_role("button", name="Pause demo")).to_be_enabled()
 
 
 def test_a_pause_that_is_refused_says_why_and_keeps_its_dialog(open_page: Any, resumed: Any) -> None:

@@ -100,7 +100,10 @@ async def test_worker_without_a_loadable_model_is_not_ready(
         worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings, Engine)
         running = asyncio.create_task(worker.run())
         await eventually(lambda: any(line["event"] == "models_unavailable" for line in logs), "the load failed", 60)
-        async with http_port(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with (
+            http_port("127.0.0.1", port, worker),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        ):
             responses: list[httpx.Response] = []
 
             async def reports_models() -> bool:

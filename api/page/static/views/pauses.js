@@ -1,6 +1,6 @@
 // Pauses: a banner above every view while something is paused, and the dialog that pauses.
 
-import { html, useState } from "../vendor/htm-preact-3.1.1.js";
+import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { overview } from "../core/overview.js";
@@ -102,7 +102,11 @@ function PauseDialog({ fixed, onClose }) {
 function What({ chosen, setChosen }) {
   const { data } = useLoaded((signal) => call("v1/models", { signal }), []);
   const models = (data?.data ?? []).map(({ id }) => [id, id]);
-  const setKind = (kind) => setChosen({ kind, name: kind === "model" ? (models[0]?.[0] ?? "") : "" });
+  const first = models[0]?.[0] ?? "";
+  const setKind = (kind) => setChosen({ kind, name: kind === "model" ? first : "" });
+  useEffect(() => {
+    if (chosen.kind === "model" && !chosen.name && first) setKind("model"); // chosen before the models were loaded
+  }, [first]);
   const name = { name: chosen.kind, value: chosen.name, onChange: (value) => setChosen({ ...chosen, name: value }) };
   return html`
     <${Select} label="What" name="kind" value=${chosen.kind} options=${KINDS} onChange=${setKind} />
