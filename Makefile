@@ -85,7 +85,7 @@ bench-http: $(READY)
 peers: $(READY)
 	$(BIN)/python -m bench.peers --install $(if $(PEERS),--peers $(PEERS))
 
-# Nine minutes a turn with all peers; those that are not installed are skipped.
+# Long: ten minutes or more a turn with all peers. Those that are not installed are skipped.
 bench-peers: $(READY)
 	$(BIN)/python -m bench.peers
 
