@@ -62,8 +62,8 @@ class Peer:
         return not self.requirements or (mark.exists() and mark.read_text("utf-8") == self.requirements.read_text())
 
 
-# Wait windows: chosen by single turns of `closed-1`, `closed-8` and `poisson-0.6` with 2 to 10 ms, and 20 for Ray. A longer one
-# makes one client wait; a shorter one divides the requests that eight clients send after a batch.
+# Wait windows: chosen by single turns of `closed-1`, `closed-8` and `poisson-0.6` with 2 to 10 ms, and 20 for Ray. A
+# longer one makes one client wait; a shorter one divides the requests that eight clients send after a batch.
 PEERS = {
     peer.name: peer
     for peer in (
