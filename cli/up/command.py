@@ -10,14 +10,14 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import httpx
 
-from cli.up import environment, listening, redis_server
+from cli.up import environment, ports, redis_server
 from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
@@ -50,14 +50,15 @@ async def up(
     """Run all processes until a signal and return the exit status; raises `ConfigurationError` before any starts."""
     models = environment.models_path(models, environ)
     specs = models_file.load(models)
-    with locked(data_dir):
-        port = environment.first_free_port(host, port, print_status, "the API")
+    with locked(data_dir), ExitStack() as reservations:
+        port = reservations.enter_context(ports.reserved_port(host, port, print_status, "the API"))
         url = f"http://{reachable(host)}:{port}"
         env = environment.child_environment(data_dir, workers * specs.devices, models, settings, environ)
         processes: list[ProcessSpec] = []
         with writing_to(data_dir):
             if "FUSEQUEUE_REDIS_URL" not in environ:
-                redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(data_dir)
+                reservation = ports.reserved_port(redis_server.HOST, redis_server.FIRST_PORT, lambda _: None, "redis")
+                redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(data_dir, reservations.enter_context(reservation))
                 processes.append(redis)
             environment.record(data_dir, env, url, own_redis=bool(processes))
         print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
@@ -209,10 +210,9 @@ async def logged_ready(process: Process) -> bool:
     return process.log.ready
 
 
-def redis_process(data_dir: Path) -> tuple[ProcessSpec, str]:
-    """Return the embedded redis-server and its URL."""
+def redis_process(data_dir: Path, port: int) -> tuple[ProcessSpec, str]:
+    """Return the embedded redis-server on `port` and its URL."""
     server = redis_server.find()
-    port = environment.first_free_port(redis_server.HOST, redis_server.FIRST_PORT, lambda _: None, "redis")
     password = secrets.token_urlsafe(24)
     command = redis_server.configure(server, data_dir / "redis", port, password)
     print_status(f"redis: {server} on port {port}")
@@ -239,14 +239,14 @@ def api_processes(
     spec = ProcessSpec("api", command, probes.api, API_RANK, API_GRACE_S, needs)
     if len(environments) == 1:
         return [replace(spec, env=environments[0])]
-    listeners = listening.listen(host, port)
+    listeners = ports.listen(host, port)
     descriptors = tuple(listener.fileno() for listener in listeners)
     options = (option for number in descriptors for option in ("--listener", str(number)))
     spec = replace(
         spec,
         command=(*command, *options),
         descriptors=descriptors,
-        on_stop=partial(listening.close, listeners),
+        on_stop=partial(ports.close, listeners),
     )
     return [replace(spec, name=f"api-{number}", env=env) for number, env in enumerate(environments, 1)]
 

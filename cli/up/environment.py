@@ -1,11 +1,9 @@
-"""What the started processes use of this machine: models file, storage folder, CPU threads, GPUs and ports."""
+"""What the started processes use of this machine: models file, storage folder, CPU threads and GPUs."""
 
-import errno
 import json
 import os
-import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.config.settings import Settings
@@ -13,7 +11,6 @@ from shared.errors import ConfigurationError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
-PORT_ATTEMPTS = 100
 RECORD = "environment.json"
 REDIS_URL = "FUSEQUEUE_REDIS_URL"
 API_METRICS_PORT = "FUSEQUEUE_API_METRICS_PORT"
@@ -118,26 +115,3 @@ def api_environments(processes: int, environ: Mapping[str, str]) -> list[dict[st
     if not port.isdecimal():  # the process reports a bad value
         return [{} for _ in range(processes)]
     return [{API_METRICS_PORT: str(int(port) + number)} for number in range(processes)]
-
-
-def first_free_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> int:
-    """Return `port` or the next free one; prints which one `user` gets if it is another."""
-    for candidate in range(port, min(port + PORT_ATTEMPTS, 65_536)):
-        try:
-            infos = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, protocol, _, address = infos[0]
-            with socket.socket(family, kind, protocol) as probe:
-                # Servers set this too: a port with old connections in TIME_WAIT counts as free.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                probe.listen(1)
-        except UnicodeError as error:
-            raise ConfigurationError(f"cannot listen on {host!r:.80}: not the name of a host; change --host") from error
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                continue
-            raise ConfigurationError(f"cannot listen on {host} port {candidate}: {error.strerror}") from error
-        if candidate != port:
-            print_status(f"port {port} is taken; {user} uses {candidate}")
-        return candidate
-    raise ConfigurationError(f"ports {port} to {candidate} are all taken; choose another with --port")

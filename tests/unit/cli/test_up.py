@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.ports import free_port
 
-from cli.up import command, environment, listening, redis_server
+from cli.up import command, environment, ports, redis_server
 from cli.up.redis_server import RedisServer
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
@@ -29,24 +29,34 @@ def test_a_taken_port_is_skipped_with_a_message():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        chosen = environment.first_free_port("127.0.0.1", port, messages.append, "the API")
-    assert chosen > port
+        with ports.reserved_port("127.0.0.1", port, messages.append, "the API") as chosen:
+            assert chosen > port
     assert messages == [f"port {port} is taken; the API uses {chosen}"]
 
 
 def test_a_free_port_is_used_without_a_message():
     messages = []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert environment.first_free_port("127.0.0.1", port, messages.append, "the API") == port
+    port = free_port()
+    with ports.reserved_port("127.0.0.1", port, messages.append, "the API") as chosen:
+        assert chosen == port
     assert messages == []
+
+
+def test_two_that_start_at_once_get_different_ports():
+    """A reserved port is not free, though its server does not listen yet; afterwards it is free again."""
+    port = free_port()
+    with ports.reserved_port("127.0.0.1", port, print, "the API"):
+        with ports.reserved_port("127.0.0.1", port, print, "the API") as other:
+            assert other > port
+    with ports.reserved_port("127.0.0.1", port, print, "the API") as chosen:
+        assert chosen == port
 
 
 def test_an_address_of_another_machine_is_an_error_that_names_it():
     """No port of such an address can be free: it is refused at once."""
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"):
-        environment.first_free_port("192.0.2.1", 8000, lambda _: None, "the API")
+        with ports.reserved_port("192.0.2.1", 8000, print, "the API"):
+            pass
 
 
 def test_the_server_on_the_path_comes_first(tmp_path, monkeypatch):
@@ -244,21 +254,21 @@ def test_each_api_process_has_its_port_for_metrics(port, expected):
 def test_processes_share_a_socket_that_listens_on_each_address_of_the_host():
     """What connects before they start, or while one is restarted, waits."""
     port = free_port()
-    listeners = listening.listen("localhost", port)
+    listeners = ports.listen("localhost", port)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass
         with pytest.raises(ConfigurationError, match=rf"localhost port {port}.*--port"):
-            listening.listen("localhost", port)
+            ports.listen("localhost", port)
     finally:
-        listening.close(listeners)
+        ports.close(listeners)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 def test_an_address_of_another_machine_has_no_socket():
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"):
-        listening.listen("192.0.2.1", free_port())
+        ports.listen("192.0.2.1", free_port())
 
 
 def test_gpus_are_the_visible_ones_else_all(tmp_path):

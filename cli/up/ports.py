@@ -1,0 +1,116 @@
+"""The ports of what `fusequeue up` starts: which are free, and listening sockets that several processes share."""
+
+import errno
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shared.errors import ConfigurationError
+
+ATTEMPTS = 100
+BACKLOG = 1024  # connections that wait to be accepted
+
+
+@contextmanager
+def reserved_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> Iterator[int]:
+    """Reserve `port` or the next free one; prints which one `user` gets if it is another.
+
+    Another `up` skips a reserved port, also before this one's process listens on it and while that process restarts.
+    """
+    last = min(port + ATTEMPTS, 65_536) - 1
+    for candidate in range(port, last + 1):
+        lock = _lock(candidate)
+        if lock is None:
+            continue
+        try:
+            if _is_free(host, candidate):
+                if candidate != port:
+                    print_status(f"port {port} is taken; {user} uses {candidate}")
+                yield candidate
+                return
+        finally:
+            os.close(lock)
+    raise ConfigurationError(f"ports {port} to {last} are all taken; choose another with --port")
+
+
+def _lock(port: int) -> int | None:
+    """Lock the file of `port` and return its descriptor; None if another process has it."""
+    path = Path(tempfile.gettempdir()) / f"fusequeue-{os.getuid()}-port-{port}.lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except PermissionError:  # the file of another user
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Return whether a server can listen on `port`; raises `ConfigurationError` if none can on `host`."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = infos[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Servers set this too: a port with old connections in TIME_WAIT counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except UnicodeError as error:
+        raise ConfigurationError(f"cannot listen on {host!r:.80}: not the name of a host; change --host") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return True
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return a listening socket for each address of `host`; raises `ConfigurationError` if the port is not free.
+
+    The sockets belong to `fusequeue up`, so that none of the queued connections is lost when one of the processes
+    that share them ends. With SO_REUSEPORT each process would have its own queue, and macOS would give all
+    connections to one.
+    """
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            try:
+                listeners.append(_listen(socket.socket(family, kind, protocol), address))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # IPv6 can be switched off
+                    raise
+        if not listeners:
+            raise OSError(errno.EADDRNOTAVAIL, "no address of this host is one of this machine")
+    except OSError as error:
+        close(listeners)
+        reason = f"cannot listen on {host} port {port}: {error.strerror or error}"
+        raise ConfigurationError(f"{reason}; choose others with --host and --port") from error
+    return listeners
+
+
+def _listen(listener: socket.socket, address: tuple[object, ...]) -> socket.socket:
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def close(listeners: list[socket.socket]) -> None:
+    """Close the sockets: what connects later is refused once the processes have closed theirs."""
+    for listener in listeners:
+        listener.close()
