@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.common import record
 from bench.common.clients import REQUEST_TIMEOUT_S, ClientLoad, Meter, light_client, run_client
 from bench.over_http import ROWS, launched, up
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 
 BUCKET = "images"
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request"}  # enough for moto
@@ -53,10 +53,9 @@ multiple_of = 8
 @contextmanager
 def s3(folder: Path) -> Iterator[str]:
     """Run an S3 server with an empty bucket and yield its URL."""
-    port = first_free_port("127.0.0.1", 5600, lambda _: None, "s3")
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with launched(command, folder / "s3.log", None):
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
+    with reserved_port("127.0.0.1", 5600) as port, launched([*command, str(port)], folder / "s3.log", None):
+        url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -124,10 +123,12 @@ def main(argv: list[str] | None = None) -> None:
         folder = Path(scratch)
         models = folder / "models.toml"
         models.write_text(MODELS_FILE.format(source=record.ROOT / "demo" / "model", rows=ROWS), "utf-8")
-        port = first_free_port("127.0.0.1", 9100, lambda _: None, "metrics")
-        settings = {"s3_bucket": BUCKET, "s3_endpoint_url": storage, "worker_port": str(port)}
+        settings = {"s3_bucket": BUCKET, "s3_endpoint_url": storage}
         settings |= {"s3_access_key_id": "bench", "s3_secret_access_key": "bench"}
-        with up(folder, "--models", str(models), **settings) as url:
+        with (
+            reserved_port("127.0.0.1", 9100) as port,
+            up(folder, "--models", str(models), worker_port=str(port), **settings) as url,
+        ):
             figures = asyncio.run(measure(url, port, load))
     print(figures, flush=True)
     if options.json:

@@ -31,7 +31,7 @@ from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, prompt
 from bench.idle import scrape
 from bench.over_http import MODEL, ROWS, SIDE, bodies, served
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 
 STEPS = 8  # of an interactive job; bulk jobs have 6, 8 and 10
 POLL_S = 0.05
@@ -203,8 +203,10 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch:
         folder = Path(scratch)
         shapes.save("sd", folder / "model")
-        port = first_free_port("127.0.0.1", 9100, lambda _: None, "metrics")
-        with served(folder / "model", folder, worker_port=str(port)) as url:
+        with (
+            reserved_port("127.0.0.1", 9100) as port,
+            served(folder / "model", folder, worker_port=str(port)) as url,
+        ):
             measured = asyncio.run(measure(url, port, load, options.turns))
     if options.json:
         more = {"think_ms": options.think_ms, "bulk_jobs": load.bulk, "side": SIDE, "rows": ROWS, "steps": STEPS}

@@ -29,7 +29,7 @@ from bench.common import record
 from bench.cost import Milliseconds, cpu_ms
 from bench.over_http import launched
 from bench.queue.private_redis import private_redis
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 
 HOST = "127.0.0.1"
 START_S = 60.0
@@ -104,15 +104,16 @@ def read(port: int) -> Callable[[], Request]:
 @contextmanager
 def serving(folder: Path, module: str, *arguments: str, **settings: str) -> Iterator[int]:
     """Run a server module with its port as the last argument, and yield the port once it is ready."""
-    port = first_free_port(HOST, 8750, lambda _: None, module)
-    with launched([sys.executable, "-m", module, *arguments, str(port)], folder / f"{module}.log", None, **settings):
+    command = [sys.executable, "-m", module, *arguments]
+    log = folder / f"{module}.log"
+    with reserved_port(HOST, 8750) as port, launched([*command, str(port)], log, None, **settings):
         deadline = time.monotonic() + START_S
         while True:
             with suppress(httpx.TransportError):
                 if httpx.get(f"http://{HOST}:{port}/readyz", timeout=5, trust_env=False).is_success:
                     break
             if time.monotonic() > deadline:
-                raise RuntimeError((folder / f"{module}.log").read_text()[-2000:])
+                raise RuntimeError(log.read_text()[-2000:])
             time.sleep(0.1)
         yield port
 

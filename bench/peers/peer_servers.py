@@ -20,7 +20,7 @@ from bench.common import record
 from bench.over_http import launched, served
 from bench.peers.peer_loads import ImageClient, requests
 from bench.peers.servers.batch_call import HOST
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 
 ENVIRONMENTS = record.ROOT / ".peers"
 REQUIREMENTS = Path(__file__).parent / "requirements"
@@ -115,15 +115,15 @@ def started(name: str, model: Path, folder: Path, settings: ServerSettings) -> I
             yield ImageClient(url)
         return
     peer = PEERS[name]
-    port = first_free_port(HOST, FIRST_PORT, lambda _: None, name)
     wait_ms = peer.wait_ms if settings.wait_ms is None else settings.wait_ms
-    fields = {"model": model, "port": port, "requests": settings.requests, "wait_ms": wait_ms}
-    command = [peer.python, *(argument.format(port=port) for argument in peer.arguments)]
-    environment = {f"peer_{field}": str(value) for field, value in fields.items()}
-    with launched(command, folder / f"{name}.log", None, **environment) as process, ended_with(process.pid):
-        client = ImageClient(f"http://{HOST}:{port}", peer.list_field)
-        asyncio.run(until_ready(name, client, process))
-        yield client
+    with reserved_port(HOST, FIRST_PORT) as port:
+        fields = {"model": model, "port": port, "requests": settings.requests, "wait_ms": wait_ms}
+        command = [peer.python, *(argument.format(port=port) for argument in peer.arguments)]
+        environment = {f"peer_{field}": str(value) for field, value in fields.items()}
+        with launched(command, folder / f"{name}.log", None, **environment) as process, ended_with(process.pid):
+            client = ImageClient(f"http://{HOST}:{port}", peer.list_field)
+            asyncio.run(until_ready(name, client, process))
+            yield client
 
 
 async def until_ready(name: str, client: ImageClient, process: subprocess.Popen[bytes]) -> None:

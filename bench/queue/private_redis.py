@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from bench.over_http import launched
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 from cli.up.redis_server import HASH_VALUE_BYTES, HOST, STREAM_NODE_BYTES, find
 from shared.queue import QueueClient
 
@@ -29,11 +29,11 @@ Result = TypeVar("Result")
 @contextmanager
 def private_redis(folder: Path, *options: str) -> Iterator[str]:
     """Run a redis-server without persistence, with its log in `folder`, and yield its URL."""
-    port = first_free_port(HOST, FIRST_PORT, lambda _: None, "redis")
-    fixed = ["--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    fixed = ["--bind", HOST, "--save", "", "--appendonly", "no", "--dir", str(folder)]
     fixed += ["--stream-node-max-bytes", str(STREAM_NODE_BYTES), "--hash-max-ziplist-value", str(HASH_VALUE_BYTES)]
-    url = f"redis://{HOST}:{port}/0"
-    with launched([str(find().path), *fixed, *options], folder / "redis.log", None):
+    command = [str(find().path), *fixed, *options]
+    with reserved_port(HOST, FIRST_PORT) as port, launched([*command, "--port", str(port)], folder / "redis.log", None):
+        url = f"redis://{HOST}:{port}/0"
         retry = Retry(ConstantBackoff(START_GAP_S), START_TRIES)
         with Redis.from_url(url, socket_timeout=5, retry=retry, retry_on_error=[RedisError]) as client:
             _prefer(client.info("server")["process_id"])

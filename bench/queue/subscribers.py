@@ -29,7 +29,7 @@ from bench.over_http import launched
 from bench.queue.filling import MODEL, PROMPT, submit
 from bench.queue.private_redis import private_redis
 from bench.queue.rounds import outcome
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 from shared.config.settings import Settings
 from shared.job import Job
 from shared.queue import Claim, Queue, Submission
@@ -107,10 +107,13 @@ class Delays:
 @contextmanager
 def api(folder: Path, redis_url: str) -> Iterator[tuple[int, Popen[bytes]]]:
     """Run one API process; yield its port and process."""
-    port = first_free_port(HOST, 8700, lambda _: None, "api")
-    command = [sys.executable, "-m", "api", "--port", str(port)]
+    command = [sys.executable, "-m", "api", "--port"]
     settings = {"redis_url": redis_url, "namespace": "bench", "storage_dir": str(folder / "storage")}
-    with launched(command, folder / "api.log", None, models=str(record.ROOT / "models.toml"), **settings) as process:
+    settings["models"] = str(record.ROOT / "models.toml")
+    with (
+        reserved_port(HOST, 8700) as port,
+        launched([*command, str(port)], folder / "api.log", None, **settings) as process,
+    ):
         deadline = time.monotonic() + START_S
         while True:
             with contextlib.suppress(httpx.TransportError):

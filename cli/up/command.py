@@ -51,13 +51,15 @@ async def up(
     models = environment.models_path(models, environ)
     specs = models_file.load(models)
     with locked(data_dir), ExitStack() as reservations:
-        port = reservations.enter_context(ports.reserved_port(host, port, print_status, "the API"))
+        wanted, port = port, reservations.enter_context(ports.reserved_port(host, port))
+        if port != wanted:
+            print_status(f"port {wanted} is taken; the API uses {port}")
         url = f"http://{reachable(host)}:{port}"
         env = environment.child_environment(data_dir, workers * specs.devices, models, settings, environ)
         processes: list[ProcessSpec] = []
         with writing_to(data_dir):
             if "FUSEQUEUE_REDIS_URL" not in environ:
-                reservation = ports.reserved_port(redis_server.HOST, redis_server.FIRST_PORT, lambda _: None, "redis")
+                reservation = ports.reserved_port(redis_server.HOST, redis_server.FIRST_PORT)
                 redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(data_dir, reservations.enter_context(reservation))
                 processes.append(redis)
             environment.record(data_dir, env, url, own_redis=bool(processes))

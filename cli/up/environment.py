@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.config.settings import Settings
-from shared.errors import ConfigurationError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")

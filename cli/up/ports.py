@@ -5,7 +5,7 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ BACKLOG = 1024  # connections that wait to be accepted
 
 
 @contextmanager
-def reserved_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> Iterator[int]:
-    """Reserve `port` or the next free one; prints which one `user` gets if it is another.
+def reserved_port(host: str, port: int) -> Iterator[int]:
+    """Reserve `port` or the next free one, and yield it; raises `ConfigurationError` if none is free.
 
     Another `up` skips a reserved port, also before this one's process listens on it and while that process restarts.
     """
@@ -28,8 +28,6 @@ def reserved_port(host: str, port: int, print_status: Callable[[str], None], use
             continue
         try:
             if _is_free(host, candidate):
-                if candidate != port:
-                    print_status(f"port {port} is taken; {user} uses {candidate}")
                 yield candidate
                 return
         finally:

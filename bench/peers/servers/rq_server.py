@@ -22,7 +22,7 @@ from rq import Queue, SimpleWorker
 
 from bench.over_http import launched
 from bench.peers.servers.batch_call import HOST, ROUTE, TIMEOUT_S, BatchCall, ImageRequest, PeerSettings
-from cli.up.environment import first_free_port
+from cli.up.ports import reserved_port
 from cli.up.redis_server import find
 
 FIRST_REDIS_PORT = 6470
@@ -74,14 +74,15 @@ def application(queue: Queue) -> FastAPI:
 
 def serve() -> None:
     """Run Redis, the worker and the application until terminated."""
-    settings, redis_port = PeerSettings.from_environment(), first_free_port(HOST, FIRST_REDIS_PORT, print, "rq")
-    redis = [str(find().path), "--bind", HOST, "--port", str(redis_port), "--save", "", "--appendonly", "no"]
-    worker = [sys.executable, "-m", MODULE, str(redis_port)]
+    settings = PeerSettings.from_environment()
+    redis = [str(find().path), "--bind", HOST, "--save", "", "--appendonly", "no", "--port"]
+    worker = [sys.executable, "-m", MODULE]
     fields = {f"peer_{name}": str(getattr(settings, name)) for name in ("model", "port", "requests", "wait_ms")}
     with (
         TemporaryDirectory() as scratch,
-        launched(redis, Path(scratch) / "redis.log", None),
-        launched(worker, Path(scratch) / "worker.log", None, **fields),
+        reserved_port(HOST, FIRST_REDIS_PORT) as redis_port,
+        launched([*redis, str(redis_port)], Path(scratch) / "redis.log", None),
+        launched([*worker, str(redis_port)], Path(scratch) / "worker.log", None, **fields),
     ):
         app = application(Queue(connection=Redis(HOST, redis_port)))
         uvicorn.run(app, host=HOST, port=settings.port, log_level="warning", access_log=False)

@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,41 +23,32 @@ def server(path: Path, version: str) -> Path:
     return program
 
 
-def test_a_taken_port_is_skipped_with_a_message():
-    """The next free port is used, and a message names it."""
-    messages = []
+def test_a_taken_port_is_skipped():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with ports.reserved_port("127.0.0.1", port, messages.append, "the API") as chosen:
-            assert chosen > port
-    assert messages == [f"port {port} is taken; the API uses {chosen}"]
-
-
-def test_a_free_port_is_used_without_a_message():
-    messages = []
-    port = free_port()
-    with ports.reserved_port("127.0.0.1", port, messages.append, "the API") as chosen:
-        assert chosen == port
-    assert messages == []
+        with ports.reserved_port("127.0.0.1", port) as reserved:
+            assert reserved > port
 
 
 def test_two_that_start_at_once_get_different_ports():
     """A reserved port is not free, though its server does not listen yet; afterwards it is free again."""
     port = free_port()
-    with ports.reserved_port("127.0.0.1", port, print, "the API"):
-        with ports.reserved_port("127.0.0.1", port, print, "the API") as other:
-            assert other > port
-    with ports.reserved_port("127.0.0.1", port, print, "the API") as chosen:
-        assert chosen == port
+    start = partial(ports.reserved_port, "127.0.0.1", port)
+    with start() as first, start() as second:
+        assert first == port < second
+    with start() as third:
+        assert third == port
 
 
 def test_an_address_of_another_machine_is_an_error_that_names_it():
     """No port of such an address can be free: it is refused at once."""
-    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"):
-        with ports.reserved_port("192.0.2.1", 8000, print, "the API"):
-            pass
+    with (
+        pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"),
+        ports.reserved_port("192.0.2.1", 8000),
+    ):
+        pass
 
 
 def test_the_server_on_the_path_comes_first(tmp_path, monkeypatch):
