@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from cli.up import environment, ports, redis_server
+from cli.up import cores, environment, ports, redis_server
 from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
@@ -77,7 +77,12 @@ async def up(
                     print_status(first_key(data_dir))
                 print(f"ready {url}", flush=True)
 
-            return await supervise(supervisor, on_ready)
+            placing = asyncio.create_task(cores.keep_free(supervisor.pids, least=api_workers))
+            try:
+                return await supervise(supervisor, on_ready)
+            finally:
+                placing.cancel()
+                await asyncio.gather(placing, return_exceptions=True)
 
 
 def first_key(data_dir: Path) -> str:

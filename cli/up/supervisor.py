@@ -195,6 +195,10 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._killing = False
 
+    def pids(self) -> list[int]:
+        """Return the ids of the processes that run now."""
+        return [runner.pid for runner in self._runners.values() if runner.pid is not None]
+
     def stop(self) -> None:
         """Begin to stop; a second call kills."""
         if self._stopping.is_set():
