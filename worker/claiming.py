@@ -1,4 +1,4 @@
-"""The worker's claim loop: what to claim, and when. Pure functions decide."""
+"""The worker's claim loop: claims jobs while it has free slots, and waits for wake-ups; `claim_policy` decides."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.job import Job, Priority
+from shared.job import Priority
 from shared.queue import Claim, Queue
 from shared.queue.claims import Models
 from shared.runtime.asyncio_tools import retry_while_unavailable
-from worker.batch_log import BatchLog
+from worker.claim_policy import (
+    MAX_FLEET_PAUSE_S,
+    MAX_PAUSE_S,
+    ClaimRequest,
+    InteractiveHint,
+    Listing,
+    RunningJob,
+    Wait,
+    claim_requests,
+    load_times_ms,
+    longest_pause_s,
+    preempted_tenants,
+    running_signature,
+)
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineInterface, allowed_rows
 from worker.job_runner import ClaimedJob
+from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability
 from worker.output.upload import Uploader
 
-MAX_PAUSE_S = 2.0
-MIN_PAUSE_S = 0.05
-MAX_BACKOFF_S = 1.0
-PAUSE_PER_WORKER_S = 0.5
-MAX_FLEET_PAUSE_S = 30.0
-UNKNOWN_LOAD_S = 10.0
-MAX_LOAD_S = 60.0
-FAILED_LOAD_MS = -round(1000 * MAX_LOAD_S)
-HINT_TTL_S = 2.0
 ORDER_PAUSE_S = 0.5  # while an operator's order waits for running jobs
 
 
@@ -58,6 +63,7 @@ class ClaimLoop:
         self._stopped = False
         self._unused_wakeups: list[str] = []
         self._fruitless = 0
+        self._wait: Wait | None = None
 
     def stop(self) -> None:
         self._stopped = True
@@ -115,6 +121,9 @@ class ClaimLoop:
     async def _claim(self) -> tuple[list[Claim], float]:
         """Return new claims, or how long to pause when there are none, in seconds."""
         wanted = self._requests()
+        if self._wait and (left_s := self._wait.left_s(self._listing(wanted), self._hint.count, time.monotonic())):
+            return [], left_s
+        self._wait = None  # a worker that claims is listed no more
         # Interactive jobs only while some can be queued.
         likely = self._hint.likely
         requests = [one for one in wanted if likely or one.min_priority is not Priority.INTERACTIVE]
@@ -178,8 +187,8 @@ class ClaimLoop:
 
         `requests` are those of `wanted` that were sent and returned no jobs.
         """
-        had_wakeup = bool(self._unused_wakeups)
-        waiting, queued = await self._list_as_waiting(wanted)
+        had_wakeup, wakeups, listing = bool(self._unused_wakeups), self._hint.count, self._listing(wanted)
+        waiting, queued = await self._list_as_waiting(listing)
         ready_in_ms = 0 if queued else None
         if any(one.signature is None and one.min_priority is Priority.BULK for one in wanted):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
@@ -196,133 +205,27 @@ class ClaimLoop:
         longest_s = longest_pause_s(ready_in_ms, waiting, self._fruitless, delay_s)
         if self.engine.status().awaits_jobs:
             longest_s = min(longest_s, ORDER_PAUSE_S)
-        return longest_s * (1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0))
+        pause_s = longest_s * (1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0))
+        self._wait = Wait(listing, wakeups, time.monotonic() + pause_s) if ready_in_ms is None else None
+        return pause_s
 
-    async def _list_as_waiting(self, wanted: Sequence[ClaimRequest]) -> tuple[int, bool]:
-        """List this worker as waiting for `wanted`, and pass on the wake-ups that it could not use."""
+    def _listing(self, wanted: Sequence[ClaimRequest]) -> Listing:
         idle = any(one.signature is None and one.min_priority is Priority.BULK for one in wanted)
         interactive = any(one.min_priority is Priority.INTERACTIVE for one in wanted)
         signature = next((one.signature for one in wanted if one.min_priority is Priority.BULK), None)
         models: Models = self._load_times() if idle else self.engine.status().loaded_models if interactive else ()
+        return Listing(signature, idle, models)
+
+    async def _list_as_waiting(self, listing: Listing) -> tuple[int, bool]:
+        """List this worker as waiting, and pass on the wake-ups that it could not use."""
         unused = tuple(self._unused_wakeups)
         result = await self.queue.claims.list_as_waiting(
-            self.worker, models, wait_s=MAX_FLEET_PAUSE_S + 5.0, signature=signature, idle=idle, unused=unused
+            self.worker,
+            listing.models,
+            wait_s=MAX_FLEET_PAUSE_S + 5.0,
+            signature=listing.signature,
+            idle=listing.idle,
+            unused=unused,
         )
         del self._unused_wakeups[: len(unused)]
         return result
-
-
-def longest_pause_s(ready_in_ms: int | None, waiting: int, fruitless: int, delay_s: float = 0.0) -> float:
-    """Return for how long a worker without a wake-up pauses before it tries to claim again, at most.
-
-    `waiting` workers together try about twice a second, so that each job that a lost wake-up leaves is found within
-    `MAX_PAUSE_S`. `ready_in_ms`: until jobs are ready, None without queued ones. Where they are ready and were not
-    claimed, `fruitless` times since the last wake-up, another worker was faster, or they cannot run now.
-    """
-    share_s = min(PAUSE_PER_WORKER_S * waiting, MAX_FLEET_PAUSE_S)
-    longest_s = max(MAX_PAUSE_S, share_s)
-    if ready_in_ms is None:
-        return longest_s
-    if ready_in_ms > 0:
-        return min(ready_in_ms / 1000 + delay_s, longest_s)
-    return min(MIN_PAUSE_S * max(1, waiting) * 2.0 ** min(fruitless, 16), max(MAX_BACKOFF_S, share_s))
-
-
-@dataclass(frozen=True)
-class RunningJob:
-    """A job that occupies slots of this worker."""
-
-    signature: str
-    slots: int
-    interactive: bool = False
-
-
-@dataclass(frozen=True)
-class ClaimRequest:
-    """Up to `slots` slots of `signature`, or of any ready signature where that is None."""
-
-    signature: str | None
-    slots: int
-    min_priority: Priority = Priority.BULK
-
-
-def running_signature(running: Sequence[RunningJob]) -> str:
-    """Return the signature that the engine runs now; others are preempted. `running` is in order of arrival."""
-    return next((job for job in running if job.interactive), running[0]).signature
-
-
-def claim_requests(
-    running: Sequence[RunningJob], batch_slots: int, max_batch: int, max_preempted: int
-) -> list[ClaimRequest]:
-    """Return what to claim, in order: the first request that returns jobs ends the attempt.
-
-    `batch_slots` of the running signature fit into a forward; `max_batch` is the largest batch of any signature.
-
-    - While all jobs are of one signature, its free slots are open to all priorities.
-    - Interactive jobs of the running signature may use each slot of a forward that no interactive job holds: free slots
-      first, then those of other jobs, of which they preempt up to `max_preempted`.
-    - Interactive jobs of another signature are claimed while none runs and at most `max_preempted` slots are in use.
-    """
-    if not running:
-        return [ClaimRequest(None, max_batch)]
-    signature = running_signature(running)
-    used = sum(job.slots for job in running)
-    own = sum(job.slots for job in running if job.signature == signature)
-    interactive = sum(job.slots for job in running if job.interactive)
-    requests = []
-    if used == own < batch_slots:
-        requests.append(ClaimRequest(signature, batch_slots - used))
-    free, with_preemption = batch_slots - own, batch_slots + max_preempted - used
-    if (slots := min(batch_slots - interactive, max(free, with_preemption))) > 0:
-        requests.append(ClaimRequest(signature, slots, Priority.INTERACTIVE))
-    if not interactive and used <= max_preempted:
-        requests.append(ClaimRequest(None, max_batch, Priority.INTERACTIVE))
-    return requests
-
-
-def preempted_tenants(running: Iterable[Job], min_priority: Priority) -> set[str]:
-    """Return the tenants of the running jobs that claimed ones would preempt: only interactive jobs preempt others."""
-    if min_priority is not Priority.INTERACTIVE:
-        return set()
-    return {job.tenant for job in running if job.priority is not Priority.INTERACTIVE}
-
-
-def load_times_ms(
-    models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float], failed: Collection[str] = ()
-) -> dict[str, int]:
-    """Return the load time of each model in ms: 0 for a loaded one, `FAILED_LOAD_MS` if its last load failed.
-
-    A model never loaded here counts as the mean of the measured ones, or `UNKNOWN_LOAD_S`. Times are capped at
-    `MAX_LOAD_S`, since jobs wait for as long as some loads take. `FAILED_LOAD_MS` ranks like the cap, so that a
-    worker that can load the model gets its jobs.
-    """
-    unknown_s = sum(measured_s.values()) / len(measured_s) if measured_s else UNKNOWN_LOAD_S
-    seconds = {model: min(MAX_LOAD_S, measured_s.get(model, unknown_s)) for model in models}
-    times = {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
-    return times | {model: FAILED_LOAD_MS for model in models if model in failed and times[model]}
-
-
-class InteractiveHint:
-    """Cached hint whether interactive jobs can be queued. Saves a full worker most of its requests to Redis.
-
-    Set by wake-ups; cleared when the queue has none, for `HINT_TTL_S` only: a wake-up can be missed, or a model
-    loaded in the meantime.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._cleared_at = float("-inf")
-        self.count = 0
-
-    @property
-    def likely(self) -> bool:
-        return self._clock() - self._cleared_at >= HINT_TTL_S
-
-    def set(self) -> None:
-        self.count += 1
-        self._cleared_at = float("-inf")
-
-    def clear(self, seen: int) -> None:
-        """Record that the queue had none, unless a hint came after the `seen` ones known at the request."""
-        if seen == self.count:
-            self._cleared_at = self._clock()

@@ -20,7 +20,6 @@ from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailabl
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
-from worker.batch_log import BatchLog
 from worker.claiming import ClaimLoop
 from worker.cost_curves import CostCurves
 from worker.engine.lora.adapter_folder import AdapterFolder
@@ -30,6 +29,7 @@ from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
+from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability, ModelOrderReader
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.sending import OutputSender

@@ -111,6 +111,25 @@ async def test_jobs_that_no_worker_can_claim_cost_few_scripts(
         assert measured < 40
 
 
+async def test_slots_that_become_free_while_nothing_is_queued_cost_no_script(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, scripts: Counter[str]
+) -> None:
+    """The worker waits for a wake-up, and the next job gets one: before, each end of a job cost two attempts."""
+    async with idle_fleet(queue, tmp_path, 1, "demo", job_s=1.0) as fleet:
+        jobs = [make_job() for _ in range(5)]
+        for job in jobs[:4]:
+            await fleet.submit(job)
+            await asyncio.sleep(0.05)
+        scripts.clear()
+        await eventually(lambda: ended(queue, jobs[:3]), "three jobs have ended")
+        assert scripts["join"] <= 2, scripts
+        await fleet.submit(jobs[4])
+        await eventually(lambda: ended(queue, jobs), "all jobs have ended")
+        record = await queue.jobs.get(jobs[4].id)
+        assert record is not None
+        assert (record.timings.queue_ms or 0) < 500
+
+
 async def test_a_job_whose_woken_worker_crashed_is_claimed_within_two_seconds(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
 ) -> None:

@@ -8,13 +8,15 @@ import pytest
 
 from shared.job import Job, Priority
 from shared.queue import UnavailableModel, WorkerInfo
-from worker.claiming import (
+from worker.claim_policy import (
     HINT_TTL_S,
     MAX_LOAD_S,
     UNKNOWN_LOAD_S,
     ClaimRequest,
     InteractiveHint,
+    Listing,
     RunningJob,
+    Wait,
     claim_requests,
     load_times_ms,
     longest_pause_s,
@@ -210,3 +212,22 @@ def test_a_model_is_served_by_others_that_may_load_it() -> None:
         WorkerInfo("w4", ("d", "e"), "unavailable", unavailable={"d": refused, "e": postponed}),
     ]
     assert models_only_here("abcde", workers, "me") == {"a", "c", "d"}
+
+
+LISTED = Listing("a", False, ("demo",))
+
+
+@pytest.mark.parametrize(
+    ("listing", "wakeups", "now_s", "left_s"),
+    [
+        (LISTED, 3, 10.0, 2.0),  # a slot became free, and nothing is queued
+        (LISTED, 3, 13.0, 0.0),  # the pause is over
+        (LISTED, 4, 10.0, 0.0),  # a job was queued
+        (Listing(None, False, ("demo",)), 3, 10.0, 0.0),  # all slots are in use
+        (Listing("b", False, ("demo",)), 3, 10.0, 0.0),  # another signature runs
+        (Listing(None, True, ("demo",)), 3, 10.0, 0.0),  # idle
+        (Listing("a", False, ("demo", "other")), 3, 10.0, 0.0),  # a model was loaded
+    ],
+)
+def test_a_pause_goes_on_while_the_worker_waits_for_the_same_and_nothing_was_queued(listing, wakeups, now_s, left_s):
+    assert Wait(LISTED, wakeups=3, until_s=12.0).left_s(listing, wakeups, now_s) == left_s
