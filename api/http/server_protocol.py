@@ -123,7 +123,7 @@ class ServerProtocol(HttpToolsProtocol):
 
     def _send_head(self) -> None:
         head, self._held_head = self._held_head, b""
-        if head:
+        if head and not self.transport.is_closing():
             self.transport.write(head)
 
     def is_closing(self) -> bool:

@@ -48,6 +48,7 @@ class Client:
         self.requests: list[Request] = []
         self.statuses: Counter[int] = Counter()
         self.faults: list[str] = []
+        self.given_up = 0  # requests without a response, which would submit a second job if they were sent again
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
@@ -131,6 +132,7 @@ class Client:
                     self.faults.append(f"submit {request.planned.token}: {status} {body}")
                 return
             if not request.planned.key:
+                self.given_up += 1
                 return
             await asyncio.sleep(random.uniform(0.1, 0.4))
         self.faults.append(f"submit {request.planned.token}: no answer for {GIVE_UP_S:g} s")

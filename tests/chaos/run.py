@@ -61,7 +61,7 @@ class Run:
         self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
         self.stage = Stage(self.cluster, self.monitor)
         self._faults_left = 0
-        self._forgotten = (0, 0)  # requests and ends before Redis lost everything
+        self._forgotten = 0  # requests without an end when Redis lost everything
 
     async def report(self) -> Report:
         """Run everything and return the report; ends all processes."""
@@ -150,12 +150,15 @@ class Run:
         return time.monotonic() - self.monitor.last_end_s > STUCK_S
 
     def _outstanding(self) -> int:
-        requests, ends = self._forgotten
-        return len(self.client.requests) - requests - (len(self.monitor.ends) - ends)
+        return self._without_end() - self._forgotten
+
+    def _without_end(self) -> int:
+        """Return how many jobs can still end; of the requests without a response, some have submitted one."""
+        return len(self.client.requests) - self.client.given_up - len(self.monitor.ends)
 
     def _forget(self) -> None:
         self.client.forget()
-        self._forgotten = len(self.client.requests), len(self.monitor.ends)
+        self._forgotten = self._without_end()
 
     async def _faults(self) -> None:
         faults = self.plan.faults()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import socket
+import struct
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
@@ -27,6 +29,9 @@ class _Connection:
     def close(self) -> None:
         """Reset both sides: neither gets what is still buffered."""
         for _, writer in (self.client, self.server):
+            if not writer.transport.is_closing():
+                end = writer.get_extra_info("socket")
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # else it ends in order
             writer.transport.abort()
 
 
@@ -113,7 +118,7 @@ class TcpProxy:
         self.connections.discard(connection)
 
     async def _requests(self, connection: _Connection) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop: a write to a closed connection
             while data := await connection.client[0].read(_CHUNK):
                 await self._pause()
                 self._match(connection, data)
@@ -122,7 +127,7 @@ class TcpProxy:
         connection.close()
 
     async def _replies(self, connection: _Connection) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop: a write to a closed connection
             while data := await connection.server[0].read(_CHUNK):
                 await self._pause()
                 if self._loses(connection, data):

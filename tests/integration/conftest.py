@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from harness.api_process import Server
 from harness.ports import free_port
 from harness.s3_process import admin, wait_until_listening
 from harness.waiting import wait_until
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Any]:
+    """Return the event loop of the processes: its errors are not those of asyncio, as after a connection was lost."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ repeated on a new connection, which the name leads to the new primary.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hiredis import pack_command
@@ -56,6 +57,12 @@ class _AsyncFollowing:
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
         await super().connect()  # type: ignore[misc]
 
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **options)  # type: ignore[misc]
+        except RuntimeError as error:  # from uvloop for a connection that the server has reset; asyncio's is an OSError
+            raise ConnectionError(str(error)) from error
+
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().read_response(*args, **options)  # type: ignore[misc]
@@ -82,8 +89,9 @@ class _AsyncFollowing:
         return self._since != self._failover.count
 
     def write(self, packed: bytes) -> None:
-        """Send packed commands."""
-        self._writer.write(packed)  # type: ignore[attr-defined]
+        """Send packed commands; reading reports a connection that the server has reset."""
+        with suppress(RuntimeError):  # from uvloop
+            self._writer.write(packed)  # type: ignore[attr-defined]
 
     async def read_reply(self) -> Any:
         """Return the next reply, which can be an error."""
