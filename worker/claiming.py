@@ -123,7 +123,7 @@ class ClaimLoop:
         wanted = self._requests()
         if self._wait and (left_s := self._wait.left_s(self._listing(wanted), self._hint.count, time.monotonic())):
             return [], left_s
-        self._wait = None  # a worker that claims is listed no more
+        self._wait = None  # a claim takes this worker off the lists
         # Interactive jobs only while some can be queued.
         likely = self._hint.likely
         requests = [one for one in wanted if likely or one.min_priority is not Priority.INTERACTIVE]
@@ -189,7 +189,7 @@ class ClaimLoop:
         """
         had_wakeup, wakeups, listing = bool(self._unused_wakeups), self._hint.count, self._listing(wanted)
         waiting, queued = await self._list_as_waiting(listing)
-        ready_in_ms = 0 if queued else None
+        ready_in_ms, interactive_in_ms = 0 if queued else None, None
         if any(one.signature is None and one.min_priority is Priority.BULK for one in wanted):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
         elif any(request.min_priority is Priority.INTERACTIVE for request in requests):
@@ -206,7 +206,8 @@ class ClaimLoop:
         if self.engine.status().awaits_jobs:
             longest_s = min(longest_s, ORDER_PAUSE_S)
         pause_s = longest_s * (1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0))
-        self._wait = Wait(listing, wakeups, time.monotonic() + pause_s) if ready_in_ms is None else None
+        none_queued = ready_in_ms is None and interactive_in_ms is None
+        self._wait = Wait(listing, wakeups, time.monotonic() + pause_s) if none_queued else None
         return pause_s
 
     def _listing(self, wanted: Sequence[ClaimRequest]) -> Listing:

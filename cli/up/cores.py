@@ -56,7 +56,7 @@ class Placement:
         self._allowed: dict[int, Cores] = {}  # by process
 
     def update(self, pids: Iterable[int]) -> None:
-        """Look where engines compute, and move what is on other cores than it may use."""
+        """Look where engines compute, and set the cores of each process."""
         running = {pid: ENGINE in _command(pid) for root in pids for pid in _with_descendants(root)}
         computing = self._computing([pid for pid, engine in running.items() if engine])
         others = cores_of_others(self._available, computing, self._least)

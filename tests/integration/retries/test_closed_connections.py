@@ -16,7 +16,7 @@ from shared.queue.connections.failover import Failover, following
 
 @pytest.fixture
 async def connection(redis_server: Any) -> AsyncIterator[Any]:
-    """A connection whose other end is closed, which its user has not noticed."""
+    """A connection that was reset while it was idle."""
     async with TcpProxy(redis_server.port) as proxy:
         pool = ConnectionPool.from_url(proxy.redis_url, socket_timeout=5, **following(proxy.redis_url, Failover()))
         connection = pool.make_connection()

@@ -267,7 +267,10 @@ HOSTILE: dict[str, tuple[Serve, DeliveryState]] = {
         DeliveryState.PENDING,
     ),
     "no HTTP": (replying(bytes(range(256)) * 10), DeliveryState.PENDING),
-    "a surrogate in the status": (replying(b"HTTP/1.1 200 \xed\xa0\x80\r\ncontent-length: 0\r\n\r\n"), DeliveryState.DELIVERED),
+    "a surrogate in the status": (
+        replying(b"HTTP/1.1 200 \xed\xa0\x80\r\ncontent-length: 0\r\n\r\n"),
+        DeliveryState.DELIVERED,
+    ),
     "a wrong length": (replying(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc"), DeliveryState.PENDING),
 }
 
