@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from shared.job import Job, Priority
 from shared.queue import UnavailableModel, WorkerInfo
+from worker import claiming
 from worker.claim_policy import (
     HINT_TTL_S,
     MAX_LOAD_S,
@@ -23,6 +27,7 @@ from worker.claim_policy import (
     preempted_tenants,
     running_signature,
 )
+from worker.claiming import ClaimLoop
 from worker.engine.protocol import LoadFailure
 from worker.model_availability import claimable_models, models_only_here
 
@@ -231,3 +236,35 @@ LISTED = Listing("a", False, ("demo",))
 )
 def test_a_pause_goes_on_while_the_worker_waits_for_the_same_and_nothing_was_queued(listing, wakeups, now_s, left_s):
     assert Wait(LISTED, wakeups=3, until_s=12.0).left_s(listing, wakeups, now_s) == left_s
+
+
+@pytest.fixture
+def claims() -> Any:
+    """A queue whose lists are empty; `next_ready_ms` says what is queued."""
+    return Mock(
+        join=AsyncMock(return_value=[]),
+        list_as_waiting=AsyncMock(return_value=(1, False)),
+        next_ready_ms=AsyncMock(return_value=None),
+    )
+
+
+@pytest.fixture
+def loop(claims: Any, monkeypatch: pytest.MonkeyPatch) -> ClaimLoop:
+    """A loop whose worker preempts jobs of another signature, and has slots for interactive jobs of signature `a`."""
+    engine = Mock(status=lambda: SimpleNamespace(loaded_models=("demo",), awaits_jobs=False))
+    catalog = [SimpleNamespace(max_batch=8)]
+    loop = ClaimLoop("w", Mock(claims=claims), engine, Mock(), catalog, Mock(), {}, Mock(), Mock(), Mock(), Mock())  # type: ignore[arg-type]
+    monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 3, Priority.INTERACTIVE)])
+    monkeypatch.setattr(claiming.ClaimLoop, "_load_times", lambda _: {"demo": 0})
+    return loop
+
+
+@pytest.mark.parametrize(("interactive_in_ms", "attempts"), [(None, 1), (0, 2)])
+async def test_free_slots_lead_to_a_request_only_while_jobs_are_queued(
+    loop: ClaimLoop, claims: Any, interactive_in_ms: int | None, attempts: int
+) -> None:
+    """A queued job of several images can fit into the slots that have become free."""
+    claims.next_ready_ms.return_value = interactive_in_ms
+    await loop._claim()
+    await loop._claim()
+    assert claims.join.await_count == attempts
