@@ -14,7 +14,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import Priority
 from shared.queue import Claim, Queue
-from shared.queue.claims import Models
+from shared.queue.claims import Models, WaitingList
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from worker.claim_policy import (
     MAX_FLEET_PAUSE_S,
@@ -120,8 +120,8 @@ class ClaimLoop:
 
     async def _claim(self) -> tuple[list[Claim], float]:
         """Return new claims, or how long to pause when there are none, in seconds."""
-        wanted = self._requests()
-        if self._wait and (left_s := self._wait.left_s(self._listing(wanted), self._hint.count, time.monotonic())):
+        wanted, wakeups = self._requests(), self._hint.count
+        if self._wait and (left_s := self._wait.left_s(self._listing(wanted), wakeups, time.monotonic())):
             return [], left_s
         self._wait = None  # a claim takes this worker off the lists
         # Interactive jobs only while some can be queued.
@@ -130,7 +130,7 @@ class ClaimLoop:
         for request in requests:
             if claims := await self._send(request):
                 return claims, 0.0
-        return [], await self._prepare_pause(wanted, requests)
+        return [], await self._prepare_pause(wanted, requests, wakeups)
 
     def _requests(self) -> list[ClaimRequest]:
         """Return what this worker has room for: nothing next to a lost job, while the spool is full, or while an
@@ -182,14 +182,16 @@ class ClaimLoop:
         models = self.availability.claimable()
         return load_times_ms(models, status.loaded_models, status.load_seconds, status.unavailable_models)
 
-    async def _prepare_pause(self, wanted: Sequence[ClaimRequest], requests: Sequence[ClaimRequest]) -> float:
+    async def _prepare_pause(
+        self, wanted: Sequence[ClaimRequest], requests: Sequence[ClaimRequest], wakeups: int
+    ) -> float:
         """List this worker as waiting for `wanted`; return for how long to pause, in seconds.
 
-        `requests` are those of `wanted` that were sent and returned no jobs.
+        `requests` are those of `wanted` that were sent and returned no jobs, after so many `wakeups`.
         """
-        had_wakeup, wakeups, listing = bool(self._unused_wakeups), self._hint.count, self._listing(wanted)
-        waiting, queued = await self._list_as_waiting(listing)
-        ready_in_ms, interactive_in_ms = 0 if queued else None, None
+        had_wakeup, listing = bool(self._unused_wakeups), self._listing(wanted)
+        waiting = await self._list_as_waiting(listing)
+        ready_in_ms, interactive_in_ms = 0 if waiting.is_queued else None, None
         if any(one.signature is None and one.min_priority is Priority.BULK for one in wanted):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
         elif any(request.min_priority is Priority.INTERACTIVE for request in requests):
@@ -200,9 +202,12 @@ class ClaimLoop:
                 self._hint.clear(seen)
             elif any(request.signature is None for request in requests):
                 ready_in_ms = min(interactive_in_ms, interactive_in_ms if ready_in_ms is None else ready_in_ms)
+        elif waiting.has_interactive:  # since the hint, or while this worker was not listed
+            self._hint.set()
+            self.end_pause()
         # A worker with a wake-up for jobs claims them when they are ready; the others do so later, if it has not.
-        delay_s = 0.0 if had_wakeup or waiting <= 1 else random.uniform(0.1, 1.0)
-        longest_s = longest_pause_s(ready_in_ms, waiting, self._fruitless, delay_s)
+        delay_s = 0.0 if had_wakeup or waiting.workers <= 1 else random.uniform(0.1, 1.0)
+        longest_s = longest_pause_s(ready_in_ms, waiting.workers, self._fruitless, delay_s)
         if self.engine.status().awaits_jobs:
             longest_s = min(longest_s, ORDER_PAUSE_S)
         pause_s = longest_s * (1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0))
@@ -217,8 +222,8 @@ class ClaimLoop:
         models: Models = self._load_times() if idle else self.engine.status().loaded_models if interactive else ()
         return Listing(signature, idle, models)
 
-    async def _list_as_waiting(self, listing: Listing) -> tuple[int, bool]:
-        """List this worker as waiting, and pass on the wake-ups that it could not use."""
+    async def _list_as_waiting(self, listing: Listing) -> WaitingList:
+        """List this worker as waiting, and pass on the wake-ups that it could not use, but those for jobs to come."""
         unused = tuple(self._unused_wakeups)
         result = await self.queue.claims.list_as_waiting(
             self.worker,
@@ -228,5 +233,5 @@ class ClaimLoop:
             idle=listing.idle,
             unused=unused,
         )
-        del self._unused_wakeups[: len(unused)]
+        self._unused_wakeups[: len(unused)] = result.kept
         return result

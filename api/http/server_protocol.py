@@ -259,6 +259,7 @@ class ServerProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        self._send_head()
         if self.is_closing():
             return
         self.flow.resume_reading()
@@ -268,9 +269,13 @@ class ServerProtocol(HttpToolsProtocol):
             self.close()
         else:
             self._since = self.loop.time()
-            if self._place is not None:
-                self._place.idle()
+            self._note_idle(self.transport.get_write_buffer_size())
             self._watch()
+
+    def _note_idle(self, unsent: int) -> None:
+        """Let another connection have the place of this one, unless a part of its response is still unsent."""
+        if self._place is not None and not unsent:
+            self._place.idle()
 
     def _fail(self, code: str, detail: str, *, reason: str) -> None:
         """Refuse the request that is being received, and serve no other one."""
@@ -313,6 +318,8 @@ class ServerProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         phase = self._phase()
+        if phase is ConnectionPhase.IDLE:
+            self._note_idle(unsent)
         if phase is ConnectionPhase.BODY and self.flow.read_paused:
             self._since += self._limits.check_every_s  # the client waits for this process
         elif overdue(phase, now - self._since, self._body_bytes, self._limits):

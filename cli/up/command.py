@@ -59,7 +59,8 @@ async def up(
         processes: list[ProcessSpec] = []
         with writing_to(data_dir):
             if "FUSEQUEUE_REDIS_URL" not in environ:
-                reservation = ports.reserved_port(redis_server.HOST, redis_server.FIRST_PORT)
+                remedy = "set FUSEQUEUE_REDIS_URL to another Redis"
+                reservation = ports.reserved_port(redis_server.HOST, redis_server.FIRST_PORT, remedy)
                 redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(data_dir, reservations.enter_context(reservation))
                 processes.append(redis)
             environment.record(data_dir, env, url, own_redis=bool(processes))

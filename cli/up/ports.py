@@ -16,8 +16,8 @@ BACKLOG = 1024  # connections that wait to be accepted
 
 
 @contextmanager
-def reserved_port(host: str, port: int) -> Iterator[int]:
-    """Reserve `port` or the next free one, and yield it; raises `ConfigurationError` if none is free.
+def reserved_port(host: str, port: int, remedy: str = "choose another with --port") -> Iterator[int]:
+    """Reserve `port` or the next free one, and yield it; raises `ConfigurationError`.
 
     Another `up` skips a reserved port, also before this one's process listens on it and while that process restarts.
     """
@@ -32,34 +32,40 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
                 return
         finally:
             os.close(lock)
-    raise ConfigurationError(f"ports {port} to {last} are all taken; choose another with --port")
+    raise ConfigurationError(f"ports {port} to {last} are all taken; {remedy}")
 
 
 def _lock(port: int) -> int | None:
-    """Lock the file of `port` and return its descriptor; None if another process has it."""
-    path = Path(tempfile.gettempdir()) / f"fusequeue-{os.getuid()}-port-{port}.lock"
+    """Lock the file of `port` and return its descriptor; None if another process has it.
+
+    Raises `ConfigurationError` where no file can be locked.
+    """
     try:
+        path = Path(tempfile.gettempdir()) / f"fusequeue-{os.getuid()}-port-{port}.lock"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except PermissionError:  # the file of another user
         return None
+    except OSError as error:
+        raise _no_lock(error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(lock)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise _no_lock(error) from error
     return lock
+
+
+def _no_lock(error: OSError) -> ConfigurationError:
+    reason = error.strerror or error
+    return ConfigurationError(f"no port can be reserved: {reason}; set TMPDIR to a local folder with free space")
 
 
 def _is_free(host: str, port: int) -> bool:
     """Return whether a server can listen on `port`; raises `ConfigurationError` if none can on `host`."""
     try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = infos[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # Servers set this too: a port with old connections in TIME_WAIT counts as free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
+        close(_listen_on_all(host, port))
     except UnicodeError as error:
         raise ConfigurationError(f"cannot listen on {host!r:.80}: not the name of a host; change --host") from error
     except OSError as error:
@@ -76,6 +82,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
     that share them ends. With SO_REUSEPORT each process would have its own queue, and macOS would give all
     connections to one.
     """
+    try:
+        return _listen_on_all(host, port)
+    except OSError as error:
+        reason = f"cannot listen on {host} port {port}: {error.strerror or error}"
+        raise ConfigurationError(f"{reason}; choose others with --host and --port") from error
+
+
+def _listen_on_all(host: str, port: int) -> list[socket.socket]:
     infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
@@ -87,14 +101,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
                     raise
         if not listeners:
             raise OSError(errno.EADDRNOTAVAIL, "no address of this host is one of this machine")
-    except OSError as error:
+    except OSError:
         close(listeners)
-        reason = f"cannot listen on {host} port {port}: {error.strerror or error}"
-        raise ConfigurationError(f"{reason}; choose others with --host and --port") from error
+        raise
     return listeners
 
 
 def _listen(listener: socket.socket, address: tuple[object, ...]) -> socket.socket:
+    """Listen; a port with old connections in TIME_WAIT counts as free, as it does for other servers."""
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import structlog
 from pydantic import ValidationError
@@ -29,6 +29,16 @@ REJECT_WAIT_S = 1.0
 """How long the readable jobs of a claim wait for the others to be rejected."""
 
 MAX_CAUSE_CHARS = 200
+
+
+class WaitingList(NamedTuple):
+    """How many workers wait for the same; whether jobs of the signature are queued and, for a busy worker, interactive
+    ones of its models; and the wake-ups that an idle worker keeps, as their jobs are not ready."""
+
+    workers: int
+    is_queued: bool
+    has_interactive: bool
+    kept: tuple[str, ...]
 
 
 class Claims(QueueComponent):
@@ -172,20 +182,18 @@ class Claims(QueueComponent):
         signature: str | None = None,
         idle: bool = True,
         unused: Sequence[str] = (),
-    ) -> tuple[int, bool]:
+    ) -> WaitingList:
         """List a worker as waiting for `wait_s`, so that it gets wake-ups (`wait_wakeup`); pass its `unused` ones on.
-
-        Returns how many workers wait, and whether jobs of `signature` are queued.
 
         An idle worker waits for all jobs of `models`; a busy one for interactive jobs of `models`, and for jobs of
         `signature`, which it has free slots for. A wake-up goes to one worker. Without models and signature the worker
         is not listed any more.
         """
         lines, wait_ms = "\n".join(unused), max(1, round(wait_s * 1000))
-        waiting, queued = await self._scripts.list_as_waiting(
+        workers, queued, interactive, kept = await self._scripts.list_as_waiting(
             worker, wait_ms, lines, idle, signature or "", *_load_times(models)
         )
-        return waiting, bool(queued)
+        return WaitingList(workers, bool(queued), bool(interactive), tuple(kept))
 
     async def stop_waiting(self, worker: str, *, unused: Sequence[str] = ()) -> None:
         """Take a worker off the list of waiting ones, and pass on its wake-ups, the `unused` ones included."""

@@ -321,3 +321,29 @@ async def test_a_batch_ends_for_bulk_that_is_due(queue_with: Callable[..., Queue
     assert await queue.claims.join("w1", signature, 8, models=MODELS) == []
     assert [one.job.priority for one in await claim(queue, 8)] == [Priority.BULK]
     assert len(await queue.claims.join("w1", signature, 8, models=MODELS)) == 8
+
+
+async def test_an_idle_worker_keeps_a_wake_up_until_its_jobs_are_ready(queue: Queue, make_submission: Make) -> None:
+    """Then it claims them; a worker that is busy by then, or stops, passes the wake-up on."""
+    await put(queue, make_submission(window_ms=LONG_MS))
+    await claim(queue, worker="w0")
+    await waits(queue)
+    await put(queue, make_submission(window_ms=LONG_MS))
+    wakeup = await woken(queue)
+    listed = await queue.claims.list_as_waiting("w1", MODELS, wait_s=60, unused=[wakeup, wakeup])
+    assert listed.kept == (wakeup,)
+    await queue.claims.stop_waiting("w1")
+    await waits(queue, "w2")
+    listed = await queue.claims.list_as_waiting("w1", (), wait_s=60, idle=False, signature="other", unused=listed.kept)
+    assert listed.kept == ()
+    assert await woken(queue, "w2")
+
+
+@pytest.mark.parametrize(("priority", "idle", "expected"), [(0, False, True), (1, False, False), (0, True, False)])
+async def test_a_busy_worker_that_is_listed_learns_of_interactive_jobs(
+    queue: Queue, make_submission: Make, priority: int, idle: bool, expected: bool
+) -> None:
+    """They may have been queued while it was not listed."""
+    await put(queue, make_submission(priority=[Priority.INTERACTIVE, Priority.STANDARD][priority]))
+    listed = await queue.claims.list_as_waiting("w1", MODELS, wait_s=60, idle=idle)
+    assert listed.has_interactive is expected

@@ -42,6 +42,29 @@ def test_two_that_start_at_once_get_different_ports():
         assert third == port
 
 
+def test_a_port_that_is_taken_on_one_address_of_the_host_is_skipped():
+    """The API listens on all of them: `localhost` is often 127.0.0.1 and ::1."""
+    addresses = ("127.0.0.1", "127.0.0.2")
+    with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        def of_host(_host: str, port: int, **_options: object) -> list[tuple[object, ...]]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in addresses]
+
+        patch.setattr(socket, "getaddrinfo", of_host)
+        with ports.reserved_port("host", port) as reserved:
+            assert reserved > port
+
+
+def test_a_port_that_cannot_be_reserved_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    """A full disk, for example."""
+    monkeypatch.setattr(ports.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="TMPDIR"), ports.reserved_port("127.0.0.1", 8000):
+        pass
+
+
 def test_an_address_of_another_machine_is_an_error_that_names_it():
     """No port of such an address can be free: it is refused at once."""
     with (

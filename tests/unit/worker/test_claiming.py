@@ -11,6 +11,7 @@ import pytest
 
 from shared.job import Job, Priority
 from shared.queue import UnavailableModel, WorkerInfo
+from shared.queue.claims import WaitingList
 from worker import claiming
 from worker.claim_policy import (
     HINT_TTL_S,
@@ -243,7 +244,7 @@ def claims() -> Any:
     """A queue whose lists are empty; `next_ready_ms` says what is queued."""
     return Mock(
         join=AsyncMock(return_value=[]),
-        list_as_waiting=AsyncMock(return_value=(1, False)),
+        list_as_waiting=AsyncMock(return_value=WaitingList(1, False, False, ())),
         next_ready_ms=AsyncMock(return_value=None),
     )
 
@@ -268,3 +269,36 @@ async def test_free_slots_lead_to_a_request_only_while_jobs_are_queued(
     await loop._claim()
     await loop._claim()
     assert claims.join.await_count == attempts
+
+
+async def test_an_interactive_job_that_is_queued_during_an_attempt_is_claimed_at_once(
+    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt does not look for interactive jobs, as there were none a moment ago; then its wake-up comes."""
+    interactive = ClaimRequest("a", 3, Priority.INTERACTIVE)
+    monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 1), interactive])
+    loop._hint.clear(loop._hint.count)
+
+    async def wake(*_: object, **__: object) -> list[object]:
+        loop._hint.set()
+        return []
+
+    claims.join.side_effect = wake
+    await loop._claim()
+    claims.join.side_effect = None
+    await loop._claim()
+    assert claims.join.await_args.kwargs["min_priority"] is Priority.INTERACTIVE
+
+
+async def test_an_interactive_job_that_woke_no_worker_is_claimed_at_once(
+    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was queued after a claim, before the worker was listed again."""
+    interactive = ClaimRequest("a", 3, Priority.INTERACTIVE)
+    monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 1), interactive])
+    loop._hint.clear(loop._hint.count)
+    claims.list_as_waiting.return_value = WaitingList(1, False, True, ())
+    _, pause_s = await loop._claim()
+    assert await loop._pause(pause_s), "the pause ends at once"
+    await loop._claim()
+    assert claims.join.await_args.kwargs["min_priority"] is Priority.INTERACTIVE

@@ -1,20 +1,21 @@
--- NEEDS model_loads wakeups
+-- NEEDS model_loads pauses wakeups
 -- RUNS when Redis is full
 -- Let a worker wait for wake-ups: idle, for all jobs of its models; busy, for jobs of its signature and interactive ones.
 -- ARGV     worker, wait_ms, wakeups, idle, signature, models...
 --          `wakeups`: those that the worker could not use, one a line; `signature`: with free slots, '' for none;
 --          `models`: as in claim; without a signature and models the worker waits no more
--- Returns  {how many workers wait for what fewest wait for, 1 if jobs of `signature` are queued}
+-- Returns  {how many workers wait for what fewest wait for, 1 if jobs of `signature` are queued, 1 for a busy worker if
+--          interactive jobs of its models are, the wake-ups that the worker keeps}
 local worker, wait_ms, idle, sig, now = ARGV[1], tonumber(ARGV[2]), ARGV[4] == '1', ARGV[5], clock_ms()
 local models = model_loads.models(6)
 local stops = sig == '' and not models[1]
 
 redis.call('DEL', key.waiting(worker))
-for wakeup in string.gmatch(ARGV[3], '[^\n]+') do wakeups.pass_on(wakeup, idle, now) end
+local kept = wakeups.pass_on(ARGV[3], idle and not stops, now)
 if stops then
-  for _, wakeup in ipairs(redis.call('LRANGE', key.wakeup(worker), 0, -1)) do wakeups.pass_on(wakeup, false, now) end
+  wakeups.pass_on(table.concat(redis.call('LRANGE', key.wakeup(worker), 0, -1), '\n'), false, now)
   redis.call('DEL', key.wakeup(worker))
-  return {0, 0}
+  return {0, 0, 0, {}}
 end
 local fewest = math.huge
 for _, model in ipairs(models) do
@@ -24,4 +25,8 @@ for _, model in ipairs(models) do
 end
 if sig ~= '' then fewest = math.min(fewest, wakeups.list('running', sig, worker, 0, now)) end
 redis.call('SET', key.waiting(worker), idle and 'any' or 'busy ' .. sig, 'PX', wait_ms)
-return {fewest, sig ~= '' and wakeups.is_queued(sig) and 1 or 0}
+local interactive = 0
+for _, model in ipairs(idle and {} or pauses.without(models)) do
+  interactive = math.max(interactive, redis.call('EXISTS', key.tenant_order(model.name, 0)))
+end
+return {fewest, sig ~= '' and wakeups.is_queued(sig) and 1 or 0, interactive, kept}

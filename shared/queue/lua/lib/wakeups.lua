@@ -77,11 +77,22 @@ function wakeups.claimed(worker, sig, now)
   if is_ready(sig, now) then wakeups.wake(sig, 0) end
 end
 
--- Pass a wake-up on that an `idle` or a busy worker could not use.
-function wakeups.pass_on(wakeup, idle, now)
-  local handovers, sig = string.match(wakeup, '^(%d+) (.*)$')
-  if not sig or tonumber(handovers) >= MAX_HANDOVERS or not wakeups.is_queued(sig) then return end
-  if not idle or is_ready(sig, now) then wakeups.wake(sig, tonumber(handovers) + 1) end
+-- Pass wake-ups on, one a line, that an `idle` or a busy worker could not use. Returns those that an idle one keeps, as the
+-- jobs are not ready: it claims them then, or passes them on when it is busy.
+function wakeups.pass_on(lines, idle, now)
+  local kept, known = {}, {}
+  for wakeup in string.gmatch(lines, '[^\n]+') do
+    local handovers, sig = string.match(wakeup, '^(%d+) (.*)$')
+    if sig and not known[sig] and wakeups.is_queued(sig) then
+      if idle and not is_ready(sig, now) then
+        table.insert(kept, wakeup)
+      elseif tonumber(handovers) < MAX_HANDOVERS then
+        wakeups.wake(sig, tonumber(handovers) + 1)
+      end
+      known[sig] = true
+    end
+  end
+  return kept
 end
 
 -- List a waiting worker, after those of a lower class. Returns how many wait.

@@ -19,14 +19,15 @@ from api.http.server_protocol import ServerProtocol
 QUICK = ArrivalLimits(
     idle_s=0.4, head_s=0.4, body_s=0.4, body_bytes_per_s=1000, unread_s=0.4, linger_s=0.3, check_every_s=0.05
 )
+LARGE = {"/large": 20_000_000, "/buffered": 60_000}
 
 
 @dataclass
 class EchoServer:
     """An HTTP server with the limits of the API. Its application records each request with its body.
 
-    `/early` responds before it reads the body, `/hold` when `release` is set, `/large` with 20 MB, and `/stream` with
-    a piece per piece of the body.
+    `/early` responds before it reads the body, `/hold` when `release` is set, `/large` with 20 MB, `/buffered` with
+    as much as uvicorn takes without waiting for the client, and `/stream` with a piece per piece of the body.
     """
 
     limits: ArrivalLimits = QUICK
@@ -35,12 +36,16 @@ class EchoServer:
     seen: list[tuple[str, str, bytes]] = field(default_factory=list)
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     disconnects: int = 0
+    finished: int = 0
+    send_buffer: int | None = None
     release: asyncio.Event = field(default_factory=asyncio.Event)
     clients: list[RawClient] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EchoServer]:
         listener = socket.socket()
+        if self.send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         http = partial(ServerProtocol, connections=self.connections, limits=self.limits)
@@ -81,12 +86,13 @@ class EchoServer:
         self.seen.append((scope["method"], path, body))
         if path == "/hold":
             await self.release.wait()
-        content = b"x" * 20_000_000 if path == "/large" else path.encode()
+        content = b"x" * LARGE[path] if path in LARGE else path.encode()
         headers = [(b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         for start in range(0, len(content), 65536):
             more = start + 65536 < len(content)
             await send({"type": "http.response.body", "body": content[start : start + 65536], "more_body": more})
+        self.finished += 1
 
     async def _stream(self, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

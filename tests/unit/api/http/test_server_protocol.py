@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -450,3 +451,25 @@ async def test_an_address_has_a_limit_of_its_own() -> None:
             await asyncio.sleep(0.01)
         assert b"2 connections from this address are open" in await server.send(GET % b"/a")
         server.release.set()
+
+
+async def test_a_response_that_is_still_being_read_is_not_cut_for_another_connection() -> None:
+    """The application has finished it, and a part of it waits for its client; until then the place is taken."""
+    one_place = Connections(1, None, lambda _: False)
+    server = EchoServer(connections=one_place, send_buffer=4096).with_limits(unread_s=20, idle_s=20)
+    async with server.running():
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", server.port))
+            slow.sendall(GET % b"/buffered")
+            while not server.finished:
+                await asyncio.sleep(0.01)
+            assert status(await server.send(CLOSING % b"/other")) == b"503"
+            received = 0
+            while received < 60_000:
+                piece = await asyncio.to_thread(slow.recv, 65536)
+                assert piece, f"the response ended after {received} bytes"
+                received += len(piece)
+            async with asyncio.timeout(20):
+                while status(await server.send(CLOSING % b"/other")) != b"200":
+                    await asyncio.sleep(0.01)
