@@ -133,7 +133,7 @@ def create_app(
     _include_routes(app)
     openapi.install(app)
     # The last one added is the outermost: it receives all requests and errors.
-    app.add_middleware(DirectRoutes, routes=jobs.DIRECT)
+    app.add_middleware(DirectRoutes, routes=(*jobs.DIRECT, *images.DIRECT))
     app.add_middleware(
         BodyShares,
         largest_json=max(settings.max_body_bytes, max_json_bytes(settings)),

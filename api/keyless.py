@@ -91,7 +91,7 @@ def _check_peer(scope: Scope, headers: Headers) -> None:
 
     A proxy on this machine has a loopback address; its clients have not. HTTP/1.0 is what nginx sends by default.
     """
-    forwarded = next((name for name in headers if _FORWARDED.fullmatch(name)), None)
+    forwarded = next((name for name in headers if _is_forwarded(name)), None)
     if forwarded is None and scope.get("http_version") == "1.0":
         forwarded = "HTTP/1.0"
     if forwarded is not None:
@@ -103,12 +103,19 @@ def _check_peer(scope: Scope, headers: Headers) -> None:
         raise HostRefused(f"without API keys only this machine is served; {CREATE_KEY}")
 
 
+@lru_cache(maxsize=256)
+def _is_forwarded(header: str) -> bool:
+    return _FORWARDED.fullmatch(header) is not None
+
+
 def _check_page(headers: Headers, hosts: Sequence[str], settings: Settings) -> None:
     """Raise `OriginRefused` for a request that a page of another origin has made in a browser.
 
     Browsers name the origin of every request other than a plain GET, and new ones the relation of the sites of all.
     """
     origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
+    if not origins and not sites:
+        return
     own = {f"{scheme}://{host.lower()}" for scheme in ("http", "https") for host in hosts}
     listed = own | set(settings.cors_origins) | ({origin_of(settings.public_url)} if settings.public_url else set())
     if origins:

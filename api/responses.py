@@ -87,7 +87,17 @@ class QueuePositions:
             self._cache.popitem(last=False)
 
     async def _live_workers(self) -> list[WorkerInfo]:
-        async with self._reading:  # one read for all polls
-            if self._workers is None or time.monotonic() - self._workers[0] >= WORKERS_CACHE_S:
-                self._workers = time.monotonic(), await self._queue.workers.all()
-            return self._workers[1]
+        """Return the workers, read once for all polls; only polls that need the read wait for it."""
+        workers = self._cached_workers()
+        if workers is None:
+            async with self._reading:
+                workers = self._cached_workers()
+                if workers is None:
+                    workers = await self._queue.workers.all()
+                    self._workers = time.monotonic(), workers
+        return workers
+
+    def _cached_workers(self) -> list[WorkerInfo] | None:
+        if self._workers is None or time.monotonic() - self._workers[0] >= WORKERS_CACHE_S:
+            return None
+        return self._workers[1]

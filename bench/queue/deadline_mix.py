@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 BURST = 60
@@ -36,15 +37,16 @@ class DeadlineMix:
     jobs: int
     seed: int
 
-    def arrivals(self, rate: float, rows: int) -> Iterator[MixedJob]:
-        """Yield the jobs in order: single ones with a tight deadline, and bursts with a loose one or none."""
-        rng, usual_s, now = random.Random(self.seed), rows / rate, 0.0
-        weights = [TIGHT_SHARE, LOOSE_SHARE / BURST, (1 - TIGHT_SHARE - LOOSE_SHARE) / BURST]
-        limits = (TIGHT * usual_s, LOOSE * usual_s, None)
-        sent = 0
-        while sent < self.jobs:
-            now += rng.expovariate(self.load * rate * sum(weights))
-            kind = rng.choices(range(3), weights)[0]
-            for _ in range(min(self.jobs - sent, 1 if kind == 0 else BURST)):
-                sent += 1
-                yield MixedJob(now, limits[kind])
+    def arrivals(self, rate: float, rows: int) -> list[MixedJob]:
+        """Return about `jobs` jobs in order: single ones with a tight deadline, and bursts with a loose one or none.
+
+        Arrival times are those of a Poisson process with a given number of arrivals: the load of each turn is exact.
+        """
+        rng, usual_s = random.Random(self.seed), rows / rate
+        count = max(1, round((1 - TIGHT_SHARE) * self.jobs / BURST))
+        loose = round(count * LOOSE_SHARE / (1 - TIGHT_SHARE))
+        arriving: list[tuple[int, float | None]] = [(1, TIGHT * usual_s)] * round(TIGHT_SHARE * self.jobs)
+        arriving += [(BURST, LOOSE * usual_s if number < loose else None) for number in range(count)]
+        span_s = sum(jobs for jobs, _ in arriving) / (self.load * rate)
+        timed = sorted(((rng.uniform(0, span_s), *one) for one in arriving), key=itemgetter(0))
+        return [MixedJob(at_s, limit_s) for at_s, jobs, limit_s in timed for _ in range(jobs)]

@@ -279,13 +279,13 @@ def simulate(name: str, mix: DeadlineMix, by_slack: bool) -> DeadlineFigures:
 def main(argv: list[str] | None = None) -> None:
     """Measure both orders, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, help="default: 4000 simulated, 300 in each turn of processes")
+    parser.add_argument("--jobs", type=int, help="default: 6000 simulated, 1200 in each turn of processes")
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    mix = DeadlineMix(options.load, options.jobs or (300 if options.processes else 4000), options.seed)
+    mix = DeadlineMix(options.load, options.jobs or (1200 if options.processes else 6000), options.seed)
     if options.processes:
         with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as folder:
             figures = asyncio.run(measure_processes(Path(folder), mix))

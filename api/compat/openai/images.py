@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,13 +31,14 @@ from api.compat.sync_calls import (
     submit,
     submit_with_key,
 )
-from api.context import Context, RequestContext
+from api.context import Context, RequestContext, direct_context
 from api.errors import STATUSES, problem
 from api.http.bodies import max_json_bytes, read_body, read_form
+from api.http.direct_routes import DirectRoute, route_of
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import IMAGE_ID, event_stream
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
-from api.submission import IdempotencyKey
+from api.submission import IdempotencyKey, idempotency_key
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
@@ -202,6 +204,14 @@ async def _answer(request: Request, context: RequestContext, parsed: ImageReques
         return StreamedResponse(_chunks(encoded), media_type="application/json", headers=headers)
 
     return await call.respond(request, build)
+
+
+async def _generate_directly(request: Request) -> Response:
+    context = await direct_context(request)
+    return await generate_images(request, context, await idempotency_key(request.headers.get("idempotency-key")))
+
+
+DIRECT = (DirectRoute(route_of(router, generate_images), re.compile("/v1/images/generations"), _generate_directly),)
 
 
 async def _chunks(body: bytes) -> AsyncGenerator[bytes]:
