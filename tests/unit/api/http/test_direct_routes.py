@@ -73,6 +73,17 @@ async def test_a_submit_has_the_same_response_either_way(api: httpx.AsyncClient,
         assert (status, headers, body) == other
 
 
+@pytest.mark.parametrize("case", [case for case in SUBMITS if case not in ("valid", "with preference", "two requests")])
+async def test_an_image_request_has_the_same_error_either_way(
+    api: httpx.AsyncClient, direct: list[bool], case: str
+) -> None:
+    paths = ("/v1/images/generations", "/v1/images/generations?unused=1")
+    first, second = [await api.post(path, **SUBMITS[case]) for path in paths]
+    assert direct == [True, False]
+    assert first.status_code >= 400
+    assert comparable(first) == comparable(second)
+
+
 async def test_a_read_has_the_same_response_either_way(api: httpx.AsyncClient, direct: list[bool]) -> None:
     url = f"/v1/jobs/{(await api.post('/v1/jobs', json=BODY)).json()['id']}"
     direct.clear()
