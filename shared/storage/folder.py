@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +30,7 @@ _TEMP = ".incomplete"  # incomplete files; no key starts with a dot
 _TEMP_LIFE_S = 3600  # older files were left by a killed process
 _TYPE_SUFFIX = "~type"  # content type, if the extension does not imply it; no key contains a tilde
 _THREADS = 8
+_GONE = (errno.ENOENT, errno.ENOTDIR)
 _ADVICE = {
     errno.ENOSPC: "free some space or shorten FUSEQUEUE_RETENTION_S",
     errno.EDQUOT: "raise the quota or shorten FUSEQUEUE_RETENTION_S",
@@ -187,9 +187,9 @@ class FolderStorage:
         if path.is_file():
             count += _unlink(path)
         elif path.is_dir():
-            for folder, _, names in os.walk(path, topdown=False):
+            for folder, _, names in os.walk(path, topdown=False, onerror=_raise_unless_gone):
                 count += sum(_unlink(Path(folder, name)) for name in names if not name.endswith(_TYPE_SUFFIX))
-            shutil.rmtree(path, ignore_errors=True)
+                _remove_directory(Path(folder), names)
         parent = path.parent
         with suppress(OSError):  # until a directory is not empty
             while self._root in parent.parents:
@@ -222,6 +222,23 @@ def _unlink(path: Path) -> int:
     except FileNotFoundError:
         return 0
     return 1
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if error.errno not in _GONE:
+        raise error
+
+
+def _remove_directory(folder: Path, names: list[str]) -> None:
+    """Remove a directory and the types of objects that are gone, unless another writer has stored an object there."""
+    for name in names:
+        if name.endswith(_TYPE_SUFFIX):
+            Path(folder, name).unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            _raise_unless_gone(error)
 
 
 def _flush_directory(folder: Path) -> None:

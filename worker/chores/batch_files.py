@@ -1,5 +1,6 @@
 """Files of a batch: reads the input in chunks, writes results to the output and error files."""
 
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -13,7 +14,7 @@ from shared.errors import NotFound
 from shared.job import JobRecord, State
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batch_lines import BatchLine
-from shared.protocols.openai.batches import CHUNK_LINES, GRACE_MS, Batch, BatchStatus, line_job_id
+from shared.protocols.openai.batches import CHUNK_LINES, GRACE_MS, Batch, BatchError, BatchStatus, line_job_id
 from shared.protocols.openai.files import File, FileLine, Part
 from shared.queue import Queue
 from shared.queue.batches import BatchUpdate
@@ -31,6 +32,10 @@ GROUP_LINES = 25
 """Lines with results that are written between checks of the limits of a step."""
 
 _CHUNK_BYTES = 16 * 1024 * 1024
+
+INPUT_LOST = BatchError(
+    code="input_file_lost", message="the input file is no longer in storage; upload it again for a new batch"
+)
 
 LineAt = tuple[BatchLine, int]
 """A line and the input file's offset after it."""
@@ -101,7 +106,12 @@ class BatchWriter:
         batch, context = self._batch, self._context
         if batch.written >= batch.total or not batch.total:
             return await self._finish()
-        chunk = await read_chunk(context, batch, batch.written_offset, batch.written, CHUNK_LINES)
+        try:
+            chunk = await read_chunk(context, batch, batch.written_offset, batch.written, CHUNK_LINES)
+        except NotFound:
+            chunk = []
+        if not chunk:
+            return await self._finish(INPUT_LOST)
         for first in range(0, len(chunk), GROUP_LINES):
             await self._write_group(chunk[first : first + GROUP_LINES])
             if self._waiting or self._full():
@@ -142,6 +152,7 @@ class BatchWriter:
         elif record is None:
             self._add_error(line, "job_deleted", "the job was deleted before the batch ended")
         elif not record.state.terminal:
+            await self._queue.jobs.cancel(record.job.id)
             self._add_error(line, "batch_expired", "the job did not end before the batch expired")
         elif record.state is not State.SUCCEEDED:
             self._errors.append(batch_lines.failed_line(batch, line, record))
@@ -167,15 +178,19 @@ class BatchWriter:
     def _add_error(self, line: BatchLine, code: str, message: str) -> None:
         self._errors.append(batch_lines.error_line(self._batch, line, code, message))
 
-    async def _finish(self) -> bool:
+    async def _finish(self, error: BatchError | None = None) -> bool:
+        """Publish the files and end the batch; with an `error`, they lack lines."""
         batch, now = self._batch, self._context.clock.now_ms()
         if batch.has_output:
             await self._publish(batch.output_file_id, "output", now)
         if batch.has_errors:
             await self._publish(batch.error_file_id, "error", now)
         final = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else batch.final_status
-        counts = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
-        update = BatchUpdate({"status": final.value, f"{final.value}_at": now, **counts})
+        fields: dict[str, str | int] = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
+        if error is not None:
+            final = BatchStatus.FAILED
+            fields["errors"] = json.dumps([error.model_dump()])
+        update = BatchUpdate({"status": final.value, f"{final.value}_at": now, **fields})
         await self._queue.batches.commit(batch, update, None)
         return False
 

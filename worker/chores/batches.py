@@ -11,7 +11,7 @@ import structlog
 
 from shared import job_builder
 from shared.errors import FusequeueError, InvalidRequest, QueueFull, Unavailable
-from shared.job import Priority
+from shared.job import OnDeadline, Priority
 from shared.protocols.openai import batch_lines
 from shared.protocols.openai.batch_lines import BatchLine, LineChecker
 from shared.protocols.openai.batches import (
@@ -128,7 +128,8 @@ class BatchRunner:
         max_lines = min(CHUNK_LINES, MAX_OPEN_JOBS - batch.open_jobs)
         chunk = await read_chunk(self._context, batch, batch.read_offset, batch.read, max_lines)
         checked = await self._check_lines(chunk)
-        refused = await self._submit([item for item in checked if isinstance(item, Submission)])
+        submissions = [item for item in checked if isinstance(item, Submission)]
+        refused = await self._submit(submissions)
         accepted, rejected, offset = [], [], batch.read_offset
         for (line, end), item in zip(chunk, checked, strict=False):
             if isinstance(item, QueueFull) or (isinstance(item, Submission) and item.job.id in refused):
@@ -143,7 +144,10 @@ class BatchRunner:
         full = [*refused.values(), *(item for item in checked if isinstance(item, QueueFull))]
         again_ms = min([FULL_MS, *(1000 * one.retry_after_s for one in full)]) if full else 0
         update = BatchUpdate({"read_offset": offset}, counts, accepted, parts)
-        return await self._commit(update, again_ms) and not full
+        if not await self._commit(update, again_ms):
+            await self._cancel_late(submissions)
+            return False
+        return not full
 
     async def _check_lines(self, chunk: Sequence[LineAt]) -> list[Submission | FusequeueError | None]:
         """Return the job of each line, its error, or None for an existing job, of as many lines as there is time for.
@@ -189,7 +193,9 @@ class BatchRunner:
             job = await job_builder.build_job(request.model_copy(update=fields), task, submitter, context)
         left_ms = batch.expires_at_ms - self._clock.now_ms()
         time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
-        times = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}
+        times: dict[str, object] = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}
+        if time_limit_ms == left_ms:  # with `on_deadline: "run"` it would run after the end of the batch
+            times["on_deadline"] = OnDeadline.EXPIRE
         job = job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times})
         return job_builder.make_submission(job, context.catalog)
 
@@ -204,6 +210,13 @@ class BatchRunner:
             elif isinstance(outcome, FusequeueError):
                 raise outcome
         return refused
+
+    async def _cancel_late(self, submissions: Sequence[Submission]) -> None:
+        """Cancel the jobs of an outdated step if the batch was canceled: the step that cancels can have passed them."""
+        batch = await self._queue.batches.get(self._batch.tenant, self._batch.id)
+        if batch.status is not BatchStatus.IN_PROGRESS:
+            for submission in submissions:
+                await self._queue.jobs.cancel(submission.job.id)
 
     async def _cancel_jobs(self) -> bool:
         """Cancel the jobs of the next lines; jobs that have ended are not changed."""

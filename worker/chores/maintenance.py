@@ -22,6 +22,9 @@ log = structlog.get_logger()
 
 CHUNK_ROWS = 100
 CONCURRENCY = 8
+FAILED_MS = 600_000
+"""Until an object that could not be deleted is tried again: in each sweep it would be the first."""
+
 RECONCILE_BUDGET_S = 0.75 * rq_queue.BUDGET_S
 """A reconcile ends itself before its chore's time is over."""
 
@@ -77,21 +80,25 @@ async def _sweep(configured: Settings) -> SweepResult:
 
 
 async def sweep_chunk(queue: Queue, storage: Storage, rows: int = CHUNK_ROWS) -> SweepResult:
-    """Remove up to `rows` expired objects; raises when storage fails for a whole group."""
+    """Remove up to `rows` expired objects; raises when storage is unavailable.
+
+    Objects that cannot be deleted do not block the others: they are tried again later.
+    """
     due = await queue.maintenance.expired_items(rows)
     removed = failed = 0
     for start in range(0, len(due), CONCURRENCY):
-        outcomes = await asyncio.gather(
-            *(_remove(queue, storage, item) for item in due[start : start + CONCURRENCY]), return_exceptions=True
-        )
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        removed += len(outcomes) - len(errors)
-        failed += len(errors)
-        for error in errors:
-            # One object that cannot be deleted does not block the others; a storage outage fails them all.
-            if not isinstance(error, StorageUnavailable) or len(errors) == len(outcomes):
+        group = due[start : start + CONCURRENCY]
+        outcomes = await asyncio.gather(*(_remove(queue, storage, item) for item in group), return_exceptions=True)
+        failures = [(item, error) for item, error in zip(group, outcomes, strict=True) if error is not None]
+        if len(failures) == len(group):
+            await storage.check()  # raises in an outage
+        for item, error in failures:
+            if not isinstance(error, StorageUnavailable):
                 raise error
-            log.warning("retention_delete_failed", error=error.message)
+            log.warning("retention_delete_failed", prefix=item.prefix, error=error.message)
+            await queue.maintenance.postpone_item(item, FAILED_MS)
+        removed += len(group) - len(failures)
+        failed += len(failures)
     if due:
         log.info("retention_swept", removed=removed, failed=failed)
     return SweepResult(removed, failed, more=len(due) == rows and removed > 0)

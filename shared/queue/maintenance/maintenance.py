@@ -50,6 +50,12 @@ class Maintenance(QueueComponent):
         """Delete the record and indexes of an item that storage no longer holds."""
         await self._scripts.forget_item(item.row)
 
+    async def postpone_item(self, item: ExpiredItem, again_ms: int) -> None:
+        """Return an item, which storage cannot delete now, from `expired_items` after `again_ms` again."""
+        at_ms = await self._client.now_ms() + again_ms
+        with translated():
+            await self._redis.zadd(self._keys.retention, {item.row: at_ms}, xx=True)
+
     async def reconcile(self, budget_s: float = math.inf) -> int:
         """Repair disagreements between jobs, lanes and counters, as after a failover; return how many.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import AsyncIterator
@@ -205,6 +206,27 @@ async def test_folder_keeps_no_temporary_files(tmp_path: Path) -> None:
     await storage.delete_prefix("a")
     await storage.close()
     assert [path for path in tmp_path.rglob("*") if path.name != ".incomplete"] == []
+
+
+async def test_a_folder_that_cannot_be_listed_is_not_reported_as_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention would forget its objects; another writer's deletion in the meantime is no error."""
+    storage = connect(Settings(storage_dir=tmp_path))
+    await storage.put("a/b/c.png", b"x", "image/png")
+    scandir, codes = os.scandir, [errno.EIO, errno.ENOENT]
+
+    def fail(path: Any) -> Any:
+        if str(path).endswith("b") and codes:
+            raise OSError(codes.pop(0), "no", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(StorageUnavailable):
+        await storage.delete_prefix("a/")
+    await storage.delete_prefix("a/")
+    assert await storage.delete_prefix("a/") == 1
+    await storage.close()
 
 
 async def test_error_for_an_unwritable_folder_names_the_setting(tmp_path: Path) -> None:

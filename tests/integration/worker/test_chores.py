@@ -101,11 +101,12 @@ async def test_an_input_of_a_queued_job_is_kept(queue: Queue, storage: Storage, 
 
 
 class FailingStorage:
-    """Storage that fails to delete some prefixes."""
+    """Storage that fails to delete some prefixes, or has an outage."""
 
-    def __init__(self, storage: Storage, *, fails: Callable[[str], bool]) -> None:
+    def __init__(self, storage: Storage, *, fails: Callable[[str], bool], is_down: bool = False) -> None:
         self._storage = storage
         self._fails = fails
+        self._is_down = is_down
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
@@ -114,6 +115,10 @@ class FailingStorage:
         if self._fails(prefix):
             raise StorageUnavailable("no")
         return await self._storage.delete_prefix(prefix)
+
+    async def check(self) -> None:
+        if self._is_down:
+            raise StorageUnavailable("no")
 
 
 async def test_a_row_is_kept_until_its_objects_are_deleted(
@@ -124,18 +129,27 @@ async def test_a_row_is_kept_until_its_objects_are_deleted(
     await storage.put(f"jobs/{job.id}/1/0.png", b"result", "image/png")
     await _expire_retention(queue)
     with pytest.raises(StorageUnavailable):
-        await sweep_chunk(queue, FailingStorage(storage, fails=lambda prefix: True))
+        await sweep_chunk(queue, FailingStorage(storage, fails=lambda prefix: True, is_down=True))
     assert [item.id for item in await queue.maintenance.expired_items(10)] == [job.id]
     assert (await sweep_chunk(queue, storage)).removed == 1
 
 
-async def test_a_failed_deletion_does_not_block_others(queue: Queue, storage: Storage, make_submission: Make) -> None:
-    """A failure of one prefix is counted, and the rest of the chunk is removed."""
+@pytest.mark.parametrize("failing", [1, 9])
+async def test_failed_deletions_do_not_block_others(
+    queue: Queue, storage: Storage, make_submission: Make, failing: int
+) -> None:
+    """Also if the oldest objects, more than are deleted at once, can never be deleted; they are tried again later."""
     jobs = [await _finished(queue, make_submission()) for _ in range(12)]
     await _expire_retention(queue)
-    result = await sweep_chunk(queue, FailingStorage(storage, fails=lambda prefix: jobs[0].id in prefix))
-    assert (result.removed, result.failed) == (11, 1)
-    assert [item.id for item in await queue.maintenance.expired_items(20)] == [jobs[0].id]
+    due = await queue.maintenance.expired_items(failing)
+    prefixes = {item.prefix for item in due}
+    failing_storage = FailingStorage(storage, fails=prefixes.__contains__)
+    results = [await sweep_chunk(queue, failing_storage, rows=9) for _ in range(2)]
+    assert (sum(one.removed for one in results), sum(one.failed for one in results)) == (len(jobs) - failing, failing)
+    assert await queue.maintenance.expired_items(20) == []
+    await _expire_retention(queue)
+    assert {item.prefix for item in await queue.maintenance.expired_items(20)} == prefixes
+    assert (await sweep_chunk(queue, storage)).removed == failing
 
 
 async def test_an_invalid_row_does_not_stop_the_sweep(queue: Queue, storage: Storage, make_submission: Make) -> None:

@@ -88,6 +88,22 @@ async def test_files_above_the_limit_are_removed_when_unused(harness: FolderHarn
         assert [Path(spec.source).is_file() for spec in specs] == [True] * 3
 
 
+async def test_jobs_that_end_at_the_same_time_remove_unused_files_once(harness: FolderHarness) -> None:
+    """Each of them waits for the disk while the other one looks for files to remove."""
+    kept = [await harness.uploaded(bytes([at]) * 10) for at in range(4)]
+    for one in kept[:2]:
+        async with harness.folder.held(job_with(one), SPEC, lambda: False):
+            pass
+    both = asyncio.Barrier(2)
+
+    async def run(adapter_id: str) -> None:
+        async with harness.folder.held(job_with(adapter_id), SPEC, lambda: False):
+            await both.wait()
+
+    await asyncio.gather(*map(run, kept[2:]))
+    assert sorted(harness.files()) == [b"\2" * 10, b"\3" * 10]
+
+
 async def test_a_deleted_adapter_fails_the_job(harness: FolderHarness) -> None:
     """The same for one of another tenant, and for one whose parts are gone."""
     adapter_id = await harness.uploaded()

@@ -137,14 +137,19 @@ class AdapterFolder:
 
     async def _trim(self) -> None:
         """Delete files that no job uses: those whose fetch failed, and above the budget the least recently used."""
-        total = sum(file.adapter.bytes for file in self._files.values())
+        for file in self._take_unused():
+            if file.fetching is not None:
+                file.fetching.cancel()
+            await asyncio.to_thread(shutil.rmtree, file.folder, ignore_errors=True)
+
+    def _take_unused(self) -> list[_LocalFile]:
+        """Remove the files to delete from those that jobs find; without waiting, as jobs can end at the same time."""
+        total, unused = sum(file.adapter.bytes for file in self._files.values()), []
         for adapter_id, file in list(self._files.items()):
             if file.users == 0 and (file.failed or total > self._budget_bytes):
                 total -= file.adapter.bytes
-                del self._files[adapter_id]
-                if file.fetching is not None:
-                    file.fetching.cancel()
-                await asyncio.to_thread(shutil.rmtree, file.folder, ignore_errors=True)
+                unused.append(self._files.pop(adapter_id))
+        return unused
 
 
 class _LockedFolder:

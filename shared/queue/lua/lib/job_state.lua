@@ -140,13 +140,16 @@ function job_state.set_batch_due(tenant, batch, at, now, new)
   job_state.refresh_turn(tenant, now)
 end
 
--- Count a job of a batch as ended, once, and make the batch due after its last job. Returns until when the job must be
+local ENDED_BATCH = {completed = true, failed = true, expired = true, cancelled = true}
+
+-- Count a job of a batch as ended, once and before the end of the batch, and make the batch due after its last job. Returns until when the job must be
 -- kept: the batch reads it at its end.
 local function count_in_batch(id, job, state, now)
   if not job.batch then return 0 end
   local name = key.batch(job.tenant, job.batch)
   local batch = redis.call('HMGET', name, 'keep_until', 'accepted', 'status')
   if not batch[1] then return 0 end
+  if ENDED_BATCH[batch[3]] then return tonumber(batch[1]) end
   if redis.call('HSETNX', key.job(id), 'counted', 1) == 1 then
     redis.call('HINCRBY', name, state == 'succeeded' and 'completed' or 'failed', 1)
     local ended = redis.call('HINCRBY', name, 'ended', 1)

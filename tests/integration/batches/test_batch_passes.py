@@ -7,46 +7,28 @@ import json
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzz import batch_files as fuzz_batch_files
-from harness.http_server import ROOT, hosting
+from harness.http_server import hosting
+from integration.batches.batch_steps import create, error_lines, line, validated
 
 from shared import job_builder
 from shared.auth import TenantLimits
-from shared.config import models_file
 from shared.errors import StorageUnavailable
 from shared.inputs import request_images
 from shared.job import Job
-from shared.protocols.openai import files
-from shared.protocols.openai.batches import Batch, BatchStatus
-from shared.protocols.openai.files import File, Part
-from shared.queue import Queue
+from shared.protocols.openai.batches import BatchStatus
 from shared.queue.batches import Batches
 from shared.request import JobRequest
 from shared.runtime.asyncio_tools import cancel_and_wait
-from shared.runtime.clock import SyncedClock, new_id, now_ms
-from shared.storage import Storage, connect
+from shared.runtime.clock import SyncedClock, now_ms
+from shared.storage import Storage
 from worker.chores import batch_files, batch_pass, batches
 from worker.chores.batch_files import BatchContext
 from worker.chores.batch_pass import BatchPass
 from worker.chores.batches import BatchRunner
-
-LOOPBACK = (ip_network("127.0.0.0/8"),)
-JOBS = "/v1/jobs"
-
-
-@pytest.fixture
-async def context(queue: Queue, tmp_path: Path) -> AsyncIterator[BatchContext]:
-    allowed = {"fetch_allow_networks": LOOPBACK, "fetch_allow_http": True, "fetch_ports": tuple(range(1, 65_536))}
-    values = {"models": ROOT / "models.toml", "storage_dir": tmp_path / "storage", **allowed}
-    settings = queue.client.settings.model_copy(update=values)
-    storage = connect(settings)
-    yield BatchContext(settings, models_file.load(settings.models), queue, storage, SyncedClock(now_ms()))
-    await storage.close()
 
 
 @pytest.fixture
@@ -54,53 +36,6 @@ async def image_host() -> AsyncIterator[str]:
     """A server that sends an image at /fast, and nothing at any other path."""
     async with hosting() as url:
         yield url
-
-
-def line(number: int, **body: Any) -> dict[str, Any]:
-    fields = {"model": "demo", "prompt": f"a red circle, number {number}", "steps": 2, **body}
-    return {"custom_id": f"line-{number}", "method": "POST", "url": JOBS, "body": fields}
-
-
-async def create(context: BatchContext, tenant: str, lines: list[dict[str, Any]], blank: int = 0) -> str:
-    """Store a file with these lines, after `blank` ones, and create its batch."""
-    now, data = now_ms(), blank * b"\n" + "\n".join(map(json.dumps, lines)).encode()
-    file = File(
-        id=new_id("file"),
-        tenant=tenant,
-        filename="in.jsonl",
-        purpose="batch",
-        bytes=len(data),
-        created_at_ms=now,
-        expires_at_ms=now + 600_000,
-    )
-    await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
-    await context.queue.files.put(file, [Part("0.jsonl", len(data))])
-    batch = Batch(
-        id=new_id("batch"),
-        tenant=tenant,
-        endpoint=JOBS,
-        input_file_id=file.id,
-        output_file_id=new_id("file"),
-        error_file_id=new_id("file"),
-        base_url="http://localhost",
-        created_at_ms=now,
-        expires_at_ms=now + 600_000,
-    )
-    await context.queue.batches.create(batch)
-    return batch.id
-
-
-async def validated(context: BatchContext, tenant: str, lines: list[dict[str, Any]]) -> Batch:
-    """Create a batch and run its first step."""
-    batch_id = await create(context, tenant, lines)
-    assert await BatchRunner(context, await context.queue.batches.get(tenant, batch_id)).advance()
-    return await context.queue.batches.get(tenant, batch_id)
-
-
-async def error_lines(context: BatchContext, batch: Batch) -> list[dict[str, Any]]:
-    parts = await context.queue.files.parts(batch.tenant, batch.error_file_id)
-    chunks = files.content(context.storage, batch.tenant, batch.error_file_id, parts)
-    return [json.loads(row) for row in b"".join([chunk async for chunk in chunks]).splitlines()]
 
 
 async def test_a_step_commits_the_lines_that_it_had_time_for(

@@ -1,0 +1,95 @@
+"""How batches end: whatever happens meanwhile, no job of theirs runs on, and each of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from integration.batches.batch_steps import line, validated
+
+from shared import job_builder
+from shared.job import Job, OnDeadline, State
+from shared.protocols.openai import files
+from shared.protocols.openai.batches import GRACE_MS, Batch, BatchStatus, line_job_id
+from shared.runtime.clock import SyncedClock, now_ms
+from worker.chores.batch_files import BatchContext
+from worker.chores.batches import BatchRunner
+
+
+async def current(context: BatchContext, batch: Batch) -> Batch:
+    return await context.queue.batches.get(batch.tenant, batch.id)
+
+
+async def advance(context: BatchContext, batch: Batch) -> Batch:
+    """Run one step, and return the batch after it."""
+    await BatchRunner(context, await current(context, batch)).advance()
+    return await current(context, batch)
+
+
+async def ended(context: BatchContext, batch: Batch) -> Batch:
+    """Run steps until the batch ends; it takes fewer than ten."""
+    for _ in range(10):
+        batch = await advance(context, batch)
+        if batch.status.terminal:
+            return batch
+    raise AssertionError(f"the batch has not ended: {batch}")
+
+
+async def jobs_of(context: BatchContext, batch: Batch) -> list[State]:
+    ids = [line_job_id(batch, ordinal) for ordinal in range(1, batch.total + 1)]
+    return [record.state for record in await context.queue.jobs.get_many(ids) if record is not None]
+
+
+async def test_no_job_is_left_of_a_batch_that_is_canceled_while_its_lines_are_submitted(
+    context: BatchContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its cancellation passes lines whose jobs come later; their end no longer changes the counts."""
+    build_job, building, goes_on = job_builder.build_job, asyncio.Event(), asyncio.Event()
+
+    async def build(*args: Any) -> Job:
+        building.set()
+        await goes_on.wait()
+        return await build_job(*args)
+
+    monkeypatch.setattr(job_builder, "build_job", build)
+    batch = await validated(context, "default", [line(number) for number in range(1, 6)])
+    step = asyncio.create_task(BatchRunner(context, batch).advance())
+    await building.wait()
+    await context.queue.batches.cancel(batch.tenant, batch.id)
+    batch = await ended(context, batch)
+    assert batch.status is BatchStatus.CANCELLED
+    goes_on.set()
+    await step
+    assert await jobs_of(context, batch) == [State.CANCELED] * 5
+    assert await current(context, batch) == batch
+
+
+async def test_a_batch_whose_input_file_is_lost_fails_with_the_reason(context: BatchContext) -> None:
+    """A rule of the bucket has deleted it, for example: the batch does not try for ever."""
+    batch = await validated(context, "default", [line(1), line(2)])
+    batch = await advance(context, batch)
+    for ordinal in (1, 2):
+        await context.queue.jobs.cancel(line_job_id(batch, ordinal))
+    await context.storage.delete_prefix(files.prefix(batch.tenant, batch.input_file_id))
+    batch = await ended(context, batch)
+    assert batch.status is BatchStatus.FAILED
+    assert [error.code for error in batch.errors] == ["input_file_lost"]
+    assert (batch.completed, batch.failed) == (0, 2)
+    await context.queue.files.forget(batch.tenant, batch.input_file_id)  # no batch reads it any more
+
+
+@pytest.mark.parametrize("deadline_s", [1, 100_000])
+async def test_jobs_that_may_run_late_end_with_their_batch(context: BatchContext, deadline_s: int) -> None:
+    """Late is after their own deadline, not after the window of the batch."""
+    batch = await validated(context, "default", [line(1, deadline_s=deadline_s, on_deadline="run")])
+    batch = await advance(context, batch)
+    record = await context.queue.jobs.get(line_job_id(batch, 1))
+    assert record is not None
+    assert record.job.on_deadline is (OnDeadline.RUN if deadline_s == 1 else OnDeadline.EXPIRE)
+    later = SyncedClock(now_ms() + 600_000 + GRACE_MS + 1000)
+    context = BatchContext(context.settings, context.catalog, context.queue, context.storage, later)
+    batch = await ended(context, batch)
+    assert batch.status is BatchStatus.EXPIRED
+    assert await jobs_of(context, batch) == [State.CANCELED]
