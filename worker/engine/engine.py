@@ -1,6 +1,7 @@
 """The engine: one thread that loads models, admits jobs, and runs the batch scheduler."""
 
 import itertools
+import math
 import queue
 import random
 import threading
@@ -168,6 +169,8 @@ class Engine:
         torch.set_grad_enabled(False)
         if self.device.type == "cpu":
             keep_freed_memory()
+        elif self.device.index is not None:
+            torch.cuda.set_device(self.device)  # the events that measure forwards are of the thread's current device
         if self._torch_threads is not None:
             torch.set_num_threads(self._torch_threads)
         try:
@@ -191,12 +194,20 @@ class Engine:
     def _run_messages(self, wait: bool) -> None:
         if wait:
             self._note_idle()
-            message = self._inbox.get()
+            message = self._next_message()
             self._forward_timer.note_progress()  # before a job starts, else the pause would look like a hang
             message()
             self._forward_timer.note_progress()
         while not self._inbox.empty():
             self._inbox.get()()
+
+    def _next_message(self) -> Callable[[], None]:
+        """Wait for a message, at most until a self-check is to be repeated."""
+        at_s = min((model.next_check_s for model in self._models.loaded.values()), default=math.inf)
+        try:
+            return self._inbox.get(timeout=None if at_s == math.inf else max(0.0, at_s - time.monotonic()))
+        except queue.Empty:
+            return lambda: None
 
     def _note_busy(self) -> None:
         if not self._thread_timer.busy:

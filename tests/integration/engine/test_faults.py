@@ -192,6 +192,26 @@ def test_a_single_lack_of_memory_fails_no_job_at_any_row_count(
     assert sum(attempts) - rows == sum(recorder.rows) == 4 * rows, "only the forward without memory is repeated"
 
 
+def test_two_jobs_share_forwards_again_once_there_is_memory(
+    tiny_models: Path, before_forward: Callable[[Before], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One forward of both ran out of memory: after some solo ones both are tried again."""
+    monkeypatch.setattr("worker.engine.scheduling.memory_limits.FIRST_RETRY_S", 0.0)
+    attempts: list[int] = []
+
+    def scarce_once(method: SharedMethod, arguments: dict[str, Any]) -> None:
+        if method.component == "unet":
+            attempts.append(arguments["sample"].shape[0] // 2)
+            if len(attempts) == 2:
+                raise torch.OutOfMemoryError("injected")
+
+    before_forward(scarce_once)
+    recorder = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one", steps=30), a_job("two", steps=30))
+    assert [recorder.finished[name].error for name in ("one", "two")] == [None, None]
+    assert attempts[:4] == [2, 2, 1, 1]
+    assert attempts.count(2) > 5, attempts
+
+
 def test_a_job_that_does_not_fit_solo_fails_with_out_of_memory(
     tiny_models: Path, before_forward: Callable[[Before], None]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, EngineHarness, a_job, a_spec
+from harness.waiting import wait_until
 
 from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion import self_check
@@ -158,3 +159,27 @@ def test_a_self_check_without_memory_is_repeated_later(
     assert "memory" in reason
     assert [finished[job.id].error for job in more] == [None, None, None]
     assert finished["one"].batching.max_jobs == 2
+
+
+def test_an_idle_engine_repeats_a_self_check_that_lacked_memory(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reproducible job that comes next runs."""
+    plan = loading.LoadedModel.plan_next_check
+
+    def plan_soon(model: loading.LoadedModel) -> None:
+        model._check_interval_s = 0.3
+        plan(model)
+
+    monkeypatch.setattr(loading.LoadedModel, "plan_next_check", plan_soon)
+    memory = ScarceMemory(monkeypatch, 1)
+    harness = EngineHarness(a_spec(tiny_models / "sd"))
+    with harness.started() as engine:
+        engine.warm_up()
+        model = engine._models.loaded["tiny"]
+        assert model.awaits_memory
+        memory.rows = 8
+        wait_until(lambda: not model.awaits_memory, "the check was repeated", 30)
+        harness.submit(a_job("exact", steps=2, reproducible=True))
+        harness.recorder.wait_for(["exact"])
+    assert harness.recorder.finished["exact"].error is None

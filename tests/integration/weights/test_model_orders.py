@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.adapters import adapters_of, load_pipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
+from tiny import lora
 
+from shared.config.adapters import AdapterSpec
 from shared.errors import LoadPostponed
 from worker.engine.pipelines.loading import load
-from worker.engine.protocol import EngineStatus, MemoryOrder, MemoryOrders, ModelLoaded
+from worker.engine.protocol import EngineRequest, EngineStatus, MemoryOrder, MemoryOrders, ModelLoaded
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 GIB = 2**30
@@ -105,6 +108,24 @@ def test_a_pinned_model_is_loaded_and_not_evicted(tiny_models: Path, nbytes: int
         for at, model in enumerate(("two", "three", "two"), 4):
             run(harness, f"job{at}", model)
         assert "one" not in engine.status().loaded_models
+
+
+def test_unused_adapters_of_a_pinned_model_make_room_for_another_model(
+    tiny_models: Path, tmp_path: Path, nbytes: int
+) -> None:
+    """They stay in memory for the next job as long as there is room."""
+    file = lora.save(load_pipeline(tiny_models / "sd"), tmp_path / "ink.safetensors", 1, ("unet",))
+    harness = harness_with(tiny_models, ["one", "two"], 2 * nbytes + 1000)
+    with harness.started() as engine:
+        engine.order_models(MemoryOrders(pinned=("one",)))
+        job = a_job("with adapter", model="one", adapters=adapters_of(("ink", 1.0)))
+        adapters = (AdapterSpec(id="ink", source=str(file)),)
+        engine.submit(EngineRequest(job.id, job, a_spec(tiny_models / "sd", model="one"), adapters=adapters))
+        harness.recorder.wait_for([job.id])
+        assert engine.status().models_bytes > nbytes + 1000
+        run(harness, "other", "two")
+        assert set(engine.status().loaded_models) == {"one", "two"}
+    assert harness.recorder.finished["other"].error is None
 
 
 def test_jobs_of_a_model_without_memory_next_to_pins_are_given_back(tiny_models: Path, nbytes: int) -> None:

@@ -14,7 +14,7 @@ from fuzz import hostile_images
 from harness.engine import a_job, a_spec
 from PIL import Image, ImageOps
 
-from shared.errors import InferenceFailed
+from shared.errors import InferenceFailed, UnexpectedError
 from shared.job import InputRef, Job, Task
 from worker.engine.pipelines import input_decoder
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
@@ -205,4 +205,18 @@ def test_metadata_of_a_stored_object_reach_no_decoder(
     (decoded,) = harness.results.get(timeout=30)
     assert decoded.error is None
     assert caplog.records == []
+    harness.decoder.close()
+
+
+def test_an_unexpected_error_of_a_decoder_ends_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job without images or an error would never end."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(input_decoder, "inspect", fails)
+    harness = DecoderHarness(monkeypatch)
+    harness.submit("a job")
+    (decoded,) = harness.results.get(timeout=30)
+    assert isinstance(decoded.error, UnexpectedError)
     harness.decoder.close()

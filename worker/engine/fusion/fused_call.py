@@ -72,7 +72,8 @@ class FusedCall:
             self._fewest_failed = min(self._fewest_failed or len(indexes), len(indexes))
         if len(indexes) > 1:
             self._run_chunks(indexes, size)
-            if len(indexes) == 2 and not any(isinstance(self._results[index], JobError) for index in indexes):
+            succeeded = not any(isinstance(self._results[index], JobError) for index in indexes)
+            if len(indexes) == 2 and succeeded and not isinstance(error, OutOfMemory):
                 self.refused_pairs.update(indexes)
             return None
         if error is not None:

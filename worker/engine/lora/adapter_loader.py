@@ -73,7 +73,7 @@ class AdapterLoader:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
         self.busy: Callable[[], bool] = lambda: False
         """Whether jobs run, which loads must not delay; called on the reader's thread."""
-        self._requested: set[tuple[int, AdapterKey]] = set()
+        self._requested: dict[tuple[int, AdapterKey], Sequence[AdapterSpec]] = {}  # with the files of the last request
         self._attachments: deque[_Attachment] = deque()
 
     @property
@@ -86,10 +86,12 @@ class AdapterLoader:
         return bool(self._attachments)
 
     def request_load(self, model: LoadedModel, key: AdapterKey, uploaded: Sequence[AdapterSpec] = ()) -> None:
-        """Start loading the adapters of `key` for `model`, unless already requested; `uploaded` are local files."""
-        if (id(model), key) not in self._requested:
-            self._requested.add((id(model), key))
-            self._reader.submit(self._load, model, key, uploaded)
+        """Start loading the adapters of `key` for `model`, unless already requested; `uploaded` are local files, which
+        stay while the job of the request runs."""
+        is_new = (id(model), key) not in self._requested
+        self._requested[id(model), key] = uploaded
+        if is_new:
+            self._reader.submit(self._load, model, key)
 
     def attach_some(self) -> None:
         """Attach what is loaded, for about `ATTACH_S`; call it between forwards."""
@@ -107,8 +109,8 @@ class AdapterLoader:
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, model: LoadedModel, key: AdapterKey, uploaded: Sequence[AdapterSpec]) -> None:
-        started = time.monotonic()
+    def _load(self, model: LoadedModel, key: AdapterKey) -> None:
+        started, uploaded = time.monotonic(), self._requested[id(model), key]
         outcome: Changes | JobError
         try:
             with torch.no_grad():
@@ -119,11 +121,20 @@ class AdapterLoader:
             log.exception("adapter_load_failed", model=model.spec.id, adapters=key)
             outcome = AdapterUnavailable(f"adapters cannot be loaded: {type(error).__name__}", param="adapters")
         seconds = round(time.monotonic() - started, 3)
-        self._post(lambda: self._settle(model, key, outcome, seconds))
+        self._post(lambda: self._settle(model, key, outcome, seconds, uploaded))
 
-    def _settle(self, model: LoadedModel, key: AdapterKey, outcome: Changes | JobError, seconds: float) -> None:
-        if isinstance(outcome, JobError):
-            self._requested.discard((id(model), key))
+    def _settle(
+        self,
+        model: LoadedModel,
+        key: AdapterKey,
+        outcome: Changes | JobError,
+        seconds: float,
+        uploaded: Sequence[AdapterSpec],
+    ) -> None:
+        if isinstance(outcome, JobError) and self._requested[id(model), key] is not uploaded:
+            self._reader.submit(self._load, model, key)  # the job of these files has ended, and another one needs them
+        elif isinstance(outcome, JobError):
+            del self._requested[id(model), key]
             log.error("adapter_unavailable", model=model.spec.id, adapters=key, error=outcome.message)
             self._on_loaded(model, key, outcome)
         else:
@@ -131,7 +142,7 @@ class AdapterLoader:
 
     def _end_load(self, loaded: _Attachment) -> None:
         model, key = loaded.model, loaded.key
-        self._requested.discard((id(model), key))
+        del self._requested[id(model), key]
         log.info(
             "adapter_loaded", model=model.spec.id, adapters=key, bytes=model.adapters.nbytes, seconds=loaded.seconds
         )

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from shared.errors import InferenceFailed, InputRejected, JobError
+import structlog
+
+from shared.errors import InferenceFailed, InputRejected, JobError, UnexpectedError
 from shared.inputs.validation import inspect
 from worker.engine.pipelines.input_images import InputImages, decode_inputs
 from worker.engine.protocol import EngineRequest, InputFiles
+
+log = structlog.get_logger()
 
 # More pixels take more than half a second: 39 megapixels took 2 to 5 s and up to 850 MiB.
 _MAX_SMALL_PIXELS = 8_000_000
@@ -78,6 +82,9 @@ class InputDecoder:
             return DecodedInputs(rest, arrival, decode_inputs(request.job, self._checked(request.inputs)))
         except JobError as error:
             return DecodedInputs(rest, arrival, error=error)
+        except Exception as error:  # the top of a thread: the job must end
+            log.exception("inputs_not_decoded", job_id=request.job.id)
+            return DecodedInputs(rest, arrival, error=UnexpectedError(error))
 
     def _checked(self, files: InputFiles) -> InputFiles:
         """Return the files as the decoders may see them, or raise `InferenceFailed`: a stored object can be damaged."""

@@ -124,7 +124,7 @@ class ModelCache:
         while failure is None and self.loaded and self.used_bytes() + nbytes > self.budget_bytes:
             if not self._requested[spec.id]:
                 failure = ModelCacheFull(f"model {spec.id!r}: no memory left after the models loaded")
-            elif not self.evict_one(busy):
+            elif not self.evict_one(busy) and not self._detach_adapters(busy):
                 self.waiting_for_jobs = spec.id
                 return
         self._located.pop(0)
@@ -217,6 +217,14 @@ class ModelCache:
             return False
         self._evict(model, keep=keep)
         return True
+
+    def _detach_adapters(self, busy: set[str]) -> bool:
+        """Detach the adapters of pinned models that are not `busy`; return whether that has freed memory."""
+        before = self.used_bytes()
+        for model in self.loaded.values():
+            if model.spec.id not in busy:
+                self.adapters.trim(model, set(), keep_unused=False)
+        return self.used_bytes() < before
 
     def unload(self, model: str) -> None:
         """Free a model, in device and CPU memory; ignores one that is not there."""

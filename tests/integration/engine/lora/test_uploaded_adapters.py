@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.adapters import PeftReference, adapters_of, assert_all_like_solo, eight_jobs, load_pipeline, mixable
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
+from harness.waiting import wait_until
 from parity.running import as_floats
 from tiny import lora
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
+from worker.engine.lora import adapter_loader
 from worker.engine.protocol import EngineRequest
 
 pytestmark = pytest.mark.filterwarnings(
@@ -64,3 +68,30 @@ def test_a_file_that_does_not_fit_fails_only_its_job(tiny_models: Path, tmp_path
         error = harness.recorder.finished[name].error
         assert isinstance(error, AdapterUnavailable), name
         assert error.param == "adapters"
+
+
+def test_a_file_that_left_with_its_canceled_job_is_read_from_that_of_the_next_job(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both jobs have the same adapter, each with a file of its own; the first one is gone when it is to be read."""
+    spec, reads = a_spec(tiny_models / "sd"), threading.Event()
+    file = lora.save(load_pipeline(tiny_models / "sd"), tmp_path / "later.safetensors", 1, ("unet",))
+    changes_for = adapter_loader.changes_for
+
+    def waits(*args: Any) -> Any:
+        assert reads.wait(60)
+        return changes_for(*args)
+
+    monkeypatch.setattr(adapter_loader, "changes_for", waits)
+    harness = EngineHarness(spec)
+    with harness.started() as engine:
+        engine.warm_up()
+        for name, path in (("canceled", tmp_path / "gone.safetensors"), ("next", file)):
+            job = mixable(a_job(name, adapters=adapters_of(("ink", 1.0))))
+            harness.engine.submit(EngineRequest(name, job, spec, adapters=(AdapterSpec(id="ink", source=str(path)),)))
+        wait_until(lambda: ("loading", "next") in harness.recorder.log, "both jobs wait", 60)
+        harness.engine.cancel("canceled")
+        harness.recorder.wait_for(["canceled"])
+        reads.set()
+        harness.recorder.wait_for(["next"])
+    assert harness.recorder.finished["next"].error is None
