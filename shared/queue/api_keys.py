@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from shared.auth import (
     MAX_NAME_CHARS,
@@ -166,21 +167,17 @@ class ApiKeys(QueueComponent):
         return {tenant: int(jobs) for tenant, jobs in rows.items() if tenant != _EVERYONE}
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
-        """Replace a tenant's limits; None means the limit in the settings."""
+        """Replace a tenant's limits; None means the limit in the settings. They count for the next claim."""
         tenant_name(tenant)
-        values = {f"{tenant}|{name}": getattr(limits, name) for name in _LIMITS}
-        for name, value in zip(_LIMITS, values.values(), strict=True):
+        values = {name: getattr(limits, name) for name in _LIMITS}
+        for name, value in values.items():
             if value is not None and not 1 <= value <= MAX_LIMIT:
                 raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^15", param=name)
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
             raise Conflict(f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead")
-        with translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hdel(self._keys.tenant_limits, *values)
-                if limited := {field: value for field, value in values.items() if value is not None}:
-                    pipe.hset(self._keys.tenant_limits, mapping=limited)
-                await pipe.execute()
+        given = ("" if value is None else value for value in values.values())
+        await self._scripts.set_limits(tenant, *chain.from_iterable(zip(values, given, strict=True)))
 
 
 def _api_key(key_id: str, fields: Mapping[str, str], now_ms: int | None) -> ApiKey | None:

@@ -157,6 +157,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
+        "set_limits": ("default", "running_slots", 8),
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
         "start_sync_call": ("default", "digest", queued, 1000, 1000),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),

@@ -172,8 +172,20 @@ async def test_a_tenant_at_its_quota_delays_no_other(queue: Queue, make_submissi
     assert [one.job.tenant for one in await claim(queue)] == ["acme"]
 
 
-async def test_a_raised_limit_counts_when_the_next_slot_becomes_free(queue: Queue, make_submission: Make) -> None:
-    """The counter of running slots decides, also after a repair."""
+async def test_a_raised_limit_counts_at_once(queue: Queue, make_submission: Make) -> None:
+    """A waiting worker is woken for the jobs that the old limit held back, while the tenant's other job still runs."""
+    await queue.api_keys.set_limits("acme", TenantLimits(running_slots=1))
+    first, second = await put(queue, *(make_submission(tenant="acme", width=width) for width in (64, 80)))
+    assert await claim_ids(queue) == [first]
+    assert await claim(queue) == []
+    await queue.claims.list_as_waiting("w1", MODELS, wait_s=60)
+    await queue.api_keys.set_limits("acme", TenantLimits(running_slots=2))
+    assert await queue.claims.wait_wakeup("w1", 2) is not None
+    assert await claim_ids(queue) == [second]
+
+
+async def test_the_counter_of_running_slots_decides_after_a_repair(queue: Queue, make_submission: Make) -> None:
+    """A limit above the wrong number holds nothing back."""
     await queue.api_keys.set_limits("acme", TenantLimits(running_slots=1))
     await fill(queue, [make_submission(tenant="acme", width=width) for width in (64, 80, 96)])
     assert len(await claim(queue)) == 1

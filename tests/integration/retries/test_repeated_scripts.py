@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, claim, end, lose, put
 
+from shared.auth import TenantLimits
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict
 from shared.job import InputRef, OnDeadline, Outcome, Phase, Priority, Progress, State
@@ -226,13 +227,15 @@ async def dead_letters(queue: Queue, make: Make) -> None:
     assert await queue.jobs.get(good) is not None
 
 
-@case("create_key", "identify", "note_use", "admit", "revoke_key")
+@case("create_key", "identify", "note_use", "admit", "set_limits", "revoke_key")
 async def api_keys(queue: Queue, make: Make) -> None:
     _, key = await queue.api_keys.create("acme", frozenset())
     await queue.api_keys.identify(key.id, "default")
     await queue.api_keys.note_use(key.id)
     assert (await queue.api_keys.admit("acme", 2)).remaining == 1
     assert (await queue.api_keys.admit("acme", 2)).remaining == 0
+    await queue.api_keys.set_limits("acme", TenantLimits(running_slots=1))
+    assert (await queue.api_keys.tenant_limits())["acme"].running_slots == 1
     assert await queue.api_keys.revoke(key.id)
 
 
