@@ -75,8 +75,8 @@ class CommandConsole:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.out = Console(soft_wrap=True, highlight=False)
-        self.err = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.out = Console(soft_wrap=True, highlight=False, emoji=False)  # else rich replaces `:cat:` in prompts
+        self.err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
     def record(self, value: Object, lines: Iterable[tuple[str, object]]) -> None:
         """Print one object: its (name, value) `lines`, or all of it as JSON."""

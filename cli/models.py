@@ -111,20 +111,24 @@ def _report(client: Client, console: CommandConsole, order: ModelOrder, wait_s: 
     if wait_s is None:
         console.record(order, ((order.model, order.action), ("workers", _states(order))))
         return
-    _wait(lambda: _worker_states(client.workers(), order), order.action == "unload", wait_s)
-    followed = [{"worker": one.worker, "followed": True} for one in order.workers]
+    workers = _wait(lambda: _worker_states(client.workers(), order), order.action == "unload", wait_s)
+    followed = [{"worker": worker, "followed": True} for worker in workers]
     console.record({**order.model_dump(mode="json"), "workers": followed}, ((order.model, f"{order.action}: done"),))
 
 
-def _wait(read: Callable[[], dict[str, tuple[str, str]]], unloads: bool, wait_s: float) -> None:
-    """Wait for the workers; exits with `FAILED` for one that cannot load the model, `TIMEOUT` for one that does not."""
+def _wait(read: Callable[[], dict[str, tuple[str, str]]], unloads: bool, wait_s: float) -> list[str]:
+    """Wait for the workers, and return those that live; exits with `FAILED` if one cannot load the model or none lives
+    to load it, with `TIMEOUT` for one that does not."""
     started = time.monotonic()
     while True:
         states, waited_s = read(), time.monotonic() - started
         in_memory = {worker for worker, (state, _) in states.items() if state in ("loaded", "loading", "kept")}
         left = in_memory if unloads else {worker for worker, (state, _) in states.items() if state != "loaded"}
+        if not states and not unloads:
+            print_error("no worker that this is for runs; `fusequeue workers` lists those that do")
+            raise typer.Exit(Exit.FAILED)
         if not left:
-            return
+            return sorted(states)
         reasons = [f"{worker}: {reason}" for worker, (state, reason) in states.items() if state == "failed"]
         if reasons and not unloads and waited_s > STALE_S:
             print_error("; ".join(reasons))

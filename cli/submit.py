@@ -116,11 +116,10 @@ def submit(
 
 
 def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """Show a job's progress until it ends; with --json, print each event on a line."""
+    """Show a job's progress until it ends; with --json, print each event on a line, and the ended job."""
     with connected(url, api_key, as_json) as (client, console):
         job = _wait(client, console, job_id, None)
-        if not as_json:
-            print_job(console, job)
+        print_job(console, job)
         job.require_success()
 
 

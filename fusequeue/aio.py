@@ -9,15 +9,15 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse
 
-from fusequeue.arguments import callback, finite_seconds, folder_path, json_text, key, mapping, path_of, seconds, whole
-from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
+from fusequeue.arguments import callback, finite_seconds, folder_path, key, mapping, path_of, seconds, whole
+from fusequeue.bulk_lines import BulkLines, bulk_lines
+from fusequeue.errors import Busy, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
 from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
 from fusequeue.resources.adapters import AsyncAdapters
@@ -42,7 +42,6 @@ from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
 from fusequeue.transport import MAX_RETRY_AFTER_S, UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-LINES_PER_REQUEST = 1_000
 POLL_S = 30.0  # of one request that waits
 STREAM_READ_S = 60.0  # the service sends a line on a stream of events at least every 15 s
 WAIT_TIMEOUT_S = 600.0
@@ -131,29 +130,20 @@ class AsyncClient:
         The bodies are those of `POST /v1/jobs`, with images as ids or URLs. A repeated body at the same position under
         the same key is enqueued once; None leaves a position empty. `bodies` is consumed lazily.
         """
-        if isinstance(bodies, Mapping | str | bytes) or not isinstance(bodies, Iterable):
-            raise InvalidArgument(f"bodies: {bodies!r:.80} is not a list of bodies")
-        name, lines, first = key(idempotency_key, uuid.uuid4().hex), iter(bodies), 1
-        while chunk := list(islice(lines, LINES_PER_REQUEST)):
-            texts = {
-                at: json_text(mapping(f"bodies.{first + at - 2}", body), f"bodies.{first + at - 2}.")
-                for at, body in enumerate(chunk, 1)
-                if body is not None
-            }
-            for result in await self._submit_chunk(texts, len(chunk), f"{name}-{first}"):
-                yield result.model_copy(update={"line": first + result.line - 1})
-            first += len(chunk)
+        for lines in bulk_lines(bodies, idempotency_key):
+            for result in await self._submit_lines(lines):
+                yield result
 
-    async def _submit_chunk(self, texts: Mapping[int, str], lines: int, name: str) -> list[LineResult]:
+    async def _submit_lines(self, lines: BulkLines) -> list[LineResult]:
         """Submit the lines of one request. Lines refused temporarily are sent again among blank lines.
 
         The service identifies a line by its position, so that none is enqueued twice.
         """
         results: dict[int, LineResult] = {}
-        pending, reason = {**texts}, ""
-        headers = {"Idempotency-Key": name, "Content-Type": "application/x-ndjson"}
+        pending, reason = {**lines.texts}, ""
+        headers = {"Idempotency-Key": lines.name, "Content-Type": "application/x-ndjson"}
         for attempt in range(self._http.retries + 1 if pending else 0):
-            sent = "".join(f"{pending.get(line, '')}\n" for line in range(1, lines + 1))
+            sent = "".join(f"{pending.get(line, '')}\n" for line in range(1, lines.count + 1))
             response = await self._http.send("POST", "/v1/jobs:bulk", content=sent.encode(), headers=headers)
             rows = [parsed(BULK_ROW, line) for line in response.content.splitlines()]
             results |= {row.line: row for row in rows if isinstance(row, LineResult)}
@@ -163,9 +153,9 @@ class AsyncClient:
             retry_after_s = max((row.error.retry_after_s or 0 for row in rows if row.error), default=0)
             if not pending or not await self._http.pause(attempt, retry_after_s or None):
                 break
-        if missing := texts.keys() - results.keys():
-            raise Unreachable(f"{len(missing)} of {len(texts)} lines got no response{reason}")
-        return [results[line] for line in sorted(results)]
+        if missing := lines.texts.keys() - results.keys():
+            raise Unreachable(f"{len(missing)} of {len(lines.texts)} lines got no response{reason}")
+        return [results[line].model_copy(update={"line": lines.first + line - 1}) for line in sorted(results)]
 
     async def upload(self, image: ImageFile) -> str:
         """Upload an image as an input for jobs and return its id; a text is the path of its file."""

@@ -39,7 +39,10 @@ class LoopThread:
         self.close = weakref.finalize(self, _stop, self.loop, self._thread, self._starting)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine."""
+        """Start a coroutine; raises `RuntimeError` in the thread of the loop, which could not wait for it."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("code that the client runs in its own thread cannot call the client")
         with self._starting:
             if self.close.alive and self._thread.is_alive():
                 return asyncio.run_coroutine_threadsafe(coroutine, self.loop)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, Self
 
 from fusequeue.aio import AsyncClient
+from fusequeue.bulk_lines import bulk_lines
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching
 from fusequeue.resources.operations import AsyncOperations
 from fusequeue.resources.webhooks import AsyncWebhooks
+from fusequeue.response_types import LineResult
 
 
 class Client(Blocking[AsyncClient]):
@@ -40,9 +43,15 @@ class Client(Blocking[AsyncClient]):
         """Close the connections and stop the thread."""
         self._thread.close()
 
+    def submit_many(
+        self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
+    ) -> Generator[LineResult]:
+        """Submit any number of jobs and yield their results in order, as `AsyncClient.submit_many` does."""
+        for lines in bulk_lines(bodies, idempotency_key):  # in this thread: what makes the bodies can use the client
+            yield from self._thread.call(self._asynchronous._submit_lines(lines))
+
     run = blocking(AsyncClient.run)
     submit = blocking(AsyncClient.submit)
-    submit_many = iterating(AsyncClient.submit_many)
     upload = blocking(AsyncClient.upload)
     get = blocking(AsyncClient.get)
     wait = blocking(AsyncClient.wait)

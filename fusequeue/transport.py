@@ -115,10 +115,13 @@ class Transport:
             request.headers.pop("Authorization", None)
         return request
 
-    async def send(self, method: str, path: str, *, removes: bool = False, **options: Any) -> httpx.Response:
+    async def send(
+        self, method: str, path: str, *, removes: bool = False, once: bool = False, **options: Any
+    ) -> httpx.Response:
         """Send a request; raises `RefusedError` for an error response and `Unreachable` for none.
 
-        With `removes`, the request takes its object away: a 404 after an attempt whose outcome is unknown is a success.
+        With `once` it is not repeated, as a repetition has another effect. With `removes`, the request takes its object
+        away: a 404 after an attempt whose outcome is unknown is a success.
         """
         request = self._request(method, path, options)
         down_since: float | None = None
@@ -135,7 +138,7 @@ class Transport:
             else:
                 self.responded, down_since = True, None
             restarting = down_since is not None and self.responded and time.monotonic() - down_since < RESTART_S
-            last = attempt >= self.retries and not (restarting and self.retries)
+            last = once or (attempt >= self.retries and not (restarting and self.retries))
             if failure is not None:
                 if last:
                     raise unreachable(self.client.base_url, failure) from failure

@@ -29,23 +29,29 @@ class BoundedLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._max_bytes = max_bytes
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._partial = b""
         self.ready = False
 
     def write(self, data: bytes) -> None:
-        """Append `data`; rotate the file first if it would exceed its bound."""
-        if os.fstat(self._file.fileno()).st_size + len(data) > self._max_bytes:
-            self._file.close()
-            self.path.replace(self.path.with_name(self.path.name + ".1"))
-            self._file = self.path.open("ab")
-        self._file.write(data)
-        self._file.flush()
+        """Append `data`; what cannot be written, as on a full disk, is lost, and the process runs on."""
+        with suppress(OSError):
+            self._append(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         self._lines.extend(line[:TAIL_LINE_BYTES] for line in lines)
         self.ready = self.ready or any(event in line for line in lines for event in READY_EVENTS)
         self._partial = self._partial[:TAIL_LINE_BYTES]
+
+    def _append(self, data: bytes) -> None:
+        """Append to the file, rotated first if it would exceed its bound."""
+        if self._file.closed:  # it could not be opened after a rotation
+            self._file = self.path.open("ab", buffering=0)
+        if os.fstat(self._file.fileno()).st_size + len(data) > self._max_bytes:
+            self._file.close()
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+            self._file = self.path.open("ab", buffering=0)
+        self._file.write(data)
 
     def begin(self) -> None:
         """Reset the tail and `ready` for a new process."""

@@ -38,7 +38,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class RestartBackoff:
-    """Delays between restarts: doubling from `first_s` to `max_s`, reset after a run of `reset_after_s`.
+    """Delays between restarts: doubling from `first_s` to `max_s`, reset after a run of `reset_after_s` that was ready.
 
     A process that ends `start_attempts` times before it was ever ready fails the whole start; None: no limit.
     """
@@ -142,10 +142,11 @@ class ProcessRunner:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            was_ready = self.ready.is_set()
             self.ready.clear()
             self._process = None
         if not self._stopping.is_set():
-            self._on_exit(status, uptime_s=loop.time() - started)
+            self._on_exit(status, worked=was_ready and loop.time() - started > self.backoff.reset_after_s)
 
     async def _watch(self, process: Process, started: float) -> None:
         while not await self.spec.ready(process):  # noqa: ASYNC110 - another process; no event to wait for
@@ -154,8 +155,8 @@ class ProcessRunner:
         self._was_ready = True
         self.ready.set()
 
-    def _on_exit(self, status: int, uptime_s: float) -> None:
-        self._failures = 1 if uptime_s > self.backoff.reset_after_s else self._failures + 1
+    def _on_exit(self, status: int, worked: bool) -> None:
+        self._failures = 1 if worked else self._failures + 1
         tail = "\n".join(f"    {line}" for line in self.log.tail())
         message = f"{self.spec.name}: ended with {_status(status)}; the end of {self.log.path}:\n{tail}"
         attempts = self.backoff.start_attempts

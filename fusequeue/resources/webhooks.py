@@ -108,17 +108,20 @@ class AsyncWebhooks:
         await self._http.send("DELETE", path_of(PATH, endpoint), removes=True)
 
     async def rotate(self, endpoint: WebhookEndpoint | str) -> WebhookEndpoint:
-        """Replace the secret and return the endpoint with the new one; for a day both sign."""
-        return await self._http.read(WebhookEndpoint, "POST", path_of(PATH, endpoint, "/rotate"))
+        """Replace the secret and return the endpoint with the new one; for a day both sign.
+
+        It is sent once: a second rotation would end the secret in use.
+        """
+        return await self._http.read(WebhookEndpoint, "POST", path_of(PATH, endpoint, "/rotate"), once=True)
 
     async def test(self, endpoint: WebhookEndpoint | str) -> str:
         """Send a `webhook.test` event and return the id of its delivery."""
         return (await self._http.read(_TestSent, "POST", path_of(PATH, endpoint, "/test"))).delivery
 
     async def secret(self, *, rotate: bool = False) -> WebhookSecret:
-        """Return the secret that signs deliveries to the `webhook` of jobs; with `rotate`, a new one."""
+        """Return the secret that signs deliveries to the `webhook` of jobs; with `rotate`, a new one, sent once."""
         if rotate:
-            return await self._http.read(WebhookSecret, "POST", f"{PATH}/secret/rotate")
+            return await self._http.read(WebhookSecret, "POST", f"{PATH}/secret/rotate", once=True)
         return await self._http.read(WebhookSecret, "GET", f"{PATH}/secret")
 
     def deliveries(

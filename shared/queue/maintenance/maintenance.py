@@ -54,7 +54,7 @@ class Maintenance(QueueComponent):
         """Return an item, which storage cannot delete now, from `expired_items` after `again_ms` again."""
         at_ms = await self._client.now_ms() + again_ms
         with translated():
-            await self._redis.zadd(self._keys.retention, {item.row: at_ms}, xx=True)
+            await self._redis.zadd(self._keys.retention, {item.row: at_ms}, xx=True, gt=True)  # if it is still due
 
     async def reconcile(self, budget_s: float = math.inf) -> int:
         """Repair disagreements between jobs, lanes and counters, as after a failover; return how many.

@@ -92,6 +92,7 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
     watched = await run("watch", job["id"])
     assert watched.exit_code == 1
     assert "canceled" in watched.stdout
+    assert json.loads((await run("watch", job["id"], "--json")).stdout)["status"] == "canceled"
 
 
 @pytest.mark.parametrize(

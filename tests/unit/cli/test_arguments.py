@@ -115,10 +115,10 @@ def test_help_names_options_in_full_on_a_narrow_terminal(monkeypatch: pytest.Mon
 
 def test_output_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON escapes it, and can be read back; text has a space in its place."""
-    hostile = {"prompt": "a\x1b[31m\n\x9b\u202e\ud800é"}
+    hostile = {"prompt": "a\x1b[31m\n\x9b\u202e\ud800é :cat: [b]"}
     CommandConsole(as_json=True).record(hostile, ())
     shown = capsys.readouterr().out
     assert shown.removesuffix("\n").isprintable()
     assert "é" in shown
     assert json.loads(shown) == hostile
-    assert one_line(hostile["prompt"]) == "a [31m    é"
+    assert one_line(hostile["prompt"]) == "a [31m    é :cat: [b]"

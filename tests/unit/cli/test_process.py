@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,6 +54,23 @@ def test_a_line_without_newline_is_not_kept_in_memory(tmp_path):
         log.write(b"x" * 10_000)
     assert sum(map(len, log.tail())) <= 2000
     log.close()
+
+
+def test_a_log_that_cannot_be_written_loses_its_lines_only(tmp_path, monkeypatch):
+    """On a full disk: the tail goes on, and so does the file when there is space again."""
+    log = BoundedLog(tmp_path / "a.log", max_bytes=30)
+    log.write(b"before\n")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fstat", Mock(side_effect=OSError(28, "No space left on device")))
+        log.write(b"lost\n")
+    folder = tmp_path / "a.log.1"
+    folder.mkdir()  # the rotation fails
+    log.write(b"x" * 40 + b"\n")
+    folder.rmdir()
+    log.write(b"after\n")
+    log.close()
+    assert log.tail() == ["before", "lost", "x" * 40, "after"]
+    assert (tmp_path / "a.log").read_text() == "before\nafter\n"
 
 
 async def test_output_of_both_streams_is_in_the_log(tmp_path):

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,9 @@ class SupervisorHarness:
         command = (sys.executable, "-c", code)
         return ProcessSpec(name, command, ready, stop_rank=rank, stop_grace_s=grace_s, **options)
 
-    def start(self, *specs: ProcessSpec) -> asyncio.Task[None]:
+    def start(self, *specs: ProcessSpec, backoff: RestartBackoff = QUICK) -> asyncio.Task[None]:
         self.supervisor = Supervisor(
-            specs, env=os.environ, log_dir=self.folder / "logs", print_status=self.messages.append, backoff=QUICK
+            specs, env=os.environ, log_dir=self.folder / "logs", print_status=self.messages.append, backoff=backoff
         )
         return asyncio.create_task(self.supervisor.run(self.ready.set))
 
@@ -135,6 +136,16 @@ async def test_a_process_that_never_becomes_ready_fails_the_start(harness):
             await running
     assert sum("restarting" in line for line in harness.messages) == QUICK.start_attempts - 1
     assert not harness.ready.is_set()
+
+
+async def test_a_process_that_ends_late_but_was_never_ready_fails_the_start(harness):
+    """A worker can load a model for minutes before it runs out of memory."""
+    running = harness.start(
+        harness.spec("bad", "import time; time.sleep(0.05)"), backoff=replace(QUICK, reset_after_s=0.01)
+    )
+    async with asyncio.timeout(60):
+        with pytest.raises(StartFailed):
+            await running
 
 
 async def test_a_process_that_does_not_exit_is_killed_after_its_grace(harness):

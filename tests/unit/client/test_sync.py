@@ -303,3 +303,24 @@ def test_the_methods_are_those_of_the_asynchronous_client() -> None:
     ):
         names = {name for name in vars(asynchronous) if not name.startswith("_")} - {"aclose"}
         assert {name for name in vars(blocking) if not name.startswith("_")} - {"close"} == names
+
+
+def test_what_makes_the_bodies_of_a_bulk_submit_can_use_the_client(service: CannedService) -> None:
+    """They are made in the calling thread, a request at a time."""
+    rows = b"".join(json.dumps({"line": at, "id": "job_1"}).encode() + b"\n" for at in (1, 2))
+    service.responses["/v1/jobs:bulk"] = ("application/x-ndjson", rows)
+    with Client(service.url) as client:
+        bodies = ({"prompt": client.get("job_1").prompt} for _ in range(2))
+        assert [result.line for result in client.submit_many(bodies)] == [1, 2]
+
+
+def test_code_in_the_thread_of_the_client_cannot_wait_for_it(service: CannedService) -> None:
+    """It would wait for ever."""
+    with Client(service.url) as client:
+        waits = client._thread.start(_in_thread_of(client))
+        with pytest.raises(RuntimeError, match="its own thread cannot call the client"):
+            waits.result(30)
+
+
+async def _in_thread_of(client: Client) -> None:
+    client.get("job_1")
