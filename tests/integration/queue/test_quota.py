@@ -11,6 +11,7 @@ from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, st
 from shared.auth import TenantLimits
 from shared.job import Priority, State
 from shared.queue import Claim, Queue, Submission
+from shared.queue.maintenance.pauses import Pause, PauseKind
 
 Make = Callable[..., Submission]
 
@@ -177,6 +178,28 @@ async def test_jobs_given_back_or_lost_wait_for_slots_and_let_others_by(queue: Q
     await end(queue, mine[71])
     (lost,) = await drained(queue)
     assert (lost.job.id, lost.must_run_solo) == (mine[0].job.id, True)
+
+
+async def test_lost_jobs_of_a_paused_tenant_hold_up_no_other(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Neither the lost jobs of others, however many are before them, nor jobs that could join a batch."""
+    queue = queue_with(overdue_ms=1)
+    await put(queue, *[make_submission(tenant="acme") for _ in range(40)])
+    mine = await drained(queue)
+    await put(queue, make_submission(tenant="other"))
+    (other,) = await drained(queue, worker="w2")
+    await lose(queue, *(one.job.id for one in mine), other.job.id)
+    assert len(await queue.maintenance.reclaim()) == 41
+    await queue.pauses.set(Pause(PauseKind.TENANT, "acme", "", 0))
+    await a_moment(5)
+    (found,) = await claim(queue)
+    assert (found.job.id, found.must_run_solo) == (other.job.id, True)
+    await end(queue, found)
+    ids = await put(queue, make_submission(tenant="other"), make_submission(tenant="other"))
+    (running,) = await claim(queue, 1)
+    joined = await queue.claims.join("w1", running.signature, 1, models=MODELS)
+    assert [running.job.id, *(one.job.id for one in joined)] == ids
 
 
 async def test_a_running_batch_is_joined_within_the_limit(queue: Queue, make_submission: Make) -> None:

@@ -86,8 +86,7 @@ end
 -- Whether a lost job of this signature has waited for the end of the batch.
 local function lost_overdue(step)
   for _, part in ipairs(step.parts) do
-    local lost = queue.first(key.solo(sig), part.rank)
-    local since = lost and tonumber(redis.call('HGET', key.job(lost), 'returned') or nil)
+    local since = fill.lost_since(sig, part.rank, request)
     if since and since <= now - conf.overdue_ms then return true end
   end
   return false

@@ -3,18 +3,34 @@
 
 local fill = {}
 local LOST_READ = 16
+local LOST_SEARCHED = 512 -- lost jobs of tenants that are paused or at their quota, behind which others are found
 
--- The first lost job whose tenant's quota allows its slots, the least-served tenant first.
-local function first_lost(batch, rank)
-  local jobs, ids = {}, queue.of_rank(key.solo(batch.sig), rank, 0, LOST_READ)
+-- The lost jobs of a page whose tenants' quotas allow their slots, and how many of the page stay lost.
+local function allowed_lost(batch, ids)
+  local jobs, refused = {}, 0
   for _, id in ipairs(ids) do
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.solo(batch.sig), id)
-    elseif not claim_job.expired(batch, id, job) and quota.allows(batch, job.tenant, job.slots) then
-      table.insert(jobs, {id = id, job = job, at = #jobs + 1, usage = tenants.usage_of(job.tenant) or 0})
+    elseif not claim_job.expired(batch, id, job) then
+      if quota.allows(batch, job.tenant, job.slots) then
+        table.insert(jobs, {id = id, job = job, at = #jobs + 1, usage = tenants.usage_of(job.tenant) or 0})
+      else
+        refused = refused + 1
+      end
     end
   end
+  return jobs, refused
+end
+
+-- The first lost job whose tenant's quota allows its slots, the least-served tenant first.
+local function first_lost(batch, rank)
+  local skipped, ids, jobs, refused = 0, nil, nil, nil
+  repeat
+    ids = queue.of_rank(key.solo(batch.sig), rank, skipped, LOST_READ)
+    jobs, refused = allowed_lost(batch, ids)
+    skipped = skipped + refused
+  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED
   table.sort(jobs, function(one, other)
     if one.usage ~= other.usage then return one.usage < other.usage end
     return one.at < other.at
@@ -22,10 +38,21 @@ local function first_lost(batch, rank)
   return jobs[1]
 end
 
+-- Since when the first lost job of a priority waits whose tenant's quota allows its slots; nil without one. `scope`: of `quota`.
+function fill.lost_since(sig, rank, scope)
+  for skipped = 0, LOST_SEARCHED - 1, LOST_READ do
+    local ids = queue.of_rank(key.solo(sig), rank, skipped, LOST_READ)
+    for _, id in ipairs(ids) do
+      local job = redis.call('HMGET', key.job(id), 'tenant', 'slots', 'returned')
+      if job[1] and quota.allows(scope, job[1], tonumber(job[2])) then return tonumber(job[3] or nil) end
+    end
+    if #ids < LOST_READ then return nil end
+  end
+end
+
 local function lost_overdue_after(batch, place)
   for at = place + 1, #batch.ranks do
-    local id = queue.first(key.solo(batch.sig), batch.ranks[at])
-    local since = id and tonumber(redis.call('HGET', key.job(id), 'returned') or nil)
+    local since = fill.lost_since(batch.sig, batch.ranks[at], batch)
     if since and batch.now - since > conf.overdue_ms then return true end
   end
   return false
