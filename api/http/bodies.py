@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.errors import UnsupportedMediaType
 from shared.config.settings import Settings
 from shared.errors import PayloadTooLarge
 from shared.runtime.shares import SharedPool
@@ -130,6 +132,7 @@ async def read_form(
     if not request.headers.get("content-type", "").lower().startswith("multipart/"):
         yield await _read_urlencoded(request, max_fields, max_text_bytes)
         return
+    _require_utf8(request.headers["content-type"])
     count_at_most(request, max_text_bytes + max_files * _SPOOL_BYTES, spools=True)
     parser = _FormParser(
         request.headers,
@@ -147,6 +150,14 @@ async def read_form(
     finally:
         await form.close()
         release_body(request)
+
+
+def _require_utf8(content_type: str) -> None:
+    """Raise `UnsupportedMediaType` for a form in another encoding, which could be any codec of Python."""
+    _, options = parse_options_header(content_type)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise UnsupportedMediaType(f"send the form in UTF-8, not with charset={charset[:40]}", param="Content-Type")
 
 
 async def _read_urlencoded(request: Request, max_fields: int, max_bytes: int) -> FormData:

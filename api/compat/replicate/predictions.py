@@ -127,7 +127,8 @@ async def create_model_prediction(
     body = await _parse(request)
     if body.version is not None and model_of_version(body.version, context.services.catalog) != spec:
         raise InvalidRequest(f"version: it is not one of {owner}/{name}", param="version")
-    return await _create(body, spec, context, options, idempotency(options.key, await request.body()))
+    raw = f"{spec.id}\n".encode() + await request.body()  # the body need not name the model
+    return await _create(body, spec, context, options, idempotency(options.key, raw))
 
 
 @router.get(

@@ -149,6 +149,20 @@ async def test_uploads_and_bulk_requests_larger_than_the_memory_for_bodies_are_s
         assert {response.status_code for response in await asyncio.gather(*uploads)} == {201}
 
 
+@pytest.mark.parametrize("charset", ["undefined", "utf-7", "idna", "no-such-codec"])
+@pytest.mark.parametrize("path", ["/v1/inputs", "/v1/files", "/v1/images/edits"])
+async def test_a_form_in_another_encoding_is_refused_with_its_header(
+    api: httpx.AsyncClient, path: str, charset: str
+) -> None:
+    """Starlette decodes names with any codec of Python, of which some raise what no route expects."""
+    body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="+2AA-"\r\n\r\nx\r\n--x--\r\n'
+    headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    response = await api.post(path, content=body, headers=headers)
+    assert response.status_code == 415, response.text
+    assert "Content-Type" in response.text
+    assert charset in response.text
+
+
 async def test_a_body_without_room_gets_503_and_when_to_come_back(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

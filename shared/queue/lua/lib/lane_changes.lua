@@ -31,6 +31,7 @@ end
 -- stream, or among the returned jobs if the stream has later entries.
 function lane_changes.enter(id, job, now)
   count(job, 1)
+  queue.note_moves(job.sig, job.rank, job.tenant, 1) -- within its lane nothing is counted, and a recount can miss the job
   local in_lane = job.src == 'lane' or job.src == 'dated'
   if in_lane and job.start_by then
     job.src = 'dated'

@@ -68,3 +68,17 @@ async def test_a_file_has_a_time_when_it_is_read(fake_queue: Queue, tmp_path: Pa
 
 def seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
+
+
+async def test_one_key_for_predictions_of_two_models_is_refused(fake_queue: Queue, tmp_path: Path) -> None:
+    """Their bodies are equal: the path names the model."""
+    models = tmp_path / "models.toml"
+    entry = '[[model]]\nid = "{name}"\nsource = "none"\n'
+    models.write_text("".join(entry.format(name=name) for name in ("one", "two")))
+    async with serving(fake_queue, tmp_path, models=models) as api:
+        statuses = []
+        for model in ("one", "one", "two"):
+            path = f"/compat/replicate/v1/models/any/{model}/predictions"
+            made = await api.post(path, json={"input": INPUT}, headers={"Idempotency-Key": "k"})
+            statuses.append(made.status_code)
+        assert statuses == [201, 201, 422]
