@@ -38,6 +38,9 @@ MAX_PARAM_CHARS = 128
 class UnsupportedMediaType(InvalidRequest, code="unsupported_media_type"): ...
 
 
+class RequestTimeout(InvalidRequest, code="request_timeout"): ...
+
+
 class TooManyLines(InvalidRequest, code="too_many_lines"): ...
 
 

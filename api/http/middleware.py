@@ -1,5 +1,6 @@
 """Middleware: request ids, a log line and metrics for each request, errors that nothing handles, and body limits."""
 
+import asyncio
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -11,13 +12,14 @@ from prometheus_client import Counter, Histogram
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import UnsupportedMediaType, for_error, problem
+from api.errors import RequestTimeout, UnsupportedMediaType, for_error, problem
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.runtime import metrics
 from shared.runtime.clock import new_id
 
 log = structlog.get_logger()
 
+BODY_TIMEOUT_S = 60.0
 RELEASE_KEY = "fusequeue.release"
 """Of the scope: called at the end of the request."""
 
@@ -153,11 +155,19 @@ class _Body:
         self._receive = receive
         self._cap = cap
         self._received = 0
+        self._complete = False
 
     async def receive(self) -> Message:
-        message = await self._receive()  # the server limits the time in which a body arrives
+        if self._complete:  # the next message is the client's disconnect, which has no time limit
+            return await self._receive()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestTimeout(f"no byte of the body arrived for {BODY_TIMEOUT_S:.0f} s") from None
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
             if self._cap is not None and self._received > self._cap:
                 raise _too_large(self._cap)
         return message
