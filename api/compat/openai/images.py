@@ -1,6 +1,5 @@
 """`/v1/images`: image requests that wait for their job, and stream its images with server-sent events."""
 
-import asyncio
 import contextlib
 import json
 import re
@@ -33,6 +32,7 @@ from api.compat.sync_calls import (
 )
 from api.context import Context, RequestContext, direct_context
 from api.errors import STATUSES, problem
+from api.http.base64_json import Base64Json
 from api.http.bodies import max_json_bytes, read_body, read_form
 from api.http.direct_routes import DirectRoute, route_of
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
@@ -47,6 +47,7 @@ from shared.protocols.openai.images import (
     ImageFields,
     ImageRequest,
     created_s,
+    has_base64,
     image_data,
     images_object,
     parse_image_request,
@@ -62,7 +63,6 @@ from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/images", tags=["OpenAI"])
 
-_CHUNK_BYTES = 256 * 1024
 _NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
 _ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 500, 503, 504)
 
@@ -194,14 +194,12 @@ async def _answer(request: Request, context: RequestContext, parsed: ImageReques
         return sse_response(call.track(ImageStream(call.job_id, parsed, context, request.scope).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
-        response_format = parsed.fields.response_format
-        data = await image_data(
-            record, services.storage, context.base_url, response_format=response_format, sign=context.sign
-        )
-        body = images_object(record, data, parsed.fields.quality, parsed.warnings)
-        encoded = await asyncio.to_thread(lambda: json.dumps(body, separators=(",", ":")).encode())
-        headers = {"Content-Length": str(len(encoded)), "Cache-Control": "no-store"}
-        return StreamedResponse(_chunks(encoded), media_type="application/json", headers=headers)
+        response_format, body = parsed.fields.response_format, Base64Json(services.storage)
+        encoded = has_base64(response_format)
+        images = [body.add(artifact.key, artifact.bytes) for artifact in record.artifacts if encoded]
+        data = image_data(record, images, context.base_url, response_format=response_format, sign=context.sign)
+        content = images_object(record, data, parsed.fields.quality, parsed.warnings)
+        return await body.response(content, param="b64_json", headers={"Cache-Control": "no-store"})
 
     return await call.respond(request, build)
 
@@ -212,12 +210,6 @@ async def _generate_directly(request: Request) -> Response:
 
 
 DIRECT = (DirectRoute(route_of(router, generate_images), re.compile("/v1/images/generations"), _generate_directly),)
-
-
-async def _chunks(body: bytes) -> AsyncGenerator[bytes]:
-    """Yield a body in chunks, so that a disconnect is noticed."""
-    for start in range(0, len(body), _CHUNK_BYTES):
-        yield body[start : start + _CHUNK_BYTES]
 
 
 @dataclass

@@ -16,6 +16,7 @@ from api.compat.replicate.prediction_objects import PredictionList, PredictionOb
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
 from api.errors import TextProblem
 from api.http import openapi
+from api.http.base64_json import Base64Json
 from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import request_body
@@ -161,7 +162,7 @@ async def list_predictions(
 @router.get("/predictions/{prediction_id}", responses=problems(404, 503) | {200: {"model": PredictionObject}})
 async def get_prediction(prediction_id: str, context: Context) -> Response:
     """Get a prediction."""
-    return JSONResponse(await prediction_object(await context.find_job(prediction_id), context))
+    return await _response(await context.find_job(prediction_id), context)
 
 
 @router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503) | {200: {"model": PredictionObject}})
@@ -174,7 +175,7 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
         with contextlib.suppress(Unavailable):
             await context.waiters.until_terminal(prediction_id, CANCEL_WAIT_S)
         record = existing_job(await queue.jobs.get(prediction_id), prediction_id)
-    return JSONResponse(await prediction_object(record, context))
+    return await _response(record, context)
 
 
 @router.get("/webhooks/default/secret", responses=problems(503))
@@ -212,19 +213,26 @@ async def _create(
             record = await services.queue.jobs.get(submitted.job.id)
     if record is None or not record.state.terminal:
         record = submitted  # status `starting`: clients take any other one for the end
-    content = await prediction_object(record, context)
-    headers = {"Location": content["urls"]["get"]}
+    headers = {"Location": _prediction(record, context, [])["urls"]["get"]}
     if accepted.replayed:
         headers["Idempotent-Replayed"] = "true"
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
-    return JSONResponse(content, 201, headers)
+    return await _response(record, context, 201, headers)
 
 
-async def prediction_object(record: JobRecord, context: RequestContext) -> dict[str, Any]:
+async def _response(
+    record: JobRecord, context: RequestContext, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     """Return a prediction with its images."""
-    outputs = await outputs_of(record, context) if record.state is State.SUCCEEDED else []
-    return _prediction(record, context, outputs)
+    urls = _urls(record, context) if record.state is State.SUCCEEDED else []
+    if urls and _inlines(record, context):
+        body = Base64Json(context.services.storage)
+        images = [f"data:{one.content_type};base64,{body.add(one.key, one.bytes)}" for one in record.artifacts]
+        with contextlib.suppress(NotFound):  # just deleted: the URLs respond with 404
+            content = _prediction(record, context, images)
+            return await body.response(content, param="output", status=status, headers=headers)
+    return JSONResponse(_prediction(record, context, urls), status, headers)
 
 
 def _prediction(record: JobRecord, context: RequestContext, outputs: list[str]) -> dict[str, Any]:
@@ -241,10 +249,15 @@ def _urls(record: JobRecord, context: RequestContext) -> list[str]:
     return [f"{base}/{artifact.index}{context.sign(record.job.id, artifact.index)}" for artifact in record.artifacts]
 
 
-async def outputs_of(record: JobRecord, context: RequestContext) -> list[str]:
-    """Return the images of a job as https URLs; over http as data URLs, because the SDKs take http URLs for text."""
+def _inlines(record: JobRecord, context: RequestContext) -> bool:
+    """Return whether images are data URLs: over http, because the SDKs take http URLs for text."""
     small = sum(artifact.bytes for artifact in record.artifacts) <= MAX_INLINE_BYTES
-    if context.base_url.startswith("https:") or not small:
+    return small and not context.base_url.startswith("https:")
+
+
+async def outputs_of(record: JobRecord, context: RequestContext) -> list[str]:
+    """Return the images of a job as URLs or data URLs."""
+    if not _inlines(record, context):
         return _urls(record, context)
     try:
         images = [

@@ -11,7 +11,14 @@ from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import job_object
 from shared.protocols.openai.batches import Batch, BatchError, line_job_id
-from shared.protocols.openai.images import image_data, images_object, parse_image_request, require_image
+from shared.protocols.openai.images import (
+    has_base64,
+    image_data,
+    images_object,
+    parse_image_request,
+    read_base64,
+    require_image,
+)
 from shared.protocols.openai.server_fields import own_fields
 from shared.protocols.openai.videos import parse_video_request, video_object
 from shared.request import JobRequest, parse
@@ -139,7 +146,9 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
         fields, warnings = own_fields(line.body())
         response_format, quality = fields.get("response_format"), fields.get("quality")
         del fields
-        data = await image_data(record, storage, batch.base_url, response_format=response_format, sign=query)
+        encoded = has_base64(response_format)
+        images = [await read_base64(storage, artifact.key) for artifact in record.artifacts if encoded]
+        data = image_data(record, images, batch.base_url, response_format=response_format, sign=query)
         body = images_object(record, data, quality, warnings)
     return _encode(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
 

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -149,22 +149,26 @@ def _about_size(fault: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(f"size: {fault.message}", param="size")
 
 
-async def image_data(
+def has_base64(response_format: str | None) -> bool:
+    """Return whether a response has its images as base64: by default beside URLs, since clients that name no format
+    read one or the other."""
+    return response_format != "url"
+
+
+def image_data(
     record: JobRecord,
-    storage: Storage,
+    images: Sequence[str],
     base_url: str,
     *,
     response_format: str | None,
     sign: Callable[[str, int], str],
 ) -> list[dict[str, Any]]:
-    """Return each image as `response_format` says: base64, a URL with the query of `sign`, or by default both, since
-    clients that name no format read one or the other. Raises `NotFound` for a deleted image.
-    """
+    """Return each image as `response_format` says: as base64 (of `images`), a URL with the query of `sign`, or both."""
     job_id, data = record.job.id, []
-    for artifact in record.artifacts:
+    for at, artifact in enumerate(record.artifacts):
         entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-        if response_format != "url":
-            entry["b64_json"] = await read_base64(storage, artifact.key)
+        if has_base64(response_format):
+            entry["b64_json"] = images[at]
         if response_format != "b64_json":
             entry["url"] = f"{base_url}/v1/jobs/{job_id}/artifacts/{artifact.index}{sign(job_id, artifact.index)}"
         data.append(entry)
