@@ -117,15 +117,17 @@ def _report(client: Client, console: CommandConsole, order: ModelOrder, wait_s: 
 
 
 def _wait(read: Callable[[], dict[str, tuple[str, str]]], unloads: bool, wait_s: float) -> list[str]:
-    """Wait for the workers, and return those that live; exits with `FAILED` if one cannot load the model or none lives
-    to load it, with `TIMEOUT` for one that does not."""
+    """Wait for the workers of an order and return the live ones.
+
+    Exits with `FAILED` if a worker cannot load the model or none is left to load it, with `TIMEOUT` after `wait_s`.
+    """
     started = time.monotonic()
     while True:
         states, waited_s = read(), time.monotonic() - started
         in_memory = {worker for worker, (state, _) in states.items() if state in ("loaded", "loading", "kept")}
         left = in_memory if unloads else {worker for worker, (state, _) in states.items() if state != "loaded"}
         if not states and not unloads:
-            print_error("no worker that this is for runs; `fusequeue workers` lists those that do")
+            print_error("no live worker for this order; `fusequeue workers` lists the live ones")
             raise typer.Exit(Exit.FAILED)
         if not left:
             return sorted(states)

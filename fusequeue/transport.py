@@ -121,7 +121,7 @@ class Transport:
         """Send a request; raises `RefusedError` for an error response and `Unreachable` for none.
 
         With `once` it is not repeated, as a repetition has another effect. With `removes`, the request takes its object
-        away: a 404 after an attempt whose outcome is unknown is a success.
+        away: a 404 after an attempt with unknown outcome is a success.
         """
         request = self._request(method, path, options)
         down_since: float | None = None

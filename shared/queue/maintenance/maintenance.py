@@ -51,7 +51,7 @@ class Maintenance(QueueComponent):
         await self._scripts.forget_item(item.row)
 
     async def postpone_item(self, item: ExpiredItem, again_ms: int) -> None:
-        """Return an item, which storage cannot delete now, from `expired_items` after `again_ms` again."""
+        """Postpone an item that storage cannot delete: `expired_items` returns it again after `again_ms`."""
         at_ms = await self._client.now_ms() + again_ms
         with translated():
             await self._redis.zadd(self._keys.retention, {item.row: at_ms}, xx=True, gt=True)  # if it is still due

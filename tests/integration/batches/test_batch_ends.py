@@ -45,7 +45,7 @@ async def test_no_job_is_left_of_a_batch_that_is_canceled_while_its_lines_are_su
     context: BatchContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its cancellation passes lines whose jobs come later; their end no longer changes the counts."""
+    """Its cancellation passes lines that become jobs later; the end of these jobs does not change the counts."""
     build_job, building, goes_on = job_builder.build_job, asyncio.Event(), asyncio.Event()
 
     async def build(*args: Any) -> Job:

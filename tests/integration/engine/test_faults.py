@@ -54,6 +54,20 @@ def before_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     return install
 
 
+def fail_second_forward(before_forward: Callable[[Before], None]) -> list[int]:
+    """Let the second forward of the denoiser run out of memory; returns the rows of each forward, as they begin."""
+    attempts: list[int] = []
+
+    def scarce_once(method: SharedMethod, arguments: dict[str, Any]) -> None:
+        if method.component == "unet":
+            attempts.append(arguments["sample"].shape[0] // 2)
+            if len(attempts) == 2:
+                raise torch.OutOfMemoryError("injected")
+
+    before_forward(scarce_once)
+    return attempts
+
+
 def jobs_with(position: int, bad: Job) -> list[Job]:
     return [bad if at == position else a_job(name) for at, name in enumerate(EIGHT)]
 
@@ -174,15 +188,7 @@ def test_a_single_lack_of_memory_fails_no_job_at_any_row_count(
     rows: int, tiny_models: Path, solo: dict[str, np.ndarray], before_forward: Callable[[Before], None]
 ) -> None:
     """One forward runs out of memory, and only that one is repeated."""
-    attempts: list[int] = []
-
-    def scarce_once(method: SharedMethod, arguments: dict[str, Any]) -> None:
-        if method.component == "unet":
-            attempts.append(arguments["sample"].shape[0] // 2)
-            if len(attempts) == 2:
-                raise torch.OutOfMemoryError("injected")
-
-    before_forward(scarce_once)
+    attempts = fail_second_forward(before_forward)
     recorder = EngineHarness(a_spec(tiny_models / "sd")).run(*(a_job(name) for name in EIGHT[:rows]))
 
     for name in EIGHT[:rows]:
@@ -197,15 +203,7 @@ def test_two_jobs_share_forwards_again_once_there_is_memory(
 ) -> None:
     """One forward of both ran out of memory: after some solo ones both are tried again."""
     monkeypatch.setattr("worker.engine.scheduling.memory_limits.FIRST_RETRY_S", 0.0)
-    attempts: list[int] = []
-
-    def scarce_once(method: SharedMethod, arguments: dict[str, Any]) -> None:
-        if method.component == "unet":
-            attempts.append(arguments["sample"].shape[0] // 2)
-            if len(attempts) == 2:
-                raise torch.OutOfMemoryError("injected")
-
-    before_forward(scarce_once)
+    attempts = fail_second_forward(before_forward)
     recorder = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one", steps=30), a_job("two", steps=30))
     assert [recorder.finished[name].error for name in ("one", "two")] == [None, None]
     assert attempts[:4] == [2, 2, 1, 1]

@@ -241,7 +241,7 @@ def test_a_pause_goes_on_while_the_worker_waits_for_the_same_and_nothing_was_que
 
 @pytest.fixture
 def claims() -> Any:
-    """A queue whose lists are empty; `next_ready_ms` says what is queued."""
+    """A queue that has no jobs; `next_ready_ms` says what is queued."""
     return Mock(
         join=AsyncMock(return_value=[]),
         list_as_waiting=AsyncMock(return_value=WaitingList(1, False, False, ())),
@@ -251,7 +251,7 @@ def claims() -> Any:
 
 @pytest.fixture
 def loop(claims: Any, monkeypatch: pytest.MonkeyPatch) -> ClaimLoop:
-    """A loop whose worker preempts jobs of another signature, and has slots for interactive jobs of signature `a`."""
+    """The loop of a worker that preempts jobs of another signature, with slots for interactive jobs of `a`."""
     engine = Mock(status=lambda: SimpleNamespace(loaded_models=("demo",), awaits_jobs=False))
     catalog = [SimpleNamespace(max_batch=8)]
     loop = ClaimLoop("w", Mock(claims=claims), engine, Mock(), catalog, Mock(), {}, Mock(), Mock(), Mock(), Mock())  # type: ignore[arg-type]

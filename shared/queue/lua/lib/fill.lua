@@ -5,7 +5,7 @@ local fill = {}
 local LOST_READ = 16
 local LOST_SEARCHED = 512 -- lost jobs of tenants that are paused or at their quota, behind which others are found
 
--- The lost jobs of a page whose tenants' quotas allow their slots, and how many of the page stay lost.
+-- The lost jobs of a page that the quotas of their tenants allow, and how many of the page stay lost.
 local function allowed_lost(batch, ids)
   local jobs, refused = {}, 0
   for _, id in ipairs(ids) do
@@ -23,7 +23,7 @@ local function allowed_lost(batch, ids)
   return jobs, refused
 end
 
--- The first lost job whose tenant's quota allows its slots, the least-served tenant first.
+-- The first lost job that the quota of its tenant allows, the least-served tenant first.
 local function first_lost(batch, rank)
   local skipped, ids, jobs, refused = 0, nil, nil, nil
   repeat
@@ -38,7 +38,7 @@ local function first_lost(batch, rank)
   return jobs[1]
 end
 
--- Since when the first lost job of a priority waits whose tenant's quota allows its slots; nil without one. `scope`: of `quota`.
+-- Since when the first lost job of a priority waits that the quota of its tenant allows; nil without one. `scope`: of `quota`.
 function fill.lost_since(sig, rank, scope)
   for skipped = 0, LOST_SEARCHED - 1, LOST_READ do
     local ids = queue.of_rank(key.solo(sig), rank, skipped, LOST_READ)
