@@ -137,7 +137,11 @@ async def get_adapter(adapter_id: str, context: Context) -> UploadedAdapterObjec
 @router.delete("/{adapter_id}", status_code=204, responses=problems(404, 409, 503))
 async def delete_adapter(adapter_id: str, context: Context) -> Response:
     """Delete an adapter; 409 while a job that has not ended uses it."""
-    await _forget(adapter_id, context)
+    services = context.services
+    item = await services.queue.adapters.forget(context.tenant, adapter_id)
+    with contextlib.suppress(Unavailable):  # a sweep deletes what an outage of the storage leaves
+        await services.storage.delete_prefix(item.prefix)
+        await services.queue.maintenance.forget_item(item)
     return Response(status_code=204)
 
 
@@ -179,18 +183,9 @@ async def _store(file: UploadFile, adapter: UploadedAdapter, context: RequestCon
         await adapter_store.store_parts(file.read, services.storage, tenant, adapter.id)
         await services.queue.adapters.put(tenant, adapter)
     except FusequeueError:
-        with contextlib.suppress(FusequeueError):  # its bytes no longer count
-            await _forget(adapter.id, context)
+        with contextlib.suppress(FusequeueError):
+            await services.queue.adapters.abandon(tenant, adapter.id)
         raise
-
-
-async def _forget(adapter_id: str, context: RequestContext) -> None:
-    """Delete an adapter of the tenant and its parts; a sweep deletes what an outage of the storage leaves."""
-    services = context.services
-    item = await services.queue.adapters.forget(context.tenant, adapter_id)
-    with contextlib.suppress(Unavailable):
-        await services.storage.delete_prefix(item.prefix)
-        await services.queue.maintenance.forget_item(item)
 
 
 def _object(adapter: UploadedAdapter) -> UploadedAdapterObject:

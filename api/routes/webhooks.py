@@ -166,8 +166,10 @@ async def create_webhook(
         description=body.description,
         created_at_ms=now_ms(),
     )
-    await services.queue.webhooks.put_endpoint(tenant, endpoint)
-    return _endpoint(endpoint, show_secret=True)
+    stored = await services.queue.webhooks.create_endpoint(tenant, endpoint)
+    if stored != endpoint:
+        response.headers["Idempotent-Replayed"] = "true"
+    return _endpoint(stored, show_secret=True)
 
 
 @router.get("", responses=problems(422, 503), dependencies=[known_parameters()])
@@ -186,7 +188,7 @@ async def get_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> Secre
 @router.post("/secret/rotate", responses=problems(503))
 async def rotate_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Replace that secret; the previous one signs too for a day."""
-    return _secret(await services.queue.webhooks.account_secrets(tenant, rotate=True))
+    return _secret(await services.queue.webhooks.rotate_account_secrets(tenant))
 
 
 @router.get(
@@ -242,8 +244,8 @@ async def change_webhook(endpoint_id: str, request: Request, tenant: Tenant, ser
         update["states"] = _states(body.events)
     if body.enabled:
         update |= {"failing_since": None, "disabled_reason": None}
-    changed = (await services.queue.webhooks.endpoint(tenant, endpoint_id)).model_copy(update=update)
-    await services.queue.webhooks.put_endpoint(tenant, changed, exists=True)
+    webhooks = services.queue.webhooks
+    changed = await webhooks.change_endpoint(tenant, endpoint_id, lambda stored: stored.model_copy(update=update))
     return _endpoint(changed)
 
 
@@ -257,10 +259,11 @@ async def delete_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep
 @router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
 async def rotate_webhook_secret(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Replace the secret and return the new one; for a day deliveries carry signatures of both."""
-    endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
-    changed = endpoint.model_copy(update={"secrets": rotate_secrets(endpoint.secrets, now_ms())})
-    await services.queue.webhooks.put_endpoint(tenant, changed, exists=True)
-    return _endpoint(changed, show_secret=True)
+
+    def rotated(stored: WebhookEndpoint) -> WebhookEndpoint:
+        return stored.model_copy(update={"secrets": rotate_secrets(stored.secrets, now_ms())})
+
+    return _endpoint(await services.queue.webhooks.change_endpoint(tenant, endpoint_id, rotated), show_secret=True)
 
 
 @router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))

@@ -135,10 +135,14 @@ class Files(QueueComponent):
         await self._scripts.begin_file(tenant, file_id, 10**9, within_ms, 0)
 
     async def put(self, file: File, parts: Sequence[Part] | None = None) -> None:
-        """Publish a file; `parts` is None when they were committed one by one."""
+        """Publish a file; `parts` is None when they were committed one by one.
+
+        Raises `Conflict` if its upload took too long.
+        """
         names = [] if parts is None else [f"{part.bytes} {part.name}" for part in parts]
         values = (file.filename, file.purpose, file.bytes, file.created_at_ms, file.expires_at_ms)
-        await self._scripts.put_file(file.tenant, file.id, *values, *names)
+        if not await self._scripts.put_file(file.tenant, file.id, *values, *names):
+            raise Conflict("the upload took too long and was given up; upload the file again")
 
     async def get(self, tenant: str, file_id: str) -> File:
         """Return a file, or raise `NotFound`."""

@@ -133,6 +133,7 @@ async def _store(context: BatchContext, tenant: str, data: bytes, endpoint: str)
     life = {"created_at_ms": now, "expires_at_ms": now + 600_000}
     file = File(id=new_id("file"), tenant=tenant, filename="in", purpose="batch", bytes=len(data), **life)
     await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
+    await context.queue.files.begin(tenant, file.id, len(data))
     await context.queue.files.put(file, [Part("0.jsonl", len(data))])
     names = {"output_file_id": new_id("file"), "error_file_id": new_id("file"), "base_url": "http://localhost"}
     batch = Batch(id=new_id("batch"), tenant=tenant, endpoint=endpoint, input_file_id=file.id, **names, **life)

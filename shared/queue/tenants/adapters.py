@@ -83,12 +83,16 @@ class Adapters(QueueComponent):
         layers: Mapping[str, Sequence[int]] = known["layers"] if known.get("weights") == _weights(spec) else {}
         return layers
 
+    async def abandon(self, tenant: str, adapter_id: str) -> None:
+        """End an upload that has failed: the next sweep deletes its parts. A published adapter stays."""
+        await self._scripts.forget_adapter(tenant, adapter_id, unfinished=True)
+
     async def forget(self, tenant: str, adapter_id: str) -> ExpiredItem:
         """Delete an adapter's record, or end its upload; remove the item from storage, then call `forget_item`.
 
         A sweep does both otherwise. Raises `NotFound`, or `Conflict` while a job that has not ended uses it.
         """
-        result, row = await self._scripts.forget_adapter(tenant, adapter_id)
+        result, row = await self._scripts.forget_adapter(tenant, adapter_id, unfinished=False)
         if result == "live":
             message = f"adapter {adapter_id} is used by a job that has not ended; cancel the job first"
             raise Conflict(message, param="id")

@@ -1,7 +1,8 @@
 """Webhook endpoints, event outbox and deliveries in Redis."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Json, TypeAdapter
@@ -21,6 +22,7 @@ from shared.webhooks import (
 )
 
 MAX_ENDPOINTS = 16
+MAX_CHANGES = 8  # tries of one change of an endpoint that others change at the same moment
 SCAN_PAGE_SIZE = 100  # deliveries read at once for a list
 MAX_SCANNED = 1_000  # deliveries read for one page
 _ACCOUNT = "account"
@@ -85,18 +87,35 @@ ALL_DELIVERIES = DeliveryFilters()
 
 
 class Webhooks(QueueComponent):
-    async def put_endpoint(self, tenant: str, endpoint: WebhookEndpoint, *, exists: bool = False) -> None:
-        """Store an endpoint; raises `Conflict` at `MAX_ENDPOINTS`, `NotFound` if `exists` and it does not."""
-        wire = endpoint.model_dump_json(exclude={"id"}, exclude_none=True)
-        result = await self._scripts.put_endpoint(tenant, endpoint.id, wire, MAX_ENDPOINTS, must_exist=exists)
-        if result == "full":
-            raise Conflict(f"too many webhook endpoints: a tenant has at most {MAX_ENDPOINTS}; delete one first")
-        if result == "none":
-            raise _no_endpoint(endpoint.id)
+    async def create_endpoint(self, tenant: str, endpoint: WebhookEndpoint) -> WebhookEndpoint:
+        """Store a new endpoint and return it, or the one that has its id; raises `Conflict` at `MAX_ENDPOINTS`."""
+        for _ in range(MAX_CHANGES):
+            result = await self._scripts.put_endpoint(tenant, endpoint.id, None, _stored(endpoint), MAX_ENDPOINTS)
+            if result == "full":
+                raise Conflict(f"too many webhook endpoints: a tenant has at most {MAX_ENDPOINTS}; delete one first")
+            if result == "ok":
+                return endpoint
+            with contextlib.suppress(NotFound):  # deleted meanwhile
+                return await self.endpoint(tenant, endpoint.id)
+        raise _changed_meanwhile()
+
+    async def change_endpoint(
+        self, tenant: str, endpoint_id: str, change: Callable[[WebhookEndpoint], WebhookEndpoint]
+    ) -> WebhookEndpoint:
+        """Replace an endpoint by what `change` returns for it, and return that; raises `NotFound`.
+
+        `change` is called again if the endpoint has changed meanwhile.
+        """
+        for _ in range(MAX_CHANGES):
+            before = await self._endpoint_wire(tenant, endpoint_id)
+            changed = change(_endpoint(endpoint_id, before))
+            if await self._replace(tenant, endpoint_id, before, _stored(changed)):
+                return changed
+        raise _changed_meanwhile()
 
     async def delete_endpoint(self, tenant: str, endpoint_id: str) -> None:
         """Delete an endpoint and stop its deliveries."""
-        if await self._scripts.put_endpoint(tenant, endpoint_id, None, MAX_ENDPOINTS, must_exist=True) == "none":
+        if await self._scripts.put_endpoint(tenant, endpoint_id, None, None, MAX_ENDPOINTS) == "none":
             raise _no_endpoint(endpoint_id)
 
     async def endpoints(self, tenant: str) -> list[WebhookEndpoint]:
@@ -108,22 +127,38 @@ class Webhooks(QueueComponent):
 
     async def endpoint(self, tenant: str, endpoint_id: str) -> WebhookEndpoint:
         """Return one endpoint, or raise `NotFound`."""
+        return _endpoint(endpoint_id, await self._endpoint_wire(tenant, endpoint_id))
+
+    async def account_secrets(self, tenant: str) -> tuple[SigningSecret, ...]:
+        """Return the secrets for the webhook URLs of a tenant's jobs, the current one first."""
+        return _SECRETS.validate_json(await self._account_wire(tenant))
+
+    async def rotate_account_secrets(self, tenant: str) -> tuple[SigningSecret, ...]:
+        """Replace the current one of these secrets, and return them."""
+        for _ in range(MAX_CHANGES):
+            before = await self._account_wire(tenant)
+            secrets = rotate_secrets(_SECRETS.validate_json(before), now_ms())
+            if await self._replace(tenant, _ACCOUNT, before, _wire(secrets)):
+                return secrets
+        raise _changed_meanwhile()
+
+    async def _endpoint_wire(self, tenant: str, endpoint_id: str) -> str:
         with translated():
-            wire = await self._redis.hget(self._keys.webhook_endpoints(tenant), endpoint_id)
+            wire: str | None = await self._redis.hget(self._keys.webhook_endpoints(tenant), endpoint_id)
         if wire is None or not endpoint_id.startswith("we_"):
             raise _no_endpoint(endpoint_id)
-        return _endpoint(endpoint_id, wire)
+        return wire
 
-    async def account_secrets(self, tenant: str, *, rotate: bool = False) -> tuple[SigningSecret, ...]:
-        """Return the secrets for the webhook URLs of a tenant's jobs, the current one first."""
+    async def _account_wire(self, tenant: str) -> str:
         name = self._keys.webhook_endpoints(tenant)
         with translated():
             await self._redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
-            secrets = _SECRETS.validate_json(await self._redis.hget(name, _ACCOUNT))
-            if rotate:
-                secrets = rotate_secrets(secrets, now_ms())
-                await self._redis.hset(name, _ACCOUNT, _wire(secrets))
-        return secrets
+            wire: str = await self._redis.hget(name, _ACCOUNT)
+        return wire
+
+    async def _replace(self, tenant: str, field: str, before: str, after: str) -> bool:
+        """Store `after` for a field if it still has the value `before`, and return whether it has."""
+        return await self._scripts.put_endpoint(tenant, field, before, after, MAX_ENDPOINTS) == "ok"
 
     async def expand_outbox(self, limit: int = 100) -> int:
         """Convert up to `limit` outbox entries into about 100 deliveries, and return the number of entries."""
@@ -208,6 +243,14 @@ def _no_delivery(delivery_id: str) -> NotFound:
 
 def _no_endpoint(endpoint_id: str) -> NotFound:
     return NotFound(f"no such webhook endpoint: {endpoint_id[:64]}", param="id")
+
+
+def _changed_meanwhile() -> Conflict:
+    return Conflict(f"other requests changed this {MAX_CHANGES} times meanwhile; send the request again")
+
+
+def _stored(endpoint: WebhookEndpoint) -> str:
+    return endpoint.model_dump_json(exclude={"id"}, exclude_none=True)
 
 
 def _endpoint(endpoint_id: str, wire: str) -> WebhookEndpoint:

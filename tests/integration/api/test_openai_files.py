@@ -65,6 +65,7 @@ async def test_a_list_of_one_purpose_is_paged_by_it(client: openai.OpenAI, serve
             created_at_ms=1_000 + number,
             expires_at_ms=10**13,
         )
+        await queue.files.begin("default", file.id, 1)
         await queue.files.put(file, [])
         ids[purpose].append(file.id)
     await queue.close()

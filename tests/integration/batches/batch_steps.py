@@ -33,6 +33,7 @@ async def create(context: BatchContext, tenant: str, lines: list[dict[str, Any]]
         expires_at_ms=now + 600_000,
     )
     await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
+    await context.queue.files.begin(tenant, file.id, len(data))
     await context.queue.files.put(file, [Part("0.jsonl", len(data))])
     batch = Batch(
         id=new_id("batch"),

@@ -84,7 +84,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await scripts.put_file("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part")
     await scripts.create_batch("default", "batch_1", "file_1", 10, 0, "status", "in_progress", "rev", 1)
     endpoint = {"id": "we_1", "url": "https://x.test", "states": ["succeeded"], "enabled": True}
-    await scripts.put_endpoint("default", "we_1", json.dumps(endpoint), 16, False)
+    await scripts.put_endpoint("default", "we_1", None, json.dumps(endpoint), 16)
     await scripts.redeliver("known.we_1", "default", "we_1", "https://x.test", "job.succeeded")
     await queue.sync_calls.start("default", "digest", running.job.id)
     await scripts.begin_adapter("default", "adapter_1", 1, 1, 10, 10, 60_000)
@@ -118,7 +118,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "order_model": ("all", "demo", "{}", 10),
         "pause": ("all", "{}", 10),
         "resume": ("tenant|paused",),
-        "forget_adapter": ("default", "adapter_1"),
+        "forget_adapter": ("default", "adapter_1", False),
         "forget_file": ("default", "file_1", False),
         "forget_input": ("default", "in_1"),
         "reserve_key": ("default", "digest", "batch_1", "print"),
@@ -137,7 +137,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "postpone_batch": ("default", "batch_1", 1000),
         "purge_dead_letter": (job,),
         "put_adapter": ("default", "adapter_1", "{}"),
-        "put_endpoint": ("default", "we_2", '{"states": []}', 16, False),
+        "put_endpoint": ("default", "we_2", None, '{"states": []}', 16),
         "put_preview": (job, epoch, "0-0", "x", 1000),
         "put_file": ("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part"),
         "put_input": ("default", "in_1", "{}", 1000, "name", 1),

@@ -112,7 +112,7 @@ class QueueMachine(RuleBasedStateMachine):
             endpoint = WebhookEndpoint(
                 id="we_1", url="https://hook.invalid/", states=states, secrets=(), created_at_ms=now_ms()
             )
-            await self.queue.webhooks.put_endpoint(tenant, endpoint)
+            await self.queue.webhooks.create_endpoint(tenant, endpoint)
 
     # Submitting
 

@@ -309,8 +309,8 @@ async def webhooks(queue: Queue, make: Make) -> None:
     endpoint = WebhookEndpoint(
         id="we_a", url="https://example.com/", states=(State.QUEUED,), secrets=SECRET, created_at_ms=now_ms()
     )
-    await queue.webhooks.put_endpoint("default", endpoint)
-    await queue.webhooks.put_endpoint("default", endpoint, exists=True)
+    await queue.webhooks.create_endpoint("default", endpoint)
+    await queue.webhooks.change_endpoint("default", "we_a", lambda one: one.model_copy(update={"description": "b"}))
     await put(queue, make())
     await queue.webhooks.expand_outbox()
     (due,) = await queue.webhooks.claim_deliveries(10, 10, {}, 1000)

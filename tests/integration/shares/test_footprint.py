@@ -13,7 +13,7 @@ from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict, QuotaExceeded
 from shared.job import Artifact, InputRef, Outcome, State, Task
 from shared.protocols.openai.files import File, Part
-from shared.queue import Queue, Submission, SubmitResult, scripts
+from shared.queue import ExpiredItem, Queue, Submission, SubmitResult, scripts
 from shared.runtime.clock import new_id, now_ms
 
 Make = Callable[..., Submission]
@@ -54,6 +54,15 @@ async def refused(queue: Queue, submission: Submission) -> str:
 async def run(queue: Queue, outcome: Outcome) -> None:
     (one,) = await claim(queue, 1)
     assert await queue.claims.settle("w1", one.job.id, one.epoch, outcome)
+
+
+async def expired(queue: Queue, item_id: str) -> ExpiredItem:
+    """Let the retention of an item pass, and return it as a sweep sees it."""
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    (row,) = [row for row in await redis.zrange(keys.retention, 0, -1) if item_id in row]
+    await redis.zadd(keys.retention, {row: 1})
+    (item,) = await queue.maintenance.expired_items()
+    return item
 
 
 async def is_exact(queue: Queue) -> bool:
@@ -130,18 +139,40 @@ async def test_adapters_count_until_their_objects_are_deleted(queue_with: QueueW
     await queue.adapters.put("a", adapter_of(kept))
     assert (await queue.api_keys.footprint("a")).stored_objects == 4
     assert await is_exact(queue)
-    keys = queue.client.redis_keys
-    (row,) = [row for row in await queue.client.redis.zrange(keys.retention, 0, -1) if given_up in row]
-    await queue.client.redis.zadd(keys.retention, {row: 1})
-    (item,) = await queue.maintenance.expired_items()
+    item = await expired(queue, given_up)
     assert item.prefix == f"adapters/a/{given_up}/"
-    await queue.maintenance.forget_item(item)
-    with pytest.raises(Conflict, match="given up"):
-        await queue.adapters.put("a", adapter_of(given_up))
+    for _ in range(2):  # while its parts are being deleted, and when they are
+        with pytest.raises(Conflict, match="given up"):
+            await queue.adapters.put("a", adapter_of(given_up))
+        await queue.maintenance.forget_item(item)
     assert (await queue.adapters.page("a", None, 10, newest_first=True))[0] == [adapter_of(kept)]
     await queue.maintenance.forget_item(await queue.adapters.forget("a", kept))
     assert await queue.api_keys.footprint("a") == Footprint()
     assert await is_exact(queue)
+
+
+async def test_a_repeated_upload_counts_once_while_the_parts_of_the_first_are_kept(queue_with: QueueWith) -> None:
+    queue, adapter_id = queue_with(), new_id("adapter")
+    for _ in range(3):
+        await queue.adapters.begin("a", adapter_id, 4_000, 2)
+        await queue.adapters.abandon("a", adapter_id)
+    assert (await queue.api_keys.footprint("a")).stored_bytes == 4_000
+    assert await is_exact(queue)
+    (item,) = await queue.maintenance.expired_items()
+    await queue.maintenance.forget_item(item)
+    assert await queue.api_keys.footprint("a") == Footprint()
+
+
+async def test_an_upload_of_a_file_that_took_too_long_is_refused(queue_with: QueueWith) -> None:
+    """Its parts are in deletion, or deleted."""
+    queue = queue_with()
+    await queue.files.begin("a", "file_1", 600)
+    item = await expired(queue, "file_1")
+    for _ in range(2):
+        with pytest.raises(Conflict, match="took too long"):
+            await queue.files.put(file_of("file_1", 600), [Part("0", 600)])
+        await queue.maintenance.forget_item(item)
+    assert await queue.api_keys.footprint("a") == Footprint()
 
 
 async def test_adapters_are_limited_by_tenant_and_in_all(queue_with: QueueWith) -> None:

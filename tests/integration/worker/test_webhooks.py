@@ -298,9 +298,11 @@ async def test_an_endpoint_that_is_gone_or_fails_for_days_is_disabled(
     assert await delivery_pass(queue).run() == 0
 
     assert (await api.patch(f"/v1/webhooks/{created['id']}", json={"enabled": True})).json()["disabled_reason"] is None
-    stored = await queue.webhooks.endpoint("default", created["id"])
-    long_ago = stored.created_at_ms - DISABLED_AFTER_S * 1000 - 1
-    await queue.webhooks.put_endpoint("default", stored.model_copy(update={"failing_since": long_ago}))
+    await queue.webhooks.change_endpoint(
+        "default",
+        created["id"],
+        lambda stored: stored.model_copy(update={"failing_since": stored.created_at_ms - DISABLED_AFTER_S * 1000 - 1}),
+    )
     receiver.statuses += [500]
     await ended(queue, make_submission)
     await delivery_pass(queue).run()
@@ -394,7 +396,7 @@ async def test_the_outbox_is_expanded_in_steps_of_few_deliveries(queue: Queue) -
     """A hundred events for sixteen endpoints each do not hold Redis for long; each delivery is created once."""
     keys, redis = queue.client.redis_keys, queue.client.redis
     for number in range(MAX_ENDPOINTS):
-        await queue.webhooks.put_endpoint(
+        await queue.webhooks.create_endpoint(
             "default",
             WebhookEndpoint(
                 id=f"we_{number}",

@@ -9,11 +9,15 @@ if redis.call('EXISTS', name) == 1 then return 'ok' end
 if redis.call('ZCARD', key.adapters(tenant)) >= tonumber(ARGV[5]) then return 'tenant_full' end
 if redis.call('ZCARD', key.all_adapters) >= tonumber(ARGV[6]) then return 'full' end
 local size = footprint.of_adapter(tonumber(ARGV[3]), tonumber(ARGV[4]))
-local quota = footprint.exceeded(footprint.read(tenant), footprint.numbers(size))
-if quota then return quota end
+local row = 'adapter|' .. tenant .. '|' .. id .. '||' .. size
+local counted = redis.call('ZSCORE', key.retention, row) -- by an upload that failed, and is not yet deleted
+if not counted then
+  local quota = footprint.exceeded(footprint.read(tenant), footprint.numbers(size))
+  if quota then return quota end
+  footprint.change(tenant, '', size)
+end
 redis.call('HSET', name, 'size', size)
 redis.call('ZADD', key.adapters(tenant), whole(now), id)
 redis.call('ZADD', key.all_adapters, whole(now), tenant .. '|' .. id)
-redis.call('ZADD', key.retention, whole(now + tonumber(ARGV[7])), 'adapter|' .. tenant .. '|' .. id .. '||' .. size)
-footprint.change(tenant, '', size)
+redis.call('ZADD', key.retention, whole(now + tonumber(ARGV[7])), row)
 return 'ok'

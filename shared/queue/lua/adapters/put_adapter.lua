@@ -6,6 +6,9 @@ local tenant, id = ARGV[1], ARGV[2]
 local name, KEPT = key.adapter(tenant, id), 9007199254740991
 local size = redis.call('HGET', name, 'size')
 if not size then return 0 end
+local row = 'adapter|' .. tenant .. '|' .. id .. '||' .. size
+-- One that is due can be in deletion already.
+if tonumber(redis.call('ZSCORE', key.retention, row) or 0) <= clock_ms() then return 0 end
 redis.call('HSET', name, 'record', ARGV[3])
-redis.call('ZADD', key.retention, whole(KEPT), 'adapter|' .. tenant .. '|' .. id .. '||' .. size)
+redis.call('ZADD', key.retention, whole(KEPT), row)
 return 1

@@ -3,8 +3,11 @@
 -- Publish a file whose parts are stored; idempotent.
 -- ARGV     tenant, file_id, filename, purpose, size, created_at_ms, expires_at_ms, parts...
 --          `parts`: '<bytes> <name>' each; none: they are there already
--- Returns  1
+-- Returns  1, or 0 if its upload was given up
 local tenant, id = ARGV[1], ARGV[2]
+local row = 'file|' .. tenant .. '|' .. id .. '|'
+-- Parts of an upload that is due for deletion can be in deletion already.
+if ARGV[8] and tonumber(redis.call('ZSCORE', key.retention, row) or 0) <= clock_ms() then return 0 end
 redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5],
   'created_at_ms', ARGV[6], 'expires_at_ms', ARGV[7])
 if ARGV[8] then
@@ -15,5 +18,5 @@ if ARGV[8] then
   footprint.change(tenant, before, footprint.of_parts({unpack(ARGV, 8)}))
 end
 redis.call('ZADD', key.files(tenant), ARGV[6], id)
-redis.call('ZADD', key.retention, ARGV[7], 'file|' .. tenant .. '|' .. id .. '|')
+redis.call('ZADD', key.retention, ARGV[7], row)
 return 1

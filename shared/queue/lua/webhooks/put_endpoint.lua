@@ -1,23 +1,26 @@
 -- NEEDS webhooks
--- Store or delete an endpoint of a tenant.
--- ARGV     tenant, endpoint_id, endpoint, max_endpoints, must_exist
---          `endpoint`: JSON, '' to delete it
--- Returns  'ok', 'none' or 'full'
-local name, id = key.webhook_endpoints(ARGV[1]), ARGV[2]
-local exists = redis.call('HEXISTS', name, id) == 1
-if ARGV[3] == '' then
-  if not exists then return 'none' end
+-- Store or delete an endpoint of a tenant, or the secrets for the URLs of its jobs.
+-- ARGV     tenant, endpoint_id, before, after, max_endpoints
+--          `before`: the JSON that this replaces, '' for a new one; `after`: JSON, '' to delete any
+-- Returns  'ok', 'none', 'changed' (another JSON is stored) or 'full'
+local name, id, before, after = key.webhook_endpoints(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local stored = redis.call('HGET', name, id)
+if after == '' then
+  if not stored then return 'none' end
   redis.call('HDEL', name, id)
+elseif stored == after then
+  return 'ok' -- repeated
 else
-  if ARGV[5] == '1' and not exists then return 'none' end
-  if not exists then
+  if stored and stored ~= before then return 'changed' end
+  if not stored and before ~= '' then return 'none' end
+  if not stored then
     local count = 0
     for _, field in ipairs(redis.call('HKEYS', name)) do
       if string.sub(field, 1, 3) == 'we_' then count = count + 1 end
     end
-    if count >= tonumber(ARGV[4]) then return 'full' end
+    if count >= tonumber(ARGV[5]) then return 'full' end
   end
-  redis.call('HSET', name, id, ARGV[3])
+  redis.call('HSET', name, id, after)
 end
 webhooks.refresh(ARGV[1])
 return 'ok'

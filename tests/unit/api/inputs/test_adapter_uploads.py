@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from tiny.safetensors_file import demo_lora, file_of
 
 from shared.auth import Scope
 from shared.config.models_file import ModelSpec
+from shared.errors import StorageUnavailable
 from shared.queue import Queue
 from shared.runtime.clock import new_id
+from shared.storage.folder import FolderStorage
 
 COMPILED = '\n[[model]]\nid = "compiled"\nsource = "demo/model"\ncompile = true\ntasks = ["text_to_image"]\n'
 
@@ -176,3 +179,26 @@ async def test_a_list_has_pages(api: httpx.AsyncClient) -> None:
     assert ([one["id"] for one in page["data"]], page["has_more"]) == ([ids[1]], True)
     rest = (await api.get(f"/v1/adapters?limit=1&after={page['next_cursor']}")).json()
     assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([ids[0]], False)
+
+
+async def test_an_upload_that_fails_does_not_delete_the_adapter_of_its_retry(
+    api: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client retries after its own time limit, while the first request still waits for the storage."""
+    begun, fail = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_args: object) -> None:
+        begun.set()
+        await fail.wait()
+        raise StorageUnavailable("the disk is full")
+
+    headers = {"Idempotency-Key": "once"}
+    with monkeypatch.context() as broken:
+        broken.setattr(FolderStorage, "put", slow)
+        first = asyncio.create_task(upload(api, headers=headers))
+        await begun.wait()
+    retry = await upload(api, headers=headers)
+    fail.set()
+    assert ((await first).status_code, retry.status_code) == (503, 201)
+    assert (await api.get(f"/v1/adapters/{retry.json()['id']}")).json() == retry.json()
+    assert stored(tmp_path)

@@ -292,7 +292,7 @@ async def test_a_key_that_only_reads_sees_no_signing_secret(
     """With one, it could sign events that a receiver believes. This covers routes added later."""
     secrets = (SigningSecret(secret=new_secret()),)
     endpoint = WebhookEndpoint(id="we_1", url="https://a.example", states=(), secrets=secrets, created_at_ms=1)
-    await fake_queue.webhooks.put_endpoint("acme", endpoint)
+    await fake_queue.webhooks.create_endpoint("acme", endpoint)
     await fake_queue.webhooks.account_secrets("acme")
     delivery = await fake_queue.webhooks.send_test("acme", endpoint, "event")
     reader = await bearer(fake_queue, scopes=frozenset({Scope.JOBS_READ}))
