@@ -46,10 +46,16 @@ def parse_job(body: Any, services: Services) -> JobRequest:
 
 @dataclass(frozen=True)
 class Idempotency:
-    """A client's Idempotency-Key and the sha256 of the raw body; both None without a key."""
+    """What a repeated request is recognized by: a client's Idempotency-Key and the sha256 of the raw body, or without a
+    key the digest of a request that waits for its job."""
 
     key: str | None = None
     fingerprint: str | None = None
+    sync_call: str | None = None
+
+    def of(self, submission: Submission) -> Submission:
+        """Return the submission of such a request."""
+        return replace(submission, idempotency_key=self.key, fingerprint=self.fingerprint, sync_call=self.sync_call)
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ async def build_submission(
     services = context.services
     like_earlier = services.job_templates.submission(request, context.tenant, previews)
     if like_earlier is not None:
-        return replace(like_earlier, idempotency_key=idempotency.key, fingerprint=idempotency.fingerprint)
+        return idempotency.of(like_earlier)
     task = job_builder.check_request(request, services, context.tenant)
     if idempotency.key is not None and request.image_values:
         known = await services.queue.jobs.submitted_before(context.tenant, idempotency.key, idempotency.fingerprint)
@@ -126,9 +132,9 @@ async def build_submission(
         previews=previews,
         webhook_version=webhook_version,
     )
-    submission = job_builder.make_submission(job, services.catalog, idempotency.key, idempotency.fingerprint)
+    submission = job_builder.make_submission(job, services.catalog)
     services.job_templates.keep(request, submission)
-    return submission
+    return idempotency.of(submission)
 
 
 async def submit_entries(

@@ -191,9 +191,7 @@ async def current_adapters(
     return resolve_adapters(choices, spec.adapter, spec.limits.max_adapters, uploaded)
 
 
-def make_submission(
-    job: Job, catalog: Catalog, idempotency_key: str | None = None, fingerprint: str | None = None
-) -> Submission:
+def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = None) -> Submission:
     """Return the job with its queue parameters, the argument of `queue.jobs.submit`.
 
     Raises `InvalidRequest` for a job that no batch can hold: its size can follow from its images.
@@ -204,7 +202,6 @@ def make_submission(
         window_ms=catalog.get(job.model).window_ms,
         max_batch=_max_batch_for(job.slots, job.model, job.width, job.height, catalog),
         idempotency_key=idempotency_key,
-        fingerprint=fingerprint,
     )
 
 
@@ -336,9 +333,9 @@ class JobTemplates:
         return replace(template, job=template.job.model_copy(update=own))
 
     def keep(self, request: JobRequest, submission: Submission) -> None:
-        """Keep what was built for a checked request, if it can be a template."""
+        """Keep what was built for a checked request without a key, if it can be a template."""
         if _can_have_template(request) and not uploaded_ids(submission.job.adapters):
-            self._submissions[_key(request)] = replace(submission, idempotency_key=None, fingerprint=None)
+            self._submissions[_key(request)] = submission
 
 
 def _can_have_template(request: JobRequest) -> bool:

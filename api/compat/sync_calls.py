@@ -57,9 +57,8 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 async def submit(job_request: JobRequest, context: RequestContext, digest: RequestDigest, previews: int = 0) -> Job:
     """Submit a job that a retry can find, and return it."""
-    job = (await submission.submit(job_request, context, previews=previews)).record.job
-    await context.services.queue.sync_calls.start(context.tenant, digest.attempt, job.id)
-    return job
+    recognized_by = Idempotency(sync_call=digest.attempt)
+    return (await submission.submit(job_request, context, recognized_by, previews=previews)).record.job
 
 
 async def submit_with_key(

@@ -23,11 +23,6 @@ MAX_SUBMISSIONS = 500
 MAX_LISTED = 1000
 _LIST_ROUNDS = 5
 
-MAX_CALLS = 1_000
-"""Most unfinished jobs kept per request body."""
-
-_SYNC_CALL_MARGIN_MS = 60_000
-
 
 @dataclass(frozen=True)
 class StoredInput:
@@ -233,13 +228,13 @@ class SyncCalls(QueueComponent):
     then without a waiting request, then the oldest. An unchanged score shows that no request has joined or left.
     """
 
-    async def start(self, tenant: str, digest: str, job_id: str) -> None:
-        """Record that a request waits for the job it has created."""
-        await self._scripts.start_sync_call(tenant, digest, job_id, MAX_CALLS, self._keep_ms)
+    async def start(self, tenant: str, digest: str, object_id: str) -> None:
+        """Record that a request waits for the file or batch that it creates; `submit` does so for a job."""
+        await self._scripts.start_sync_call(tenant, digest, object_id)
 
     async def join(self, tenant: str, digest: str) -> str | None:
         """Return the job for a retry to wait for."""
-        return await self._scripts.join_sync_call(tenant, digest, self._keep_ms)
+        return await self._scripts.join_sync_call(tenant, digest)
 
     async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
         """Record that a request no longer waits, and return the score for `abandon`; None: delivered."""
@@ -253,10 +248,6 @@ class SyncCalls(QueueComponent):
         """Remove a job whose response was delivered: an equal request then creates a new one."""
         with translated():
             await self._redis.zrem(self._keys.sync_calls(tenant, digest), job_id)
-
-    @property
-    def _keep_ms(self) -> int:
-        return self._settings.sync_wait_s * 1000 + _SYNC_CALL_MARGIN_MS
 
 
 def _mismatch() -> IdempotencyMismatch:
@@ -313,4 +304,5 @@ def _submit_args(submission: Submission) -> SubmitArgs:
         video=1 if job.task.makes_video else "",
         on_deadline="" if job.on_deadline is OnDeadline.EXPIRE else job.on_deadline.value,
         steps=job.steps_per_image,
+        sync_call=submission.sync_call or "",
     )

@@ -39,6 +39,7 @@ class Submission:
 
     `window_ms` is how long it can wait for batch mates; `max_batch` slots make its signature ready at once, or fewer
     when the workers have learned efficient rows. `fingerprint` identifies the body sent with `idempotency_key`.
+    `sync_call` is the digest of a request that waits for the job, by which its retry finds it.
     """
 
     job: Job
@@ -47,6 +48,7 @@ class Submission:
     max_batch: int
     idempotency_key: str | None = None
     fingerprint: str | None = None
+    sync_call: str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ DEAD_LETTERS_CAP = 10_000
 IDEMPOTENCY_KEYS = 100_000
 """New keys of a tenant within their lifetime, 20 MB; more where its quota of kept jobs is larger."""
 
+MAX_SYNC_CALLS = 1_000
+"""Most unfinished jobs kept per request body."""
+
+_SYNC_CALL_MARGIN_MS = 60_000
+
 ClaimRow: TypeAlias = Sequence[Any]
 """Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1, ms to its latest start or -1."""
 
@@ -83,6 +88,7 @@ class SubmitArgs(NamedTuple):
     video: int | str
     on_deadline: str
     steps: int
+    sync_call: str
 
 
 PARTS = frozenset({"lib", "tenants", "deadlines"})
@@ -141,6 +147,8 @@ def _conf(settings: Settings) -> str:
         "aging_ms": settings.aging_ms,
         "bulk_share": settings.bulk_share,
         "interactive_allowance_s": settings.interactive_allowance_s,
+        "max_sync_calls": MAX_SYNC_CALLS,
+        "sync_call_ms": settings.sync_wait_s * 1000 + _SYNC_CALL_MARGIN_MS,
         "dead_ms": DEAD_LETTERS_MS,
         "usage_retention_ms": settings.usage_retention_days * 86_400_000,
         "dead_cap": DEAD_LETTERS_CAP,
@@ -298,8 +306,8 @@ class Scripts(Protocol):
     async def redeliver(self, delivery_id: str, tenant: str, *new: str) -> bool: ...
 
     # Synchronous calls
-    async def start_sync_call(self, tenant: str, digest: str, job_id: str, most: int, keep_ms: int) -> None: ...
-    async def join_sync_call(self, tenant: str, digest: str, keep_ms: int) -> str | None: ...
+    async def start_sync_call(self, tenant: str, digest: str, object_id: str) -> None: ...
+    async def join_sync_call(self, tenant: str, digest: str) -> str | None: ...
     async def leave_sync_call(self, tenant: str, digest: str, job_id: str) -> int | None: ...
     async def abandon_sync_call(self, tenant: str, digest: str, job_id: str, score: int) -> bool: ...
 

@@ -127,7 +127,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "heartbeat": ("w2", "{}", 1000, "demo"),
         "identify": ("known", "default"),
         "join": ("w2", "token", signature, 8, 2, "", *models),
-        "join_sync_call": ("default", "digest", 1000),
+        "join_sync_call": ("default", "digest"),
         "leave_sync_call": ("default", "digest", job),
         "learn_cost": ("cpu", "demo", "64x64", 1, 0.5, 64),
         "learn_start_time": (1.0,),
@@ -159,7 +159,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "revoke_key": ("known",),
         "set_limits": ("default", "running_slots", 8),
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
-        "start_sync_call": ("default", "digest", queued, 1000, 1000),
+        "start_sync_call": ("default", "digest", queued),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": (
             *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),

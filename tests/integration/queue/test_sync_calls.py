@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from dataclasses import replace
 
-from shared.queue import Queue
+import pytest
+from harness.queue import put
+
+from shared.queue import Queue, Submission
 
 CALL = ("acme", "d" * 40)
 
@@ -14,6 +18,18 @@ async def test_a_retry_joins_the_job_of_its_earlier_attempt(queue: Queue) -> Non
     assert await queue.sync_calls.join(*CALL) == "job_a"
     assert await queue.sync_calls.join("other", CALL[1]) is None
     assert await queue.sync_calls.join(CALL[0], "e" * 40) is None
+
+
+async def test_a_retry_finds_the_job_from_the_moment_it_is_queued(
+    queue: Queue, make_submission: Callable[..., Submission]
+) -> None:
+    """One script does both: a call that is killed after it leaves no job that a retry would make again."""
+    submission = replace(make_submission(tenant=CALL[0]), sync_call=CALL[1])
+    for _ in range(2):  # sent again after a lost reply
+        await put(queue, submission)
+    assert await queue.sync_calls.join(*CALL) == submission.job.id
+    await queue.sync_calls.delivered(*CALL, submission.job.id)
+    assert await queue.sync_calls.join(*CALL) is None
 
 
 async def test_a_job_cannot_be_joined_after_its_response_was_delivered(queue: Queue) -> None:

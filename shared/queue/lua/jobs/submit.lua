@@ -1,12 +1,13 @@
--- NEEDS job_state position
+-- NEEDS job_state position sync_calls
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     positions, jobs...
 --          `positions`: 1 to return those of the jobs. `jobs`: the FIELDS of each. `input`: ids of images and adapters, separated by spaces; `idempotency`: 'digest fingerprint';
---          `webhook`: '|state|state| url'; '' for none in all from `time_limit_ms` on
+--          `webhook`: '|state|state| url'; `sync_call`: digest of a request that waits for the job;
+--          '' for none in all from `time_limit_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
 --          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
-  'batch_id', 'input', 'idempotency', 'webhook', 'video', 'on_deadline', 'steps'}
+  'batch_id', 'input', 'idempotency', 'webhook', 'video', 'on_deadline', 'steps', 'sync_call'}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
 local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
   {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
@@ -151,6 +152,7 @@ local function submit(job)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota} end
   enter(job)
+  if job.sync_call ~= '' then sync_calls.start(job.tenant, job.sync_call, job.id) end
   if idem then redis.call('SET', idem, job.id .. ' ' .. fingerprint, 'PX', conf.idempotency_ms) end
   return {'ok', job.id}
 end
