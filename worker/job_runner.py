@@ -63,8 +63,7 @@ class JobRunner:
         outcome, ended_as = None, StopReason.LOST.value
         try:
             outcome = await self._outcome(claimed)
-            error = claimed.engine_result.error
-            if claimed.stop_reason is None and await self._availability.gives_back(claimed.job.model, error):
+            if claimed.stop_reason is None and await self._gives_back(claimed, outcome):
                 await self._release(claimed)
             if claimed.abandoned:
                 log.info("claim_abandoned", reason=claimed.stop_reason)
@@ -83,6 +82,13 @@ class JobRunner:
             claimed.cancel_uploads()
             ended_as = claimed.stop_reason.value if claimed.abandoned and claimed.stop_reason else ended_as
             JobSpans(claimed.claim, claimed.times, outcome, ended_as, self._worker).record()
+
+    async def _gives_back(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
+        """Return whether another run can succeed: the model cannot be loaded now, or the engine ended the job at the
+        request of an earlier run with the same epoch, which a failover of Redis can give out twice."""
+        result = claimed.engine_result
+        canceled = result.canceled and outcome.state is State.SUCCEEDED
+        return canceled or await self._availability.gives_back(claimed.job.model, result.error)
 
     async def fail(self, claim: Claim, error: Exception) -> None:
         """Settle a job that an unexpected error ended, so that it does not wait for its lease to expire."""
@@ -221,7 +227,7 @@ class ClaimedJob:
         self.claim = claim
         self.job = claim.job
         self.spec = spec
-        self.claim_key = f"{claim.job.id}:{claim.epoch}"
+        self.claim_key = claim.key
         self.settle_token = secrets.token_hex(8)
         now_s = time.monotonic()
         self.queued_since_s = now_s - claim.queued_ms / 1000

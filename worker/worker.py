@@ -213,16 +213,26 @@ class Worker:
         job = claim.job
         try:
             claimed = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
-            collectors.claimed(claim)
-            self._batch_log.admit(claimed)
+            earlier = self._claimed_jobs.setdefault(claim.key, claimed)
+            if earlier is not claimed:
+                run = self._claimed_again(earlier)
+            else:
+                collectors.claimed(claim)
+                self._batch_log.admit(claimed)
+                run = self._run_job(claimed)
         except Exception as error:
             run = self._runner.fail(claim, error)
-        else:
-            self._claimed_jobs[claimed.claim_key] = claimed
-            run = self._run_job(claimed)
-        task = asyncio.create_task(run, name=f"{job.id}:{claim.epoch}")
+        task = asyncio.create_task(run, name=claim.key)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _claimed_again(self, earlier: ClaimedJob) -> None:
+        """Let the earlier run of a claim go on, whose epoch a failover of Redis has given out again, or end it here."""
+        log.info("job_claimed_again", job_id=earlier.job.id, ended=earlier.abandoned)
+        if earlier.abandoned:
+            epochs = {earlier.job.id: earlier.claim.epoch}
+            release = partial(self._queue.claims.release, self.name, epochs)
+            await retry_while_unavailable(release, "release_failed", until=self._draining.is_set)
 
     async def _run_job(self, claimed: ClaimedJob) -> None:
         try:

@@ -68,6 +68,11 @@ class Claim:
     time_left_ms: int | None = None
     slack_ms: int | None = None
 
+    @property
+    def key(self) -> str:
+        """Identifies the claim on its worker."""
+        return f"{self.job.id}:{self.epoch}"
+
 
 @dataclass(frozen=True)
 class Renewal:

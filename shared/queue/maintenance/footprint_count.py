@@ -60,20 +60,22 @@ class FootprintCounter(QueueComponent):
                     self._count.add(tenant, _numbers(size))
 
     async def _count_retained(self) -> None:
-        cursor = 0
+        cursor, seen = 0, set[str]()  # a scan can return a row twice
         while True:
             await self._extend()
             with translated():
                 cursor, rows = await self._redis.zscan(self._keys.retention, cursor, count=_ROWS)
             for row, _ in rows:
                 kind, tenant, item_id, _, *size = row.split("|")
-                if kind != "file" and any(size) and item_id not in self._unfinished:
+                new, known = item_id not in seen, item_id in self._unfinished
+                seen.add(item_id)
+                if kind != "file" and any(size) and new and not known:
                     self._count.add(tenant, _numbers(size[0]))
             if not int(cursor):
                 return
 
     async def _count_files(self) -> None:
-        seen: set[str] = set()  # a scan can return a key twice
+        seen: set[str] = set()
         async for names, _ in self._scan("file_parts"):
             await self._extend()
             new = [name for name in dict.fromkeys(names) if name not in seen]

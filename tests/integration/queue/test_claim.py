@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.queue import MODELS, a_moment, claim, claim_ids, end, put, redis_ms, state_of
+import pytest
+from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
 from shared.job import Priority, State
 from shared.queue import Claim, Queue, Submission
@@ -306,3 +307,22 @@ async def test_a_batch_starts_with_at_most_the_efficient_rows(queue: Queue, make
     await put(queue, large)
     await claim(queue, 8)
     assert await state_of(queue, large.job.id) is State.RUNNING
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_job_above_the_maximum_of_a_later_one_still_starts(
+    queue: Queue, make_submission: Make, lost: bool
+) -> None:
+    """Sizes of one signature can have other maxima: that of the last submit is no limit for a job that is queued."""
+    (large,) = await put(queue, make_submission(n=4, max_batch=8))
+    if lost:
+        await claim(queue)
+        await lose(queue, large)
+        await queue.maintenance.reclaim()
+    (small,) = await put(queue, make_submission(max_batch=2))
+    started = []
+    for _ in range(2):
+        (one,) = await claim(queue)
+        started.append(one.job.id)
+        assert await end(queue, one)
+    assert sorted(started) == sorted([large, small])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection
 
+import pytest
 from harness.queue import MODELS, claim, claim_ids, end, put
 
 from shared.auth import TenantLimits
 from shared.job import Priority
 from shared.queue import Claim, Queue, Submission
+from shared.queue.maintenance.pauses import Pause, PauseKind
 
 Make = Callable[..., Submission]
 SIZES = [(64 + 16 * (at % 20), 64 + 16 * (at // 20)) for at in range(400)]
@@ -279,3 +282,44 @@ async def test_lost_orders_are_rebuilt(queue: Queue, make_submission: Make) -> N
     assert await queue.maintenance.reconcile() >= 2
     assert {found for _ in range(2) for found in await claim_ids(queue)} == set(ids)
     assert await queue.maintenance.reconcile() == 0
+
+
+@pytest.mark.parametrize("refused", ["paused", "at their limit"])
+async def test_tenants_that_cannot_start_hide_no_other(queue: Queue, make_submission: Make, refused: str) -> None:
+    """However many are before it in the order of service."""
+    tenants = [f"t{number:02}" for number in range(70)]
+    for tenant in tenants:
+        await queue.api_keys.set_limits(tenant, TenantLimits(running_slots=1))
+        await put(queue, make_submission(tenant=tenant))
+    started = 0
+    while started < len(tenants):
+        started += len(await claim(queue, len(tenants)))
+    if refused == "paused":
+        for tenant in tenants:
+            await queue.pauses.set(Pause(PauseKind.TENANT, tenant, "", 0))
+    await put(queue, *[make_submission(tenant=tenant) for tenant in tenants])
+    await charge_directly(queue, "free", 1e6)
+    (job_id,) = await put(queue, make_submission(tenant="free"))
+    assert await claim_ids(queue) == [job_id]
+    (again,) = await put(queue, make_submission(tenant="free"))
+    (joined,) = await queue.claims.join("w1", make_submission().signature, 8, models=MODELS)
+    assert joined.job.id == again
+
+
+async def charge_directly(queue: Queue, tenant: str, seconds: float) -> None:
+    usage = math.log2(seconds) + await queue.client.now_ms() / 300_000
+    await queue.client.redis.zadd(queue.client.redis_keys.gpu_usage, {tenant: usage})
+
+
+async def test_a_released_claim_costs_nothing_in_the_tenants_other_orders(queue: Queue, make_submission: Make) -> None:
+    """The tenant is the least-served one again, also for its jobs of other priorities and signatures."""
+    await charge(queue, make_submission, "x", 600.0)  # what a slot costs
+    await put(queue, make_submission(tenant="a"))
+    (one,) = await claim(queue)
+    for tenant in ["a", *(f"other{number}" for number in range(9))]:
+        if tenant != "a":
+            await charge_directly(queue, tenant, 1.0)
+        await put(queue, make_submission(tenant=tenant, width=128, priority=Priority.INTERACTIVE))
+    assert await queue.claims.release("w1", {one.job.id: one.epoch}) == 1
+    (first,) = await claim(queue, 1, worker="w2")
+    assert (first.job.tenant, first.job.priority) == ("a", Priority.INTERACTIVE)

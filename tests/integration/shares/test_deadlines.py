@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
-from shared.job import OnDeadline, Outcome, Progress, State
+from shared.job import OnDeadline, Outcome, Progress, State, Timings
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
 
@@ -17,10 +17,11 @@ STEP_MS = 1000.0
 MOST_OVERTAKEN = 3
 
 
-async def learn(queue: Queue, submission: Submission, step_ms: float = STEP_MS) -> None:
-    """Let the queue know the time of a signature's jobs."""
+async def learn(queue: Queue, submission: Submission, step_ms: float = STEP_MS, age_ms: float = 0) -> None:
+    """Let the queue know the time of a signature's jobs, the last of which ended `age_ms` ago."""
     name = queue.client.redis_keys.slot_cost(submission.signature)
-    await queue.client.redis.hset(name, mapping={"step_ms": step_ms, "run_ms": 8 * step_ms})
+    at = int(await redis_ms(queue)) - age_ms
+    await queue.client.redis.hset(name, mapping={"step_ms": step_ms, "run_ms": 8 * step_ms, "learned": at})
     await queue.client.redis.pexpire(name, HOUR_MS)
 
 
@@ -60,11 +61,16 @@ async def test_slack_is_the_time_left_without_the_learned_time(queue: Queue, mak
 
 
 async def test_a_settled_job_teaches_the_time_of_its_signature(queue: Queue, make_submission: Make) -> None:
-    """From its claim to its end, by its steps: four images of 8 steps took 4 s."""
+    """In which the engine ran it, by its steps: four images of 8 steps took 4 s. Before, their model was loaded."""
     (job_id,) = await put(queue, make_submission(n=4))
     (one,) = await claim(queue)
-    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "started", int(await redis_ms(queue)) - 4000)
-    outcome = Outcome(state=State.SUCCEEDED, device_seconds=1.0, progress=Progress(step=32, total=32))
+    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "started", int(await redis_ms(queue)) - 60_000)
+    outcome = Outcome(
+        state=State.SUCCEEDED,
+        device_seconds=1.0,
+        progress=Progress(step=32, total=32),
+        timings=Timings(queue_ms=0, load_ms=55_000, inference_ms=4_000),
+    )
     assert await queue.claims.settle("w1", job_id, one.epoch, outcome)
     await put(queue, make_submission(steps=20, time_limit_ms=HOUR_MS))
     (one,) = await claim(queue)
@@ -88,6 +94,18 @@ async def test_a_job_without_enough_time_left_expires_early(queue: Queue, make_s
     assert record.error is not None
     assert record.error.code == "deadline_exceeded"
     assert "take about 60 s" in record.error.message
+
+
+@pytest.mark.parametrize(("step_ms", "known_for_s"), [(1000.0, 600), (100_000.0, 3200)], ids=["short", "long"])
+async def test_a_learned_time_counts_while_jobs_end(
+    queue: Queue, make_submission: Make, step_ms: float, known_for_s: float
+) -> None:
+    """A wrong one would let all jobs of a signature expire, and no job that ends would correct it."""
+    for age_s, states in ((known_for_s - 60, State.EXPIRED), (known_for_s + 60, State.QUEUED)):
+        await learn(queue, make_submission(), step_ms, 1000 * age_s)
+        (hopeless,) = await put(queue, make_submission(steps=60, time_limit_ms=30_000))
+        await queue.maintenance.expire()
+        assert await state_of(queue, hopeless) is states, age_s
 
 
 async def test_a_claim_does_not_start_a_job_that_cannot_meet_its_deadline(queue: Queue, make_submission: Make) -> None:

@@ -173,6 +173,18 @@ async def test_released_job_is_not_settled(harness: RunnerHarness, make_submissi
     assert record.state is State.QUEUED
 
 
+async def test_a_job_that_the_engine_ended_for_an_earlier_run_runs_again(
+    harness: RunnerHarness, make_submission: Any
+) -> None:
+    """A failover can give out an epoch twice; a job without its image has not succeeded."""
+    await put(harness.queue, make_submission())
+    claimed, running = harness.run(await harness.claim())
+    claimed.engine_done.set_result(JobFinished(claimed.claim_key, canceled=True))
+    async with asyncio.timeout(10):
+        await running
+    assert (await harness.claim("w2")).epoch == claimed.claim.epoch + 1
+
+
 async def test_job_is_canceled_while_its_input_cannot_be_read(
     harness: RunnerHarness, make_submission: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ local worker, token, sig, lowest, now = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV
 local request = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
 local own = redis.call('HGET', key.signature(sig), 'model')
 local URGENT_READ = 8
+local TENANTS_SEARCHED = 512
 
 -- Whether other signatures are overdue in this step.
 local function others_overdue(step)
@@ -26,7 +27,7 @@ local urgent_by = nil
 
 -- Latest starts before this time are urgent: a job that joins now has ended by then.
 local function urgent_before()
-  urgent_by = urgent_by or now + latest_start.run_ms(sig)
+  urgent_by = urgent_by or now + latest_start.run_ms(sig, now)
   return urgent_by
 end
 
@@ -46,13 +47,18 @@ end
 local function row_of(part)
   local ready = tonumber(redis.call('ZSCORE', key.ready(own, part.rank), sig) or nil)
   if not ready or ready > now then return nil end
-  for _, row in ipairs(tenants.first(key.lane_order(sig, part.rank), 8)) do
-    if choice.includes(request, part, row.usage) and quota.allows(request, row.tenant, 1) then
-      local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(row.tenant, own, part.rank), sig) or nil)
-      return choice.with_turn({sig = sig, load_justified = true, usage = row.usage, own_rank = part.rank, sort_ms = ready,
-        ready = ready, rank = part.rank, tenant = row.tenant, start_by = placed and dated.start_by_of(placed)}, true, now)
+  local count, rows = 1, nil
+  repeat
+    count = 8 * count
+    rows = tenants.first(key.lane_order(sig, part.rank), count)
+    for _, row in ipairs(rows) do
+      if choice.includes(request, part, row.usage) and quota.allows(request, row.tenant, 1) then
+        local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(row.tenant, own, part.rank), sig) or nil)
+        return choice.with_turn({sig = sig, load_justified = true, usage = row.usage, own_rank = part.rank, sort_ms = ready,
+          ready = ready, rank = part.rank, tenant = row.tenant, start_by = placed and dated.start_by_of(placed)}, true, now)
+      end
     end
-  end
+  until #rows < count or count >= TENANTS_SEARCHED
 end
 
 -- The first row of this signature in a step, or nil.

@@ -49,7 +49,7 @@ if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
   local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
   learn_cost(job.sig, each, rows)
   learn_cost('model|' .. job.model, each, rows)
-  latest_start.learn(job.sig, now - (tonumber(job.started) or now), tonumber(ARGV[12]) / job.slots)
+  latest_start.learn(job.sig, tonumber(cjson.decode(ARGV[9]).inference_ms), tonumber(ARGV[12]) / job.slots, now)
 end
 local started = tonumber(job.started) or now
 keep_pace(key.arrivals(job.sig), started)

@@ -4,19 +4,29 @@
 -- that runs on when it can no longer meet its deadline. `deadlines` lists the queued jobs that can still meet theirs.
 
 local latest_start = {}
+-- What was learned counts for this time, or for four jobs. If it is wrong, all jobs can expire by it, and none corrects it.
+local LEARNED_MS = 600000
 
--- Update the learned times of a signature: ms from claim to end of a job, and of each of its denoising steps.
-function latest_start.learn(sig, run_ms, steps)
-  if steps <= 0 then return end
+-- Update the learned times of a signature: ms in which the engine ran a job, and each of its denoising steps. Neither the load
+-- of a model, as few jobs wait for one, nor an upload during an outage.
+function latest_start.learn(sig, run_ms, steps, now)
+  if not run_ms or run_ms <= 0 or steps <= 0 then return end
   local known = redis.call('HMGET', key.slot_cost(sig), 'run_ms', 'step_ms')
   local run, step = tonumber(known[1] or nil), tonumber(known[2] or nil)
   run = run and run + 0.1 * (run_ms - run) or run_ms
   step = step and step + 0.1 * (run_ms / steps - step) or run_ms / steps
-  redis.call('HSET', key.slot_cost(sig), 'run_ms', string.format('%.6g', run), 'step_ms', string.format('%.6g', step))
+  redis.call('HSET', key.slot_cost(sig), 'run_ms', string.format('%.6g', run), 'step_ms', string.format('%.6g', step),
+    'learned', whole(now))
 end
 
--- The mean time (ms) from claim to end of a signature's jobs; 0 before one has ended.
-function latest_start.run_ms(sig) return tonumber(redis.call('HGET', key.slot_cost(sig), 'run_ms') or nil) or 0 end
+local function learned(sig, now)
+  local known = redis.call('HMGET', key.slot_cost(sig), 'run_ms', 'step_ms', 'learned')
+  local run, step, at = tonumber(known[1] or nil), tonumber(known[2] or nil), tonumber(known[3] or nil)
+  if run and step and at and now - at <= math.max(LEARNED_MS, 4 * run) then return run, step end
+end
+
+-- The mean time (ms) in which a signature's jobs run; 0 if nothing is learned.
+function latest_start.run_ms(sig, now) return learned(sig, now) or 0 end
 
 -- The latest start (ms) of a job with a deadline. Nothing is learned yet (step_ms is nil): the deadline itself, so that no
 -- job expires by a guess.
@@ -24,7 +34,7 @@ function latest_start.of(deadline, step_ms, steps) return math.max(0, math.floor
 
 -- Set job.start_by of a job with a deadline, and list it in `deadlines`. A job that runs on after its latest start has none.
 function latest_start.set(id, job, now)
-  local step_ms = tonumber(redis.call('HGET', key.slot_cost(job.sig), 'step_ms') or nil)
+  local _, step_ms = learned(job.sig, now)
   local start_by = latest_start.of(tonumber(job.deadline), step_ms, tonumber(job.steps or nil) or 0)
   if job.on_deadline == 'run' and start_by <= now then return latest_start.clear(id, job) end
   job.start_by = whole(start_by)

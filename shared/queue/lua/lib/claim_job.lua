@@ -51,6 +51,12 @@ function claim_job.count(batch)
   tenants.charge(batch.spent, batch.now)
 end
 
+-- Whether a job fits into the batch. As the first one of a worker without jobs it can fill all of the worker's slots:
+-- `max_batch` of a signature is that of its last submit, which can be of another size than this job.
+function claim_job.fits(batch, slots)
+  return slots <= batch.left or (batch.most and not batch.claims[1] and slots <= batch.most) or false
+end
+
 -- Skip a job that needs more slots than are left: it leads its tenant's jobs in the next batch. The job's field `passed`
 -- is when it was first skipped since its last claim.
 function claim_job.skip(batch, id)

@@ -3,6 +3,7 @@
 
 local fill = {}
 local LOST_READ = 16
+local LOST_EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
 local LOST_SEARCHED = 512 -- lost jobs of tenants that are paused or at their quota, behind which others are found
 
 -- The lost jobs of a page that the quotas of their tenants allow, and how many of the page stay lost.
@@ -30,7 +31,7 @@ local function first_lost(batch, rank)
     ids = queue.of_rank(key.solo(batch.sig), rank, skipped, LOST_READ)
     jobs, refused = allowed_lost(batch, ids)
     skipped = skipped + refused
-  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED
+  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED or batch.expired >= LOST_EXPIRED
   table.sort(jobs, function(one, other)
     if one.usage ~= other.usage then return one.usage < other.usage end
     return one.at < other.at
@@ -64,7 +65,7 @@ local function claim_lost(batch)
   for place, rank in ipairs(batch.ranks) do
     local lost = first_lost(batch, rank)
     if lost then
-      if lost.job.slots <= batch.left then
+      if claim_job.fits(batch, lost.job.slots) then
         queue.remove_returned(lost.id, lost.job)
         claim_job.take(batch, lost.id, lost.job)
         queue.update_lane(lost.job, queue.head(key.lane(batch.sig, rank, lost.job.tenant)))
@@ -115,6 +116,7 @@ end
 -- and this function and those that it calls:
 --   now, worker, quotas, short   as in `request`
 --   max_batch       the most slots of a batch of the signature, or nil
+--   most            the slots of a worker without jobs that starts a batch, or nil
 --   queued, ranks   queued jobs and slots by rank; the ranks in the order of their steps
 --   held            a skipped job reserves the slots that are left: claim no more
 --   claims          rows of the reply
@@ -126,7 +128,10 @@ function fill.fill(batch, request)
   batch.now, batch.worker, batch.quotas, batch.short = request.now, request.worker, request.quotas, request.short
   batch.claims, batch.taken, batch.leases, batch.spent, batch.expired = {}, {}, {}, {}, 0
   learn_queued(batch)
-  if batch.starting then batch.left = slots_to_start(batch) end
+  if batch.starting then
+    batch.most = not batch.has_other_jobs and batch.left or nil
+    batch.left = slots_to_start(batch)
+  end
   local solo = batch.starting and not batch.has_other_jobs and claim_lost(batch)
   if not solo then
     for _, step in ipairs(batch.steps) do

@@ -4,6 +4,7 @@
 
 local lane_turns = {}
 local TENANTS_READ, PAGES = 64, 4
+local TENANTS_SEARCHED = 512 -- of which none can start a job, before others that can
 local RETURNED_READ = 16
 local SKIPS = 4
 local READS = 600
@@ -44,7 +45,7 @@ local function claim_entry(batch, rank, turn, entry)
   elseif job.entry ~= entry.id then
     queue.acknowledge(turn.lane, entry.id)
   elseif job.state == 'queued' and not claim_job.expired(batch, entry.job, job) then
-    if job.slots <= batch.left then return claim_job.take(batch, entry.job, job) end
+    if claim_job.fits(batch, job.slots) then return claim_job.take(batch, entry.job, job) end
     queue.acknowledge(turn.lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
     job.src = 'front'
@@ -120,7 +121,7 @@ local function from_returned(batch, turn, enough)
       table.insert(turn.returned, 1, id)
     elseif job.src ~= 'solo' and not claim_job.expired(batch, id, job) then
       if not quota.allows(batch, job.tenant, job.slots) then return false end
-      if job.slots <= batch.left then
+      if claim_job.fits(batch, job.slots) then
         queue.remove_returned(id, job)
         claim_job.take(batch, id, job)
         turn.touched = true
@@ -146,17 +147,18 @@ local function take_turn(batch, turn, count)
 end
 
 -- The next tenants of a part in the order of service, without those that had a turn (s.had, by rank) and those without free
--- slots. Returns the turns, and how many tenants were read.
+-- slots. Returns the turns, and whether there can be more.
 local function next_turns(batch, request, s, part)
   local had = s.had[part.rank]
-  local rows = tenants.first(key.lane_order(batch.sig, part.rank), math.min(TENANTS_READ, math.max(8, batch.left)) + had.count)
+  local count = had.read + math.max(math.min(TENANTS_READ, math.max(8, batch.left)), had.refused and had.read or 0)
+  local rows = tenants.first(key.lane_order(batch.sig, part.rank), count)
   local names, turns = {}, {}
   for at, row in ipairs(rows) do names[at] = row.tenant end
   quota.learn(batch, names)
   for _, row in ipairs(rows) do
     local tenant = row.tenant
     if not had[tenant] and choice.includes(request, part, row.usage) then
-      had[tenant], had.count = true, had.count + 1
+      had[tenant] = true
       if quota.allows(batch, tenant, 1) then
         local turn = {tenant = tenant, usage = row.usage, rank = part.rank, lane = key.lane(batch.sig, part.rank, tenant),
           skips = 0, reads = 0, has_returned = s.has_returned[part.rank]}
@@ -166,20 +168,21 @@ local function next_turns(batch, request, s, part)
       end
     end
   end
-  return turns, #rows
+  had.read, had.refused = #rows, not turns[1]
+  -- Tenants that are ahead are the first ones.
+  local all_read = #rows < count or (part.ahead and not choice.includes(request, part, rows[#rows].usage))
+  return turns, not all_read and count < TENANTS_SEARCHED
 end
 
 -- The next turns of all parts, by usage. A tenant with jobs in two parts has its turn of the second one later.
 local function turns_of(batch, request, s, parts)
   local turns, firsts, more = {}, {}, false
   for at, part in ipairs(parts) do
-    local had = s.had[part.rank]
-    local known = had.count
-    local found, read = next_turns(batch, request, s, part)
-    more = more or (had.count > known and read > known)
+    local found, follow = next_turns(batch, request, s, part)
+    more = more or follow
     for _, turn in ipairs(found) do
       if at > 1 and firsts[turn.tenant] then
-        had[turn.tenant], had.count, more = nil, had.count - 1, true
+        s.had[part.rank][turn.tenant], more = nil, true
       else
         firsts[turn.tenant] = true
         table.insert(turns, turn)
@@ -222,14 +225,16 @@ function lane_turns.share(batch, request, parts)
   for _, part in ipairs(parts) do
     if batch.queued[part.rank].jobs > 0 then
       table.insert(queued, part)
-      s.had[part.rank] = {count = 0}
+      s.had[part.rank] = {read = 0}
       s.has_returned[part.rank] = has_dated or queue.first(key.front(batch.sig), part.rank) ~= nil
     end
   end
   local single = has_single_slots(batch, queued)
-  for _ = 1, PAGES do
+  local pages = 0
+  while pages < PAGES do
     if batch.left <= 0 or batch.held or not queued[1] then return end
     local turns, more = turns_of(batch, request, s, queued)
+    if turns[1] then pages = pages + 1 end
     local active = turns
     while batch.left > 0 and not batch.held and active[1] do
       local again = {}

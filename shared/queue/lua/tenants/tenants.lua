@@ -8,6 +8,8 @@ local HALF_LIFE_MS = 300000
 local ROUNDS = 4
 -- Usage below this share of another one is nothing: it is above the rounding of a score.
 local NOTHING = 1e-6
+local MUCH = 1 -- by which usage has fallen to a half
+local SIGNATURES_LOWERED = 16
 
 local function log2(number) return math.log(number) / math.log(2) end
 
@@ -43,6 +45,21 @@ function tenants.charge(spent, now)
   redis.call('PEXPIRE', key.gpu_usage, 86400000)
 end
 
+local function lower_score(sig, model, rank, tenant, score)
+  redis.call('ZADD', key.lane_order(sig, rank), 'XX', score, tenant)
+  redis.call('ZADD', key.tenant_order(model, rank), 'XX', score, tenant)
+end
+
+-- Lower a tenant's score also among the other signatures of the model that it has queued jobs of.
+local function lower_others(job, score)
+  for rank = 0, 2 do
+    local name = key.tenant_signatures(job.tenant, job.model, rank)
+    for _, sig in ipairs(redis.call('ZRANGE', name, 0, SIGNATURES_LOWERED - 1)) do
+      lower_score(sig, job.model, rank, job.tenant, score)
+    end
+  end
+end
+
 -- Replace the charge of a claim by the seconds that the job took.
 function tenants.correct_charge(job, seconds, now)
   local charged, known = tonumber(job.charged or nil) or 0, tenants.usage_of(job.tenant)
@@ -57,8 +74,8 @@ function tenants.correct_charge(job, seconds, now)
   -- `first` finds no score that is too high.
   if known and (not usage or usage < known) then
     local score = string.format('%.17g', usage or 0)
-    redis.call('ZADD', key.lane_order(job.sig, job.rank), 'XX', score, job.tenant)
-    redis.call('ZADD', key.tenant_order(job.model, job.rank), 'XX', score, job.tenant)
+    lower_score(job.sig, job.model, job.rank, job.tenant, score)
+    if not usage or usage < known - MUCH then lower_others(job, score) end
   end
 end
 
