@@ -18,10 +18,12 @@ from bench.over_http import MODELS_FILE, up
 from bench.queue.deadline_mix import LOOSE, TIGHT, DeadlineMix, share
 
 ROWS = 8
-SIDES = (64, 96)
+SIDES = {64: 0.7, 96: 0.3}
+"""The sizes of jobs, so their signatures, with their shares."""
+
 STEPS = (20, 28, 40)
-WARM_UP = 256
-EDGE = 48  # of these, the first and last are not counted: their batches are not full
+WARM_UP = 192  # jobs of each size
+EDGE = 32  # of these, the first and last are not counted: their batches are not full
 TURNS = 2
 ENDED = ("succeeded", "failed", "canceled", "expired")
 
@@ -35,9 +37,9 @@ class SentJob:
     met: bool
 
 
-def body(rng: random.Random) -> dict[str, object]:
-    """Return a job of one of two sizes, seven in ten of the first."""
-    side = SIDES[rng.random() > 0.7]
+def body(rng: random.Random, side: int | None = None) -> dict[str, object]:
+    """Return a job of this size, or of one of the sizes."""
+    side = side or rng.choices(list(SIDES), list(SIDES.values()))[0]
     fields = {"width": side, "height": side, "steps": rng.choice(STEPS), "seed": rng.randrange(1000)}
     return {"model": "demo", "prompt": "a red circle on a blue ground, left", **fields}
 
@@ -49,11 +51,14 @@ async def until_ended(http: LightClient, job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def capacity(http: LightClient, rng: random.Random) -> float:
-    """Return the jobs per second of a worker that always has enough of them."""
-    jobs = [await http.post("/v1/jobs", body(rng)) for _ in range(WARM_UP)]
-    ended = [await until_ended(http, job) for job in jobs]
-    ends = sorted(datetime.fromisoformat(job["finished_at"]).timestamp() for job in ended)[EDGE:-EDGE]
-    return (len(ends) - 1) / (ends[-1] - ends[0])
+    """Return the jobs per second of a worker with full batches: one size after the other, as each change costs rows."""
+    seconds = 0.0
+    for side, part in SIDES.items():
+        jobs = [await http.post("/v1/jobs", body(rng, side)) for _ in range(WARM_UP)]
+        ended = [await until_ended(http, job) for job in jobs]
+        ends = sorted(datetime.fromisoformat(job["finished_at"]).timestamp() for job in ended)[EDGE:-EDGE]
+        seconds += part * (ends[-1] - ends[0]) / (len(ends) - 1)
+    return 1 / seconds
 
 
 async def send(http: LightClient, fields: dict[str, object], limit_s: float | None, by_slack: bool) -> SentJob:
@@ -87,7 +92,7 @@ async def measure_processes(folder: Path, mix: DeadlineMix) -> list[dict[str, An
     """Return the shares of deadlines met in either order, over turns with the same jobs."""
     models = folder / "models.toml"
     source = ROOT / "demo" / "model"
-    models.write_text(MODELS_FILE.format(model="demo", source=source, rows=ROWS, side=SIDES[0]), "utf-8")
+    models.write_text(MODELS_FILE.format(model="demo", source=source, rows=ROWS, side=min(SIDES)), "utf-8")
     sent: dict[bool, list[SentJob]] = {False: [], True: []}
     with up(folder, "--models", str(models)) as url:
         async with light_client(url) as http:
