@@ -96,7 +96,9 @@ class Settings(BaseSettings):
     s3_access_key_id: str | None = _setting(None, "Access key. Unset: boto3's credential chain.")
     s3_secret_access_key: SecretStr | None = _setting(None, "Secret of s3_access_key_id.")
     s3_prefix: str = _setting("", "Prefix of every object key.")
-    storage_timeout_s: float = _setting(10.0, "Timeout of a storage request.", gt=0)
+    storage_timeout_s: float = _setting(
+        10.0, "Timeout of a storage request. A write has another second for each 256 KiB.", gt=0
+    )
     presign_expires_s: Positive = _setting(3600, "Lifetime of presigned and signed URLs.")
     output_buckets: Buckets = _setting(
         (), "Buckets that jobs can name as `output`, comma-separated: BUCKET, BUCKET/PREFIX, TENANT=BUCKET/PREFIX."

@@ -1,18 +1,17 @@
 """Storage in a folder, for one machine or a shared file system."""
 
-import asyncio
 import errno
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from shared.errors import NotFound, StorageUnavailable
 from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
+from shared.storage.threads import NoResponse, StorageThreads
 
 T = TypeVar("T")
 
@@ -52,12 +51,12 @@ class FolderStorage:
 
     def __init__(self, root: Path, *, timeout_s: float) -> None:
         self._root = root.absolute()
-        self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_THREADS, "folder-storage")
+        self._threads = StorageThreads(_THREADS, "folder-storage", timeout_s)
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         path = self._path(key)
-        await self._run(lambda: self._write(path, data, content_type))
+        write = self._threads.write(key, (data, content_type), lambda: self._write(path, data, content_type))
+        await self._translated(write)
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -65,11 +64,12 @@ class FolderStorage:
 
     async def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         path, size = self._path(key), range_length(start, end)
+        if size is None or size > CHUNK_BYTES:
+            return b"".join([chunk async for chunk in self.stream(key, start, end)])
 
         def read() -> bytes:
-            with open(path, "rb") as file:
-                file.seek(start)
-                return file.read(-1 if size is None else size)
+            with _open_at(path, start) as file:
+                return file.read(size)
 
         return await self._run_reading(read)
 
@@ -104,20 +104,21 @@ class FolderStorage:
         await self._run(probe)
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
+        return await self._translated(self._threads.run(work))
+
+    async def _translated(self, call: Awaitable[T]) -> T:
+        """Await a call and raise its errors as those of storage."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await loop.run_in_executor(self._threads, work)
-        except TimeoutError as error:
+            return await call
+        except NoResponse as error:
             raise StorageUnavailable(
-                f"storage folder {self._root} did not respond within {self._timeout_s:g} s; check its disk or mount",
-                public=NO_RESPONSE,
+                f"storage folder {self._root} did not respond {error}; check its disk or mount", public=NO_RESPONSE
             ) from error
         except OSError as error:
             advice = _ADVICE.get(error.errno or 0, "check its disk, or set FUSEQUEUE_STORAGE_DIR")

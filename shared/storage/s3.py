@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -15,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
 from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
+from shared.storage.threads import NoResponse, StorageThreads
 
 T = TypeVar("T")
 
@@ -29,7 +28,7 @@ _DENIED = {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureD
 
 
 class S3Storage:
-    """Objects of one bucket; `timeout_s` limits each request with its retries.
+    """Objects of one bucket; `timeout_s` limits each request with its retries, a write also by its size.
 
     boto3 blocks, so its calls run in a thread pool, which can share a client.
     """
@@ -39,8 +38,7 @@ class S3Storage:
         self._presigner = presigner
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_THREADS, "s3-storage")
+        self._threads = StorageThreads(_THREADS, "s3-storage", timeout_s)
 
     @classmethod
     def connect(cls, settings: Settings) -> S3Storage:
@@ -63,9 +61,11 @@ class S3Storage:
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         name = self._name(key)
-        await self._run(
-            lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=data, ContentType=content_type)
-        )
+
+        def put() -> None:
+            self._client.put_object(Bucket=self._bucket, Key=name, Body=data, ContentType=content_type)
+
+        await self._translated(self._threads.write(key, (data, content_type), put))
 
     async def head(self, key: str) -> ObjectInfo:
         name = self._name(key)
@@ -77,6 +77,8 @@ class S3Storage:
         if size == 0:
             await self.head(key)
             return b""
+        if size is None or size > CHUNK_BYTES:
+            return b"".join([chunk async for chunk in self.stream(key, start, end)])
 
         def read() -> bytes:
             body = self._open(name, start, end)
@@ -129,7 +131,7 @@ class S3Storage:
             raise self._no_bucket() from error
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._client.close()
         self._presigner.close()
 
@@ -159,18 +161,20 @@ class S3Storage:
         return len(keys), page.get("NextContinuationToken")
 
     async def _run(self, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
+        return await self._translated(self._threads.run(work))
+
+    async def _translated(self, call: Awaitable[T]) -> T:
+        """Await a call and raise its errors as those of storage."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await loop.run_in_executor(self._threads, work)
-        except TimeoutError as error:
+            return await call
+        except NoResponse as error:
             raise StorageUnavailable(
-                f"{self._location} did not respond within {self._timeout_s:g} s; check the network and the server, "
+                f"{self._location} did not respond {error}; check the network and the server, "
                 "or raise FUSEQUEUE_STORAGE_TIMEOUT_S",
                 public=NO_RESPONSE,
             ) from error
         except ClientError as error:
-            raise await self._translated(error) from error
+            raise await self._response_error(error) from error
         except NoCredentialsError as error:
             raise StorageUnavailable(
                 f"{self._location}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY",
@@ -182,7 +186,7 @@ class S3Storage:
                 public="storage: cannot be reached",
             ) from error
 
-    async def _translated(self, error: ClientError) -> NotFound | StorageUnavailable:
+    async def _response_error(self, error: ClientError) -> NotFound | StorageUnavailable:
         code = error.response.get("Error", {}).get("Code", "")
         if code == "NoSuchBucket":
             return self._no_bucket()
@@ -201,13 +205,11 @@ class S3Storage:
         )
 
     async def _bucket_is_missing(self) -> bool:
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await loop.run_in_executor(self._threads, lambda: self._client.head_bucket(Bucket=self._bucket))
+            await self._threads.run(lambda: self._client.head_bucket(Bucket=self._bucket))
         except ClientError as error:
             return error.response.get("Error", {}).get("Code", "") in _MISSING | {"NoSuchBucket"}
-        except (BotoCoreError, TimeoutError):
+        except (BotoCoreError, NoResponse):
             return False
         return False
 
