@@ -76,7 +76,7 @@ class FolderStorage:
     async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         path, left = self._path(key), range_length(start, end)
         file = await self._run_reading(lambda: _open_at(path, start))
-        with file:
+        try:
             while left is None or left > 0:
                 size = CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)
                 chunk = await self._run(lambda: file.read(size))  # noqa: B023 - awaited before `size` changes
@@ -84,6 +84,8 @@ class FolderStorage:
                     return
                 left = None if left is None else left - len(chunk)
                 yield chunk
+        finally:
+            self._threads.close_soon(file)
 
     async def delete_prefix(self, prefix: str) -> int:
         path = self._root / check_prefix(prefix)

@@ -98,9 +98,11 @@ class S3Storage:
         body = await self._run(lambda: self._open(name, start, end))
         if body is None:
             return
-        with closing(body):
+        try:
             while chunk := await self._run(lambda: body.read(CHUNK_BYTES)):
                 yield chunk
+        finally:
+            self._threads.close_soon(body)
 
     async def delete_prefix(self, prefix: str) -> int:
         name = self._prefix + check_prefix(prefix)

@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -19,11 +20,16 @@ class NoResponse(Exception):
         super().__init__(f"within {limit_s:.3g} s")
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class StorageThreads:
     """A pool of threads; a call waits `timeout_s` for one, and is limited from the start of its work."""
 
     def __init__(self, count: int, name: str, timeout_s: float) -> None:
         self._pool = ThreadPoolExecutor(count, name)
+        self._closer = ThreadPoolExecutor(1, f"{name}-close")  # the others are for calls that are waited for
         self._timeout_s = timeout_s
         self._writes: dict[str, _Call[None]] = {}
 
@@ -45,8 +51,14 @@ class StorageThreads:
                 return
         await self._result(self._begin_write(key, content, work), limit_s)
 
+    def close_soon(self, file: Closable) -> None:
+        """Close a file without waiting: its close waits for a thread that hangs in a read of the file."""
+        with suppress(RuntimeError):  # after `close`
+            self._closer.submit(file.close)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._closer.shutdown(wait=False)
 
     def _begin_write(self, key: str, content: tuple[bytes, str], work: Callable[[], None]) -> "_Call[None]":
         call = self._writes[key] = _Call(self._pool, work, content)

@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ import pytest
 from shared.config.settings import Settings
 from shared.errors import NotFound, StorageUnavailable
 from shared.storage import Storage, connect
+
+Eventually = Callable[..., Awaitable[None]]
 
 TIMEOUT_S = 0.2
 
@@ -108,3 +110,42 @@ async def test_a_put_that_found_no_thread_in_time_is_not_done_later(storage: Sto
     await storage.put("a/last", b"x", "image/png")
     with pytest.raises(NotFound):
         await storage.read("a/19")
+
+
+class HangingFile(io.RawIOBase):
+    """A file on a mount that stopped responding: a read hangs until `resumed` is set."""
+
+    def __init__(self) -> None:
+        self.is_read, self.resumed = threading.Event(), threading.Event()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return offset
+
+    def readinto(self, buffer: object) -> int:
+        self.is_read.set()
+        self.resumed.wait()
+        return 0
+
+
+async def test_a_stream_ends_while_its_read_hangs(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """Closing the file waits for the read, in a thread; the event loop goes on."""
+    file = HangingFile()
+    monkeypatch.setattr("shared.storage.folder.open", lambda *_: io.BufferedReader(file), raising=False)
+    reading = asyncio.ensure_future(anext(storage.stream("a/b")))
+    await asyncio.to_thread(file.is_read.wait)
+    rescue = threading.Timer(5, file.resumed.set)  # of an event loop that is blocked
+    rescue.start()
+    reading.cancel()
+    await asyncio.wait({reading})
+    assert not file.resumed.is_set()
+    rescue.cancel()
+    file.resumed.set()
+    await eventually(lambda: file.closed, "the file is closed")
