@@ -28,6 +28,7 @@ FusequeueError
 │   │   ├── RedisFull         Redis has no memory left for what clients add
 │   │   └── ScriptFailed      a script of the queue has a fault, or finds data that it does not understand
 │   └── StorageUnavailable
+│       └── StorageRefused    a request that storage would refuse again
 ├── IncompatibleRedis         an eviction policy or schema version that would lose jobs
 ├── ConfigurationError        invalid models.toml, rules or settings
 └── JobError                  a failed job
@@ -222,6 +223,9 @@ class ScriptFailed(RedisUnavailable, code="internal_error", retryable=False, hid
 class StorageUnavailable(Unavailable, code="storage_unavailable", hidden_as="storage: cannot be used"): ...
 
 
+class StorageRefused(StorageUnavailable, retryable=False): ...
+
+
 class IncompatibleRedis(
     FusequeueError, code="incompatible_redis", hidden_as="redis: its settings or schema do not fit"
 ): ...
@@ -268,7 +272,8 @@ class UnexpectedError(JobError, code="internal_error"):
     """Wraps an exception of another type."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(f"unexpected error in the worker: {type(error).__name__}: {error}"[:300])
+        text = error.public if isinstance(error, FusequeueError) else error
+        super().__init__(f"unexpected error in the worker: {type(error).__name__}: {text}"[:300])
 
 
 class OutOfMemory(JobError, code="out_of_memory", retryable=True): ...

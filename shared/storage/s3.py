@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from shared.config.settings import Settings
-from shared.errors import ConfigurationError, NotFound, StorageUnavailable
+from shared.errors import ConfigurationError, NotFound, StorageRefused, StorageUnavailable
 from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
 from shared.storage.threads import NoResponse, StorageThreads
 
@@ -25,6 +25,18 @@ _PROBE = "health/probe"
 _ACCESS_DENIED = "storage: access denied"
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _DENIED = {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+# Refusals that a repetition, the operator or new credentials can change, though their status is 4xx.
+_PASSING_STATUSES = {401, 403, 404, 407, 408, 409, 425, 429}
+_PASSING = {
+    "AuthorizationHeaderMalformed",
+    "BadDigest",
+    "IncompleteBody",
+    "InvalidToken",
+    "RequestTimeout",
+    "TokenRefreshRequired",
+    "XAmzContentSHA256Mismatch",
+}
+_LASTING = {"InvalidObjectState"}  # its status is 403: an archived object
 
 
 class S3Storage:
@@ -200,6 +212,13 @@ class S3Storage:
                 f"{self._location}: {code}; check FUSEQUEUE_S3_ACCESS_KEY_ID and its "
                 "permission to list, read, write and delete",
                 public=_ACCESS_DENIED,
+            )
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in _LASTING or (400 <= status < 500 and status not in _PASSING_STATUSES and code not in _PASSING):
+            return StorageRefused(
+                f"{self._location} refused {error.operation_name} with {code or status}: "
+                f"{error.response.get('Error', {}).get('Message', '')[:200]}",
+                public=f"storage: refuses the request with {code or status}",
             )
         return StorageUnavailable(
             f"{self._location} responded with {code or 'an error'}; see the server's log",

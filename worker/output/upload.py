@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from shared.errors import EncodingFailed, UploadFailed
+from shared.errors import EncodingFailed, FusequeueError, UploadFailed
 from shared.job import Artifact, Job, Thumbnail
 from shared.queue import Claim
 from shared.runtime import metrics
@@ -36,9 +36,9 @@ MIN_HELD_BYTES = 2 * 1024 * 1024  # of the spool, per output: bounds the jobs a 
 class Uploader:
     """Encodes and uploads images and videos; holds up to `spool_bytes` of them while storage is unavailable.
 
-    An upload is retried while storage is unavailable; any other error fails its job. `sender` sends the outputs of jobs
-    with a destination. A job that is stopped, lost or released cancels its uploads. A full spool stops the claiming of
-    jobs; a small output counts as `MIN_HELD_BYTES`.
+    An upload is retried while storage is unavailable; a lasting refusal, or any other error, fails its job. `sender`
+    sends the outputs of jobs with a destination. A job that is stopped, lost or released cancels its uploads. A full
+    spool stops the claiming of jobs; a small output counts as `MIN_HELD_BYTES`.
     """
 
     def __init__(self, storage: Storage, spool_bytes: int, sender: OutputSender) -> None:
@@ -85,7 +85,8 @@ class Uploader:
             )
         except Exception as error:
             log.exception("output_not_stored", key=key)
-            raise UploadFailed(f"{key} cannot be stored: {type(error).__name__}: {error}") from error
+            reason = error.public if isinstance(error, FusequeueError) else f"{type(error).__name__}: {error}"
+            raise UploadFailed(f"{key} cannot be stored: {reason}") from error
 
     async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.epoch, index)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shared.config.destinations import Destination
-from shared.errors import StorageUnavailable
+from shared.errors import StorageRefused, StorageUnavailable, UploadFailed
 from shared.job import Job, OutputFormat, Task
 from shared.queue import Claim
 from worker.engine.protocol import Audio, Output
@@ -86,6 +86,24 @@ async def test_upload_is_retried_until_storage_is_available(
     uploader = make_uploader(storage)
     await uploader.upload(claim(), 0, Output(PIXELS))
     assert len(storage.objects) == 1
+    assert uploader.held_bytes == 0
+
+
+async def test_an_upload_that_storage_refuses_for_good_fails_its_job(
+    make_uploader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's error does not name the bucket."""
+    monkeypatch.setattr(upload, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(upload, "MAX_RETRY_S", 0.001)
+    storage = StorageWithOutage()
+
+    async def refuse(key: str, data: bytes, content_type: str) -> None:
+        raise StorageRefused("bucket 'private' refused it", public="storage: refuses the request with 413")
+
+    monkeypatch.setattr(storage, "put", refuse)
+    uploader = make_uploader(storage)
+    with pytest.raises(UploadFailed, match=r"0\.png cannot be stored: storage: refuses the request with 413"):
+        await uploader.upload(claim(), 0, Output(PIXELS))
     assert uploader.held_bytes == 0
 
 

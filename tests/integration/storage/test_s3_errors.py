@@ -1,0 +1,137 @@
+"""Errors of S3 servers: each names its remedy, and whether a repetition can succeed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from harness.ports import free_port
+
+from shared.config.settings import Settings
+from shared.errors import ConfigurationError, StorageUnavailable
+from shared.storage import connect
+
+
+def _s3(url: str, **changes: Any) -> Settings:
+    credentials = {"s3_access_key_id": "test", "s3_secret_access_key": "test"}
+    return Settings(**({"s3_bucket": "images", "s3_endpoint_url": url, **credentials} | changes))
+
+
+@asynccontextmanager
+async def _server(response: bytes | None) -> AsyncIterator[tuple[str, list[float]]]:
+    """Run an HTTP server that sends `response` to each request, or nothing; yields its URL and the request times."""
+    calls: list[float] = []
+    closing = asyncio.Event()
+    open_calls: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        open_calls.add(task)
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                calls.append(time.monotonic())
+                if response is None:
+                    await closing.wait()
+                    break
+                writer.write(response)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", calls
+    finally:
+        closing.set()
+        server.close()
+        await asyncio.wait(open_calls, timeout=5)
+
+
+async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:
+    """It is an operator error, not a `NotFound` for the client."""
+    storage = connect(_s3(s3_server, s3_bucket="nowhere"))
+    for call in (
+        storage.check(),
+        storage.put("a/b", b"x", "image/png"),
+        storage.head("a/b"),
+        storage.read("a/b"),
+        storage.delete_prefix("a"),
+    ):
+        with pytest.raises(StorageUnavailable, match=r"'nowhere' at http://127.0.0.1:.*FUSEQUEUE_S3_BUCKET"):
+            await call
+    await storage.close()
+
+
+async def test_request_to_a_silent_server_times_out() -> None:
+    async with _server(None) as (url, _):
+        storage = connect(_s3(url, storage_timeout_s=0.4))
+        begun = time.monotonic()
+        with pytest.raises(StorageUnavailable, match=r"'images' at http://127.0.0.1"):
+            await storage.head("a/b")
+        assert time.monotonic() - begun < 30, "boto3 by itself would wait for minutes"
+        await storage.close()
+
+
+async def test_server_errors_are_retried_twice() -> None:
+    """Three requests in all, then `StorageUnavailable`."""
+    response = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
+    async with _server(response) as (url, calls):
+        storage = connect(_s3(url, storage_timeout_s=20))
+        with pytest.raises(StorageUnavailable, match=r"'images' at http://127.0.0.1.* responded with 500"):
+            await storage.head("a/b")
+        assert len(calls) == 3
+        await storage.close()
+
+
+async def test_error_for_wrong_credentials_names_the_setting() -> None:
+    body = b"<Error><Code>SignatureDoesNotMatch</Code><Message>no</Message></Error>"
+    head = b"HTTP/1.1 403 Forbidden\r\ncontent-type: application/xml\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with _server(head + body) as (url, _):
+        storage = connect(_s3(url))
+        with pytest.raises(StorageUnavailable, match="SignatureDoesNotMatch; check FUSEQUEUE_S3_ACCESS_KEY_ID"):
+            await storage.read("a/b")
+        await storage.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "lasting"),
+    [
+        ("413 Payload Too Large", "", True),
+        ("400 Bad Request", "EntityTooLarge", True),
+        ("403 Forbidden", "InvalidObjectState", True),
+        ("400 Bad Request", "RequestTimeout", False),
+        ("403 Forbidden", "", False),
+        ("408 Request Timeout", "", False),
+        ("429 Too Many Requests", "", False),
+        ("503 Slow Down", "SlowDown", False),
+    ],
+)
+async def test_a_refusal_that_a_repetition_cannot_change_is_not_retryable(
+    status: str, code: str, lasting: bool
+) -> None:
+    body = f"<Error><Code>{code}</Code><Message>no</Message></Error>" if code else "<html>nginx</html>"
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/xml\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with _server((head + body).encode()) as (url, _):
+        storage = connect(_s3(url))
+        with pytest.raises(StorageUnavailable) as caught:
+            await storage.read("a/b")
+        assert caught.value.retryable == (not lasting)
+        await storage.close()
+
+
+async def test_error_for_an_unreachable_server_names_the_setting() -> None:
+    storage = connect(_s3(f"http://127.0.0.1:{free_port()}"))
+    with pytest.raises(StorageUnavailable, match="FUSEQUEUE_S3_ENDPOINT_URL"):
+        await storage.read("a/b")
+    await storage.close()
+
+
+def test_invalid_endpoint_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match="FUSEQUEUE_S3_ENDPOINT_URL"):
+        connect(_s3("minio:9000"))
