@@ -25,6 +25,7 @@ from api.http.connections import capacity, open_files
 from api.http.direct_routes import DirectRoutes
 from api.http.middleware import BodyLimits, RequestLog
 from api.http.request_traces import RequestTraces
+from api.http.streaming import RESPONSE_PIECES
 from api.keys_required import KeysRequired
 from api.page import assets, live, session
 from api.readiness import CHECK_TIMEOUT_S, Readiness
@@ -57,11 +58,12 @@ from shared.runtime import tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
-from shared.storage import Storage, connect
+from shared.storage import CHUNK_BYTES, Storage, connect
 from shared.storage.output_buckets import OutputBuckets
 
 log = structlog.get_logger()
 
+RESPONSE_BYTES = 256 * 1024 * 1024  # of large responses that are being sent; see `count_response`
 GROUPED_SUBMITS = 32  # jobs that one script queues: it holds Redis for about 2 ms
 
 # Response headers that pages of other origins can read.
@@ -237,6 +239,7 @@ async def _open_services(
         submits=Grouped(partial(queue.jobs.submit, positions=True), GROUPED_SUBMITS),
         waiters=waiters,
         requests=SharedPool("requests", most.connections),
+        responses=SharedPool("response_memory", min(RESPONSE_BYTES, most.downloads * RESPONSE_PIECES * CHUNK_BYTES)),
         readiness=readiness,
         closing=closing,
     )

@@ -58,6 +58,7 @@ class Services:
     submits: Grouped[Submission, SubmitResult | FusequeueError]
     waiters: Waiters
     requests: SharedPool
+    responses: SharedPool
     readiness: Readiness
     closing: asyncio.Event
 
@@ -93,7 +94,7 @@ def _count_in_flight(request: Request, requests: SharedPool, tenant: str) -> Non
     """
     if not requests.take(tenant, 1):
         raise requests.refusal("too many requests of this tenant are in flight at this process")
-    request.scope[RELEASE_KEY] = partial(requests.release, tenant, 1)
+    request.scope.setdefault(RELEASE_KEY, []).append(partial(requests.release, tenant, 1))
 
 
 CallerDep = Annotated[Caller, Depends(caller)]

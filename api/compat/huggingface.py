@@ -12,7 +12,7 @@ from api.errors import TextProblem
 from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
-from api.http.streaming import StreamedResponse, with_first_read
+from api.http.streaming import StreamedResponse, count_response, with_first_read
 from api.submission import IdempotencyKey
 from shared.config.models_file import Catalog
 from shared.errors import Faults, InvalidRequest
@@ -119,6 +119,7 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
 
     async def build(record: JobRecord) -> StreamedResponse:
         image = record.artifacts[0]
+        count_response(request, image.bytes)
         chunks = await with_first_read(context.services.storage.stream(image.key, 0, image.bytes), param="inputs")
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})

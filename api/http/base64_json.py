@@ -10,14 +10,17 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from api.http.streaming import StreamedResponse, with_first_read
-from shared.storage import Storage
+from fastapi import Request
+
+from api.http.streaming import StreamedResponse, count_response, with_first_read
+from shared.storage import CHUNK_BYTES, Storage
 
 
 class Base64Json:
     """Collects the objects of one response, in the order in which its JSON has them."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, request: Request, storage: Storage) -> None:
+        self._request = request
         self._storage = storage
         self._mark = secrets.token_hex(16)  # no text of a client contains it
         self._objects: list[tuple[str, int]] = []
@@ -30,9 +33,12 @@ class Base64Json:
     async def response(
         self, content: Mapping[str, Any], *, param: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> StreamedResponse:
-        """Return the response, with the first object begun; raises `NotFound` that names `param` if it is gone."""
+        """Return the response, with the first object begun; raises `NotFound` that names `param` if it is gone, or
+        `Overloaded`."""
         texts = json.dumps(content, separators=(",", ":")).encode().split(self._mark.encode())
         length = sum(map(len, texts)) + sum(4 * -(-size // 3) for _, size in self._objects)
+        if self._objects:
+            count_response(self._request, length, 4 * CHUNK_BYTES // 3)
         pieces = await with_first_read(self._pieces(texts), param=param)
         all_headers = {**(headers or {}), "Content-Length": str(length)}
         return StreamedResponse(pieces, status_code=status, media_type="application/json", headers=all_headers)

@@ -18,11 +18,13 @@ MOST_RESERVED_FILES = 4_100  # for Redis, storage, uploads, and connections that
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a process can hold: connections, those of them that wait for events, and how many it accepts at once."""
+    """What a process can hold: connections, those of them that wait for events, how many it accepts at once, and large
+    responses, each with an open file."""
 
     connections: int
     waiters: int
     accepted_at_once: int
+    downloads: int
 
 
 def capacity(files: int, max_connections: int | None = None) -> Capacity:
@@ -32,7 +34,8 @@ def capacity(files: int, max_connections: int | None = None) -> Capacity:
     """
     reserved = min(MOST_RESERVED_FILES, max(1, files // 3))
     connections = max(1, min(files - reserved, max_connections or files))
-    return Capacity(connections, min(MAX_WAITERS, connections - connections // 8), max(1, reserved // 8))
+    waiters = min(MAX_WAITERS, connections - connections // 8)
+    return Capacity(connections, waiters, max(1, reserved // 8), max(2, reserved // 4))
 
 
 def open_files() -> int:

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 BODY_TIMEOUT_S = 60.0
 RELEASE_KEY = "fusequeue.release"
-"""Of the scope: called at the end of the request."""
+"""Of the scope: a list of what to call at the end of the request."""
 
 JSON_TYPES = frozenset(("application/json",))
 NDJSON_TYPES = frozenset(("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines"))
@@ -58,8 +58,8 @@ class RequestLog:
                 log.exception("request_crashed", method=scope["method"], path=scope["path"][:200])
                 await problem(scope, "internal_error", "")(scope, receive, response.send)
             finally:
-                if RELEASE_KEY in scope:
-                    scope[RELEASE_KEY]()
+                for release in scope.get(RELEASE_KEY, ()):
+                    release()
                 _record(scope, response.status, time.perf_counter() - started)
 
 

@@ -5,13 +5,21 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from functools import partial
 
+from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api.http.middleware import RELEASE_KEY
 from shared.errors import NotFound
 from shared.runtime.asyncio_tools import cancel_and_wait
+from shared.runtime.shares import SharedPool
+from shared.storage import CHUNK_BYTES
 
 SEND_TIMEOUT_S = 60.0
+RESPONSE_PIECES = 2
+"""Of a response that its client does not read: one in the transport, and one that waits."""
+
+END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 SSE_KEEPALIVE = b": keep-alive\n\n"
 
 
@@ -48,20 +56,31 @@ class StreamedResponse(Response):
         async with contextlib.aclosing(self.pieces):
             async for piece in self.pieces:
                 await send_timed(send, {"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send(END)
 
 
 class TimedResponse(Response):
-    """A response in one piece that fails when the client does not read it."""
+    """A response in one piece that ends when the client has read it, and fails when it does not."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, partial(send_timed, send))
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        for message in (start, {"type": "http.response.body", "body": self.body, "more_body": True}, END):
+            await send_timed(send, message)
 
 
 async def send_timed(send: Send, message: Message) -> None:
     """Send, or raise `TimeoutError` when the client has not read for `SEND_TIMEOUT_S`."""
     async with asyncio.timeout(SEND_TIMEOUT_S):
         await send(message)
+
+
+def count_response(request: Request, length: int, piece_bytes: int = CHUNK_BYTES) -> None:
+    """Count the memory of a response with stored objects until the request ends; raises `Overloaded` without any."""
+    pool: SharedPool = request.app.state.services.responses
+    tenant, amount = str(request.scope.get("tenant", "")), min(length, RESPONSE_PIECES * piece_bytes)
+    if not pool.take(tenant, amount):
+        raise pool.refusal("too many images, videos and files of this tenant are being read at this process")
+    request.scope.setdefault(RELEASE_KEY, []).append(partial(pool.release, tenant, amount))
 
 
 async def disconnected(receive: Receive) -> None:
@@ -90,12 +109,13 @@ async def with_first_read(pieces: AsyncIterator[bytes], *, param: str) -> AsyncG
     with stored(param):
         first = await anext(pieces, b"")
 
-    async def all_pieces() -> AsyncGenerator[bytes]:
+    async def all_pieces(first: bytes) -> AsyncGenerator[bytes]:
         yield first
+        del first  # a piece of a client that reads slowly
         async for piece in pieces:
             yield piece
 
-    return all_pieces()
+    return all_pieces(first)
 
 
 @contextlib.contextmanager

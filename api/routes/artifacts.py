@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from api.context import ArtifactContext, RequestContext
 from api.errors import RangeNotSatisfiable
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
+from api.http.streaming import StreamedResponse, TimedResponse, count_response, stored, with_first_read
 from api.responses import etag_matches
 from shared.config.destinations import bucket_of
 from shared.errors import NotFound
@@ -163,6 +163,7 @@ async def object_response(
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
+    count_response(request, end - start)
     if end - start <= CHUNK_BYTES:  # reading and sending one piece costs a fraction of a stream
         with stored("index"):
             return TimedResponse(await storage.read(stored_object.key, start, end), status, headers)

@@ -37,7 +37,7 @@ LEAD_S = 2.0
 OPEN_FILES = 700
 """Of the API: few, so that an attack reaches its limits; many where each connection costs memory or time."""
 
-NEEDS_FILES = ("batch streams", "held lines")
+NEEDS_FILES = ("batch streams", "held lines", "slow downloads")
 
 SETTINGS = {
     "fetch_allow_networks": "127.0.0.0/8",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import itertools
 import json
 import secrets
+import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
 from PIL import Image
 
-from attack.attacks import TIMEOUT_S, Attack, Target, repeat
+from attack.attacks import ADDRESS, TIMEOUT_S, Attack, Target, repeat
 
-AT_ONCE, HELD = 10, 1_000
+AT_ONCE, HELD, DOWNLOADS = 10, 1_000, 2_000
 PAUSE_S = 5.0
+READ_EVERY_S = 3.0
 BODY_BYTES = 20 * 1000 * 1000
 
 
@@ -152,6 +155,31 @@ async def large_files(target: Target) -> None:
         await repeat(4, one)
 
 
+async def slow_downloads(target: Target) -> None:
+    """Reads of a file of 20 MB by clients that read as slowly as the API allows."""
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", b'{"custom_id": "a"}\n' * 1_000_000, filename="a.jsonl")
+    async with target.client() as client:
+        file = await target.send(client, "POST", "/v1/files", data=form)
+    head = f"GET /v1/files/{file['id']}/content HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {target.key}"
+
+    async def one() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * 1024)  # the system's can hold megabytes
+            connection.setblocking(False)
+            connection.bind(ADDRESS)
+            await loop.sock_connect(connection, ("127.0.0.1", target.port))
+            await loop.sock_sendall(connection, f"{head}\r\n\r\n".encode())
+            status = (await loop.sock_recv(connection, 1_000)).decode("latin-1")[9:12]
+            target.counts[status] += 1
+            while status == "200" and await loop.sock_recv(connection, 16 * 1024):
+                await asyncio.sleep(READ_EVERY_S)
+        await asyncio.sleep(PAUSE_S)
+
+    await repeat(DOWNLOADS, one)
+
+
 ATTACKS: dict[str, Attack] = {
     "39-megapixel PNGs": large_pngs,
     "40-megapixel WebPs": large_webps,
@@ -162,4 +190,5 @@ ATTACKS: dict[str, Attack] = {
     "large forms": large_forms,
     "large JSON": large_json,
     "large images in batches": large_images_in_batches,
+    "slow downloads": slow_downloads,
 }

@@ -20,7 +20,7 @@ from api.http.bodies import read_form
 from api.http.lists import known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
-from api.http.streaming import StreamedResponse, with_first_read
+from api.http.streaming import StreamedResponse, count_response, with_first_read
 from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
@@ -179,10 +179,11 @@ async def get_file(file_id: str, context: Context) -> Response:
 
 
 @router.get("/{file_id}/content", response_class=Response, responses=problems(404, 503) | {200: _CONTENT})
-async def get_file_content(file_id: str, context: Context) -> Response:
+async def get_file_content(request: Request, file_id: str, context: Context) -> Response:
     """Get the content of a file."""
     stored, tenant = context.services.queue.files, context.tenant
     file, parts = await stored.get(tenant, file_id), await stored.parts(tenant, file_id)
+    count_response(request, file.bytes)
     chunks = await with_first_read(files.content(context.services.storage, tenant, file_id, parts), param="id")
     headers = {
         "Content-Type": files.CONTENT_TYPE,

@@ -194,7 +194,7 @@ async def _answer(request: Request, context: RequestContext, parsed: ImageReques
         return sse_response(call.track(ImageStream(call.job_id, parsed, context, request.scope).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
-        response_format, body = parsed.fields.response_format, Base64Json(services.storage)
+        response_format, body = parsed.fields.response_format, Base64Json(request, services.storage)
         encoded = has_base64(response_format)
         images = [body.add(artifact.key, artifact.bytes) for artifact in record.artifacts if encoded]
         data = image_data(record, images, context.base_url, response_format=response_format, sign=context.sign)

@@ -24,7 +24,7 @@ from api.responses import existing_job
 from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest, NotFound, Unavailable, UnknownModel
+from shared.errors import InvalidRequest, NotFound, Overloaded, Unavailable, UnknownModel
 from shared.job import JobRecord, Priority, State
 from shared.protocols.openai.images import read_base64
 from shared.protocols.replicate.prediction_inputs import parse_input
@@ -111,7 +111,7 @@ async def create_prediction(
     if body.version is None:
         raise InvalidRequest("version: required", param="version")
     spec = model_of_version(body.version, context.services.catalog)
-    return await _create(body, spec, context, options, idempotency(options.key, await request.body()))
+    return await _create(request, body, spec, context, options, idempotency(options.key, await request.body()))
 
 
 @router.post(
@@ -129,7 +129,7 @@ async def create_model_prediction(
     if body.version is not None and model_of_version(body.version, context.services.catalog) != spec:
         raise InvalidRequest(f"version: it is not one of {owner}/{name}", param="version")
     raw = f"{spec.id}\n".encode() + await request.body()  # the body need not name the model
-    return await _create(body, spec, context, options, idempotency(options.key, raw))
+    return await _create(request, body, spec, context, options, idempotency(options.key, raw))
 
 
 @router.get(
@@ -160,13 +160,13 @@ async def list_predictions(
 
 
 @router.get("/predictions/{prediction_id}", responses=problems(404, 503) | {200: {"model": PredictionObject}})
-async def get_prediction(prediction_id: str, context: Context) -> Response:
+async def get_prediction(request: Request, prediction_id: str, context: Context) -> Response:
     """Get a prediction."""
-    return await _response(await context.find_job(prediction_id), context)
+    return await _response(request, await context.find_job(prediction_id), context)
 
 
 @router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503) | {200: {"model": PredictionObject}})
-async def cancel_prediction(prediction_id: str, context: Context) -> Response:
+async def cancel_prediction(request: Request, prediction_id: str, context: Context) -> Response:
     """Cancel a prediction: a queued one at once, a running one at its next step."""
     await context.find_job(prediction_id)
     queue = context.services.queue
@@ -175,7 +175,7 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
         with contextlib.suppress(Unavailable):
             await context.waiters.until_terminal(prediction_id, CANCEL_WAIT_S)
         record = existing_job(await queue.jobs.get(prediction_id), prediction_id)
-    return await _response(record, context)
+    return await _response(request, record, context)
 
 
 @router.get("/webhooks/default/secret", responses=problems(503))
@@ -194,16 +194,21 @@ async def _parse(request: Request) -> PredictionRequest:
 
 
 async def _create(
-    body: PredictionRequest, spec: ModelSpec, context: RequestContext, options: CreationOptions, key: Idempotency
+    request: Request,
+    body: PredictionRequest,
+    spec: ModelSpec,
+    context: RequestContext,
+    options: CreationOptions,
+    key: Idempotency,
 ) -> Response:
     started_s, services = time.monotonic(), context.services
     wait_s = waiting.preferred_wait_s(options.prefer, min(MAX_WAIT_S, services.settings.max_wait_s))
     defaults: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
     if options.cancel_after is not None:
         defaults["deadline_s"] = deadline_s(options.cancel_after)
-    request, names = parse_input(body.input, spec, {**defaults, **webhook_fields(body)})
+    job_request, names = parse_input(body.input, spec, {**defaults, **webhook_fields(body)})
     with names.in_errors():
-        accepted = await submission.submit(request, context, key, webhook_version=model_version(spec))
+        accepted = await submission.submit(job_request, context, key, webhook_version=model_version(spec))
     submitted = accepted.record
     record: JobRecord | None = None
     if wait_s:
@@ -218,18 +223,22 @@ async def _create(
         headers["Idempotent-Replayed"] = "true"
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
-    return await _response(record, context, 201, headers)
+    return await _response(request, record, context, 201, headers)
 
 
 async def _response(
-    record: JobRecord, context: RequestContext, status: int = 200, headers: dict[str, str] | None = None
+    request: Request,
+    record: JobRecord,
+    context: RequestContext,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
 ) -> Response:
     """Return a prediction with its images."""
     urls = _urls(record, context) if record.state is State.SUCCEEDED else []
     if urls and _inlines(record, context):
-        body = Base64Json(context.services.storage)
+        body = Base64Json(request, context.services.storage)
         images = [f"data:{one.content_type};base64,{body.add(one.key, one.bytes)}" for one in record.artifacts]
-        with contextlib.suppress(NotFound):  # just deleted: the URLs respond with 404
+        with contextlib.suppress(NotFound, Overloaded):  # just deleted: the URLs respond with 404
             content = _prediction(record, context, images)
             return await body.response(content, param="output", status=status, headers=headers)
     return JSONResponse(_prediction(record, context, urls), status, headers)

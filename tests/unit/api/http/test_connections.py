@@ -165,13 +165,13 @@ def test_an_address_is_what_one_client_has(host: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("files", "max_connections", "expected"),
     [
-        (15_600, None, Capacity(11_500, 10_000, 512)),
-        (15_600, 100, Capacity(100, 88, 512)),
-        (15_600, 50_000, Capacity(11_500, 10_000, 512)),
-        (1_024, None, Capacity(683, 598, 42)),
-        (300, None, Capacity(200, 175, 12)),
-        (4, None, Capacity(3, 3, 1)),
-        (1, None, Capacity(1, 1, 1)),
+        (15_600, None, Capacity(11_500, 10_000, 512, 1_025)),
+        (15_600, 100, Capacity(100, 88, 512, 1_025)),
+        (15_600, 50_000, Capacity(11_500, 10_000, 512, 1_025)),
+        (1_024, None, Capacity(683, 598, 42, 85)),
+        (300, None, Capacity(200, 175, 12, 25)),
+        (4, None, Capacity(3, 3, 1, 2)),
+        (1, None, Capacity(1, 1, 1, 2)),
     ],
 )
 def test_capacity_leaves_files_for_everything_else(files: int, max_connections: int | None, expected: Capacity) -> None:
