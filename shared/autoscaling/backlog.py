@@ -93,6 +93,18 @@ def slot_cost(load: SignatureLoad, startable: float = 1.0) -> SlotCost | None:
     return SlotCost(load.slot_s * change, float(rows)) if change < 1 else SlotCost(load.slot_s, load.rows)
 
 
+def unpaused_slots(backlog: Backlog) -> dict[str, float]:
+    """Return the queued slots by model, without those of paused tenants, which are estimates."""
+    queued = defaultdict[str, float](float)
+    for load in backlog.loads:
+        queued[load.model] += load.queued_slots + load.bulk_slots
+    for tenant in backlog.limited:
+        if tenant.limit == 0:
+            for model, slots in (*tenant.queued_slots.items(), *tenant.bulk_slots.items()):
+                queued[model] -= slots
+    return {model: slots if slots >= 0.5 else 0.0 for model, slots in queued.items()}
+
+
 def startable_parts(backlog: Backlog) -> dict[str, float]:
     """Return by model the part of its queued interactive and standard slots that quotas let start now."""
     queued, beyond = defaultdict[str, float](float), defaultdict[str, float](float)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shared.autoscaling.backlog import Backlog, SignatureLoad, slot_cost, startable_parts
+from shared.autoscaling.backlog import Backlog, SignatureLoad, slot_cost, startable_parts, unpaused_slots
 from shared.autoscaling.bulk_windows import bulk_share
 
 UNKNOWN_WORKERS = 2
@@ -79,7 +79,7 @@ def wanted_workers(backlog: Backlog, fleet: Fleet, targets: Targets) -> Scale:
     served = replace(backlog, loads=[load for load in backlog.loads if fleet.serves(load.model)])
     urgent = _urgent_share(served, fleet, within_s)
     bulk = bulk_share(served, targets.bulk_window_s, within_s)
-    unknown = sorted({load.model for load in served.loads if load.slot_s is None and _slots(load)})
+    unknown = _unknown_models(served)
     wanted = math.ceil(urgent + bulk - 1e-9)
     wanted = max(wanted, min(wanted + 1, math.ceil(urgent + BULK_SLACK * bulk), fleet.alive))
     wanted += min(UNKNOWN_WORKERS, len(unknown))
@@ -114,6 +114,13 @@ def _urgent_share(served: Backlog, fleet: Fleet, within_s: float) -> float:
             slots = load.queued_slots * parts[load.model] + 0.5 * load.running_slots * (1 - fleet.bulk_part)
             share += slots * cost.seconds / (within_s + cost.rows * cost.seconds)
     return share
+
+
+def _unknown_models(served: Backlog) -> list[str]:
+    """Return the models of unknown cost with running slots, or queued ones that no pause holds back."""
+    unpaused = unpaused_slots(served)
+    unknown = [load for load in served.loads if load.slot_s is None]
+    return sorted({load.model for load in unknown if load.running_slots or unpaused[load.model]})
 
 
 def _bounded(wanted: int, reasons: list[str], backlog: Backlog, fleet: Fleet, within_s: float) -> tuple[int, list[str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -24,11 +24,17 @@ _LANES = 4  # of an order
 
 
 class BacklogSample(QueueComponent):
-    async def limited_tenants(self, models: Sequence[ModelDepth], paused: AbstractSet[str]) -> list[LimitedTenant]:
+    async def queued_jobs(self) -> dict[str, int]:
+        """Return the number of queued jobs by tenant, of those with any."""
+        with translated():
+            counts = await self._redis.hgetall(self._keys.queued_jobs)
+        return {tenant: int(jobs) for tenant, jobs in counts.items() if tenant != "*" and int(jobs) > 0}
+
+    async def limited_tenants(
+        self, models: Sequence[ModelDepth], queued: Mapping[str, int], paused: AbstractSet[str]
+    ) -> list[LimitedTenant]:
         """Return tenants with more queued jobs than their limit of running slots lets start; a paused one's is 0."""
         with translated():
-            queued = {name: int(jobs) for name, jobs in (await self._redis.hgetall(self._keys.queued_jobs)).items()}
-            queued.pop("*", None)
             names = heapq.nlargest(_TENANTS, queued, key=queued.__getitem__)
             limits = await self._limits(names) | dict.fromkeys(paused & queued.keys(), 0)
             if not limits:

@@ -89,14 +89,16 @@ class Workers(QueueComponent):
 
         Each listed signature has a load, and for each model all its others have one. Paused jobs do not count.
         """
-        pauses = await PauseControls(self._client).all()
+        pauses, sample = await PauseControls(self._client).all(), BacklogSample(self._client)
+        queued = await sample.queued_jobs()
+        all_tenants = bool(pauses.tenants) and queued.keys() <= pauses.tenants
+        paused = {one.model for one in load.models if all_tenants or pauses.has_model(one.model)}
         loads = [
-            replace(one, queued_slots=0, bulk_slots=0, oldest_wait_s=0.0) if pauses.has_model(one.model) else one
+            replace(one, queued_slots=0, bulk_slots=0, oldest_wait_s=0.0) if one.model in paused else one
             for one in await self._signature_loads(load, expected_s)
         ]
-        sample = BacklogSample(self._client)
         dated = [one for one in await sample.dated_slots() if not pauses.has_model(one.model)]
-        return Backlog(loads, await sample.limited_tenants(load.models, pauses.tenants), dated)
+        return Backlog(loads, await sample.limited_tenants(load.models, queued, pauses.tenants), dated)
 
     async def _signature_loads(self, load: QueueLoad, expected_s: Mapping[str, float]) -> list[SignatureLoad]:
         costs = await self._costs([depth.signature for depth in load.depths])

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import claim, end, put, state_of
 
-from shared.autoscaling import Backlog
+from shared.autoscaling import Backlog, Fleet, Targets, wanted_workers
 from shared.errors import Conflict
 from shared.job import Priority, State
 from shared.queue import Queue, Submission
@@ -17,6 +17,7 @@ from shared.queue_reason import QueueReason, queue_reason
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
+TARGETS = Targets(wait_s=30.0, bulk_window_s=86_400.0)
 KINDS = [(PauseKind.ALL, ""), (PauseKind.MODEL, "demo"), (PauseKind.TENANT, "acme")]
 
 
@@ -90,8 +91,18 @@ async def test_paused_jobs_want_no_worker(queue: Queue, make_submission: Make, k
         (limited,) = paused.limited
         assert (limited.name, limited.limit) == ("acme", 0)
     else:
-        assert sum(load.queued_slots + load.bulk_slots for load in paused.loads) == 0
         assert [depth.paused for depth in await queue.workers.queue_depths()] == [True]
+    assert wanted_workers(paused, Fleet(), TARGETS).wanted == 0
+
+
+async def test_a_job_of_another_tenant_wants_a_worker_beside_those_of_a_paused_one(
+    queue: Queue, make_submission: Make
+) -> None:
+    await pause(queue, PauseKind.TENANT, "acme")
+    await put(queue, *[make_submission(tenant="acme") for _ in range(50)])
+    assert wanted_workers(await backlog(queue), Fleet(), TARGETS).wanted == 0
+    await put(queue, make_submission(tenant="other"))
+    assert wanted_workers(await backlog(queue), Fleet(), TARGETS).wanted == 1
 
 
 async def test_a_deadline_passes_during_a_pause(queue: Queue, make_submission: Make, eventually: Eventually) -> None:

@@ -157,6 +157,13 @@ def test_a_model_of_unknown_cost_wants_one_worker(loads: list[SignatureLoad], fl
     assert any("no job has ended yet" in reason for reason in wanted_workers(Backlog(loads), fleet, TARGETS).reasons)
 
 
+def test_a_model_of_unknown_cost_wants_no_worker_for_a_paused_tenant() -> None:
+    paused = LimitedTenant("paused", 0, 0, {"demo": 4.0}, {"demo": 2.0})
+    for queued, running, expected in ((6, 0, 1), (7, 0, 2), (6, 1, 2)):
+        loads = load(1, model="known"), load(queued - 2, running, slot_s=None, bulk_slots=2)
+        assert wanted(*loads, limited=[paused]) == expected
+
+
 @pytest.mark.parametrize(
     ("slots", "more", "expected"),
     [
