@@ -12,7 +12,7 @@ from api.http.openapi import problems
 from api.readiness import CHECK_TIMEOUT_S
 from api.routes.operators.operations import fleet_of, targets_of
 from shared.auth import Footprint
-from shared.autoscaling import Scale, wanted_workers
+from shared.autoscaling import Scale, unpaused_slots, wanted_workers
 from shared.errors import FusequeueError, NotFound
 from shared.queue import QueueLoad, WorkerInfo
 from shared.runtime import metrics
@@ -72,6 +72,7 @@ async def _read_queue(services: Services) -> None:
     queue = services.queue
     load = QueueLoad((), ())
     workers: list[WorkerInfo] = []
+    startable: dict[str, float] = {}
     scale: Scale | None = None
     dead: int | None = None
     footprint: Footprint | None = None
@@ -82,10 +83,11 @@ async def _read_queue(services: Services) -> None:
             fleet = fleet_of(workers, await queue.workers.mean_start_s())
             metrics.target_wait_seconds.set(max(services.settings.target_wait_s, fleet.start_s))
             backlog = await queue.workers.backlog(load, services.catalog.expected_s)
+            startable = unpaused_slots(backlog)
             scale = wanted_workers(backlog, fleet, targets_of(services.settings))
             dead = await queue.dead_letters.count()
             footprint = await queue.api_keys.footprint()
-    metrics.show_load(load)
+    metrics.show_load(load, startable)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)
     metrics.show_footprint(footprint)

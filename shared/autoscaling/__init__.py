@@ -1,6 +1,6 @@
 """How many workers a pool needs: pure functions of what is queued, what it costs, and the workers alive."""
 
-from shared.autoscaling.backlog import Backlog, DatedSlots, LimitedTenant, SignatureLoad
+from shared.autoscaling.backlog import Backlog, DatedSlots, LimitedTenant, SignatureLoad, unpaused_slots
 from shared.autoscaling.wanted import Fleet, ReadyTimes, Scale, Targets, wanted_workers
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Scale",
     "SignatureLoad",
     "Targets",
+    "unpaused_slots",
     "wanted_workers",
 ]

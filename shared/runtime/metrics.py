@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,7 @@ trace_spans = _counter(
 
 # API: queue and workers, read from Redis at each scrape
 queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
+startable_slots = _gauge("startable_slots", "Queued slots that no pause holds back.", ("model",))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
 oldest_queued_seconds = _gauge("oldest_queued_seconds", "Age of the oldest queued job.", ("model",))
 oldest_wait_seconds = _gauge(
@@ -167,10 +168,12 @@ def exposition() -> bytes:
     return generate_latest(REGISTRY)
 
 
-def show_load(load: QueueLoad) -> None:
-    """Set the gauges of queued and running jobs."""
-    for gauge in (queued_jobs, running_jobs, oldest_queued_seconds, oldest_wait_seconds):
+def show_load(load: QueueLoad, startable: Mapping[str, float]) -> None:
+    """Set the gauges of queued and running jobs; `startable` are queued slots by model that no pause holds back."""
+    for gauge in (queued_jobs, startable_slots, running_jobs, oldest_queued_seconds, oldest_wait_seconds):
         gauge.clear()
+    for name, slots in startable.items():
+        startable_slots.labels(name).set(slots)
     for model in load.models:
         for priority, jobs in model.jobs.items():
             queued_jobs.labels(model.model, priority.value).set(jobs)

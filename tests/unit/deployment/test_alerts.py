@@ -17,6 +17,7 @@ from unit.deployment.test_dashboard import ROOT, faults
 
 from shared.auth import TenantLimits
 from shared.queue import Queue, UnavailableModel, WorkerInfo
+from shared.queue.maintenance.pauses import Pause, PauseKind
 from worker.metrics import collectors
 
 PROMETHEUS = ROOT / "compose" / "prometheus"
@@ -74,7 +75,18 @@ async def test_the_api_and_the_workers_export_the_metrics_of_the_alerts(fake_que
     exported = {(one.name, tuple(one.labels.values())): one.value for one in samples}
     assert exported["fusequeue_model_workers", ("demo", "ready")] == 1
     assert exported["fusequeue_model_workers", ("demo", "unavailable")] == 1
+    assert exported["fusequeue_startable_slots", ("demo",)] == 1
     assert exported["fusequeue_target_wait_seconds", ()] == 30
+
+
+@pytest.mark.parametrize(("kind", "name"), [("all", ""), ("model", "demo"), ("tenant", "default")])
+async def test_paused_jobs_are_not_startable(fake_queue: Queue, tmp_path: Path, kind: str, name: str) -> None:
+    async with serving(fake_queue, tmp_path, auth="insecure-no-keys") as api:
+        await api.post("/v1/jobs", json=BODY)
+        await fake_queue.pauses.set(Pause(PauseKind(kind), name, "a new driver", 0))
+        lines = (await api.get("/metrics")).text.splitlines()
+    assert 'fusequeue_queued_jobs{model="demo",priority="standard"} 1.0' in lines
+    assert 'fusequeue_startable_slots{model="demo"} 0.0' in lines
 
 
 def test_every_alert_links_to_its_section_of_the_runbook() -> None:
