@@ -86,6 +86,7 @@ async def _read_queue(services: Services) -> None:
             startable = unpaused_slots(backlog)
             scale = wanted_workers(backlog, fleet, targets_of(services.settings))
             dead = await queue.dead_letters.count()
+            metrics.dead_letters_added.value = await queue.dead_letters.added()
             footprint = await queue.api_keys.footprint()
     metrics.show_load(load, startable)
     metrics.show_workers(workers)

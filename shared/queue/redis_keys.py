@@ -138,6 +138,7 @@ class RedisKeys:
     slot_cost = _Family("name", "hash", ttl="7 d")
     # Maintenance
     dead_letters = _Single("zset", bound="10,000 rows")
+    dead_letters_added = _Single("string", bound="one number")  # also of those that are gone
     dead_letter = _Family("id", "hash", ttl="7 d")
     reconciling = _Single("string", ttl="1 min")
     reconcile_progress = _Single("hash", ttl="1 h")

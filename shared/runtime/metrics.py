@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -28,6 +29,20 @@ _histogram = partial(Histogram, namespace="fusequeue", registry=REGISTRY)
 _times = partial(_histogram, buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60))
 _long_times = partial(_histogram, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600))
 _rows = partial(_histogram, buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
+
+
+
+class _Total:
+    """A counter that Redis keeps; it has no sample until `value` is known."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self.value: int | None = None
+        self._name, self._documentation = f"fusequeue_{name}", documentation
+        REGISTRY.register(self)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._documentation, value=self.value)
+
 
 # API
 http_requests = _counter("http_requests_total", "HTTP responses.", ("method", "route", "status"))
@@ -78,6 +93,7 @@ record_bytes = _gauge("record_bytes", "Redis memory of all records of tenants, e
 stored_objects = _gauge("stored_objects", "Inputs, results and file parts in storage.")
 stored_bytes = _gauge("stored_bytes", "Bytes of those objects.")
 dead_letters = _gauge("dead_letters", "Dead letters.")
+dead_letters_added = _Total("dead_letters_added", "Dead letters since the queue began, also those that are gone.")
 workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
 workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))
 model_workers = _gauge(

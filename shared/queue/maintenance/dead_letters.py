@@ -49,6 +49,11 @@ class DeadLetters(QueueComponent):
     async def count(self) -> int:
         return await self._scripts.count_dead_letters()
 
+    async def added(self) -> int:
+        """Return how many dead letters there have been in all."""
+        with translated():
+            return int(await self._redis.get(self._keys.dead_letters_added) or 0)
+
     async def get(self, letter_id: str) -> DeadLetter | None:
         return next(iter(await self._read([letter_id])), None)
 

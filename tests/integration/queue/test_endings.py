@@ -238,10 +238,12 @@ async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submiss
 
 
 async def test_a_dead_letter_can_be_purged(queue: Queue, make_submission: Make) -> None:
-    """The letter and its job's record are deleted."""
+    """The letter and its job's record are deleted; it stays counted."""
+    assert await queue.dead_letters.added() == 0
     (job_id,) = await put(queue, make_submission())
     await _die(queue, job_id)
     assert await queue.dead_letters.purge(job_id)
+    assert (await queue.dead_letters.count(), await queue.dead_letters.added()) == (0, 1)
     assert not await queue.dead_letters.purge(job_id)
     assert not await queue.dead_letters.redrive(job_id)
     assert await queue.jobs.get(job_id) is None

@@ -201,6 +201,7 @@ end
 
 function job_state.bury(id, reason, detail, now)
   job_state.forget_letters(now)
+  redis.call('INCR', key.dead_letters_added)
   redis.call('ZADD', key.dead_letters, whole(now), id)
   redis.call('HSET', key.dead_letter(id), 'at', whole(now), 'reason', reason, 'detail', detail)
   redis.call('PEXPIRE', key.dead_letter(id), conf.dead_ms)
