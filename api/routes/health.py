@@ -73,6 +73,7 @@ async def _read_queue(services: Services) -> None:
     load = QueueLoad((), ())
     workers: list[WorkerInfo] = []
     startable: dict[str, float] = {}
+    chores: dict[str, float] = {}
     scale: Scale | None = None
     dead: int | None = None
     footprint: Footprint | None = None
@@ -88,7 +89,9 @@ async def _read_queue(services: Services) -> None:
             dead = await queue.dead_letters.count()
             metrics.dead_letters_added.value = await queue.dead_letters.added()
             footprint = await queue.api_keys.footprint()
+            chores = await queue.maintenance.chore_ages_s()
     metrics.show_load(load, startable)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)
     metrics.show_footprint(footprint)
+    metrics.show_chores(chores)

@@ -142,6 +142,7 @@ class RedisKeys:
     dead_letter = _Family("id", "hash", ttl="7 d")
     reconciling = _Single("string", ttl="1 min")
     reconcile_progress = _Single("hash", ttl="1 h")
+    chores = _Single("hash", bound="a time for each periodic chore: when it last ended without an error")
     recount = _Single("hash", ttl="1 min")  # counters that changed during a recount
     # API keys and limits
     keys_created = _Single("string", bound="one flag: a key has been created")

@@ -31,7 +31,6 @@ _long_times = partial(_histogram, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 
 _rows = partial(_histogram, buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 
 
-
 class _Total:
     """A counter that Redis keeps; it has no sample until `value` is known."""
 
@@ -69,7 +68,7 @@ event_lag_seconds = _times(
     "event_lag_seconds", "Time from a state change (Redis clock) until this API sends its event."
 )
 
-# API and chores
+# API and chores; those of the chores are not exported
 shared_in_use = _gauge("shared_in_use", "Use of a bounded resource that tenants share.", ("resource",))
 share_refusals = _counter("share_refusals_total", "Requests refused for want of such a resource.", ("resource",))
 
@@ -94,6 +93,9 @@ stored_objects = _gauge("stored_objects", "Inputs, results and file parts in sto
 stored_bytes = _gauge("stored_bytes", "Bytes of those objects.")
 dead_letters = _gauge("dead_letters", "Dead letters.")
 dead_letters_added = _Total("dead_letters_added", "Dead letters since the queue began, also those that are gone.")
+chore_age_seconds = _gauge(
+    "chore_age_seconds", "Time since a periodic chore ended without an error; infinite if it never did.", ("chore",)
+)
 workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
 workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))
 model_workers = _gauge(
@@ -216,6 +218,13 @@ def show_workers(workers: Iterable[WorkerInfo]) -> None:
         worker_idle_while_queued_seconds.labels(worker.id).set(worker.idle_while_queued_s)
         for model in worker.models:
             model_workers.labels(model, worker.state_of(model)).inc()
+
+
+def show_chores(ages_s: Mapping[str, float]) -> None:
+    """Set the gauges of periodic chores."""
+    chore_age_seconds.clear()
+    for chore, age_s in ages_s.items():
+        chore_age_seconds.labels(chore).set(age_s)
 
 
 def show_footprint(footprint: Footprint | None) -> None:

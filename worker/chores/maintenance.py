@@ -74,7 +74,9 @@ async def _sweep(configured: Settings) -> SweepResult:
     try:
         async with rq_queue.job_queue(configured) as queue:
             await storage.check()
-            return await sweep_chunk(queue, storage)
+            result = await sweep_chunk(queue, storage)
+            await queue.maintenance.note_chore("sweep")
+            return result
     finally:
         await storage.close()
 
@@ -125,6 +127,7 @@ async def _move_on(configured: Settings) -> int:
             moved += len(reclaimed)
         while expired := await queue.maintenance.expire(CHUNK_ROWS):
             moved += expired
+        await queue.maintenance.note_chore("move-on")
     return moved
 
 
@@ -144,6 +147,7 @@ async def _reconcile(configured: Settings) -> tuple[int, bool]:
     async with rq_queue.job_queue(configured) as queue:
         repaired = await queue.maintenance.reconcile(RECONCILE_BUDGET_S)
         unfinished = await queue.maintenance.reconcile_unfinished()
+        await queue.maintenance.note_chore("reconcile")
     if repaired:
         log.warning("queue_reconciled", repaired=repaired)
     return repaired, unfinished

@@ -69,19 +69,25 @@ def due_chores(kind: ChoreQueue, now_s: float, last_s: float | None, token: str)
 
 
 def has_work(configured: Settings, kind: ChoreQueue) -> bool:
-    """Return whether webhooks or batches are pending: running their chore costs many times this check."""
+    """Return whether webhooks or batches are pending: running their chore costs many times this check.
+
+    Without work the chore counts as ended.
+    """
     if kind is ChoreQueue.UPKEEP:
         return True
 
-    async def pending_work() -> tuple[bool, bool]:
+    async def is_pending() -> bool:
         async with rq_queue.job_queue(configured) as queue:
-            return await queue.maintenance.pending_work()
+            webhooks, batches = await queue.maintenance.pending_work()
+            chore, pending = ("deliver", webhooks) if kind is ChoreQueue.WEBHOOKS else ("advance", batches)
+            if not pending:
+                await queue.maintenance.note_chore(chore)
+            return pending
 
     try:
-        webhooks, batches = asyncio.run(pending_work())
+        return asyncio.run(is_pending())
     except RedisUnavailable:
         return True
-    return webhooks if kind is ChoreQueue.WEBHOOKS else batches
 
 
 class Schedule:

@@ -86,6 +86,7 @@ class DeliveryPass:
             if not (expanded or due or self._running):
                 break
             await self._reap(timeout_s=0.0 if expanded or due else 0.5)
+        await self._queue.maintenance.note_chore("deliver")
         return attempts
 
     async def drain(self) -> None:

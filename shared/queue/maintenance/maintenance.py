@@ -1,13 +1,18 @@
 """Lost workers, deadlines, retention, and repair after a failover."""
 
 import math
+from contextlib import suppress
 
-from shared.errors import Conflict
+from shared.errors import Conflict, RedisUnavailable
 from shared.inputs import adapter_store
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
 from shared.queue.maintenance.reconcile import Reconciliation
 from shared.queue.records import ExpiredItem
+from shared.runtime.clock import now_ms
+
+CHORES = ("deliver", "advance", "sweep", "move-on", "reconcile")
+"""The periodic chores."""
 
 
 class Maintenance(QueueComponent):
@@ -31,6 +36,21 @@ class Maintenance(QueueComponent):
                 pipe.exists(self._keys.batch_tenants)
                 webhooks, batches = await pipe.execute()
         return bool(webhooks), bool(batches)
+
+    async def note_chore(self, chore: str) -> None:
+        """Record that a chore ends now without an error; does nothing while Redis is full or unavailable."""
+        with suppress(RedisUnavailable), translated():
+            await self._redis.hset(self._keys.chores, chore, str(now_ms()))
+
+    async def chore_ages_s(self) -> dict[str, float]:
+        """Return the seconds since each of `CHORES` last ended without an error; infinity if it never did."""
+        with translated():
+            times = await self._redis.hmget(self._keys.chores, list(CHORES))
+        now = now_ms()
+        return {
+            chore: math.inf if at is None else max(0, now - int(at)) / 1000
+            for chore, at in zip(CHORES, times, strict=True)
+        }
 
     async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
         """Return items whose retention has ended; remove each from storage, then call `forget_item`."""
