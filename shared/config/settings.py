@@ -197,6 +197,9 @@ class Settings(BaseSettings):
     max_adapter_bytes: Positive = _setting(512 * 1024 * 1024, "Largest file of `POST /v1/adapters`.")
     max_adapters_per_tenant: int = _setting(200, "Uploaded adapters of one tenant. 0: no uploads.", ge=0)
     max_adapters: Positive = _setting(10_000, "Uploaded adapters of all tenants.")
+    refuse_networks: Networks = _setting(
+        (), "Networks (CIDR) refused in all URLs of clients, comma-separated: public addresses of your own services."
+    )
     fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0, le=30)
     fetch_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in image URLs, comma-separated.")
     fetch_allow_http: bool = _setting(False, "Allow plain http in image URLs.")

@@ -23,13 +23,15 @@ from shared.config.destinations import MAX_PUT_URL_CHARS
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused
 from shared.inputs import resolver
+from shared.inputs.addresses import Network, is_within, refusal
 from shared.runtime.shares import SharedPool, SharedTurns
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_URL_CHARS = 2048
+INTERNAL_NAMES = (".svc", ".cluster.local", ".internal")
+"""Names that resolve in clusters and clouds only; a cluster's Services can have public addresses."""
+
 _MAX_ADDRESSES = 16  # per host name
 _CONNECT_ATTEMPTS = 2  # one per address
 _CONNECT_S = 5.0
@@ -44,43 +46,6 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
-# IANA's special-purpose registries, by the description for error messages.
-_REFUSED = {
-    "an unspecified address": ("0.0.0.0/8", "::/128"),
-    "a private address": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "64:ff9b:1::/48", "fc00::/7", "fec0::/10"),
-    "a carrier's private address": ("100.64.0.0/10",),
-    "a loopback address": ("127.0.0.0/8", "::1/128"),
-    "a cloud's metadata address": ("168.63.129.16/32",),  # Azure's, outside the reserved ranges
-    "a link-local address": ("169.254.0.0/16", "fe80::/10"),
-    "a multicast address": ("224.0.0.0/4", "ff00::/8"),
-    "a reserved address": (
-        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
-        *("240.0.0.0/4", "2001::/23", "2001:db8::/32", "3fff::/20"),  # 2001::/23: Teredo and other experiments
-    ),
-}
-_REFUSED_NETWORKS = [(ipaddress.ip_network(cidr), kind) for kind, cidrs in _REFUSED.items() for cidr in cidrs]
-_GLOBAL_V6 = ipaddress.ip_network("2000::/3")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-
-
-def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
-    """Return why `address` is not allowed, or None if it is; `allowed` are networks opened by the operator.
-
-    An IPv4 address embedded in an IPv6 one (mapped, 6to4, NAT64) is checked too.
-    """
-    try:
-        parsed: Address = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return "not an address"
-    if any(parsed in network for network in allowed):
-        return None
-    if isinstance(parsed, ipaddress.IPv6Address):
-        nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
-        if embedded := nat64 or parsed.ipv4_mapped or parsed.sixtofour:
-            return refusal(str(embedded), allowed)
-    kind = next((kind for network, kind in _REFUSED_NETWORKS if parsed in network), None)
-    return kind or (None if parsed.version == 4 or parsed in _GLOBAL_V6 else "a reserved address")
-
 
 @dataclass(frozen=True)
 class FetchRules:
@@ -91,6 +56,8 @@ class FetchRules:
     ports: tuple[int, ...] = (443,)
     allow_http: bool = False
     networks: tuple[Network, ...] = ()
+    """Private networks that are allowed, but for those in `refused`."""
+    refused: tuple[Network, ...] = ()
     max_url_chars: int = MAX_URL_CHARS
 
     @classmethod
@@ -102,6 +69,7 @@ class FetchRules:
             ports=settings.fetch_ports,
             allow_http=settings.fetch_allow_http,
             networks=settings.fetch_allow_networks,
+            refused=settings.refuse_networks,
         )
 
     @classmethod
@@ -113,6 +81,7 @@ class FetchRules:
             ports=settings.webhook_ports,
             allow_http=settings.webhook_allow_http,
             networks=settings.webhook_allow_networks,
+            refused=settings.refuse_networks,
         )
 
     @classmethod
@@ -124,6 +93,7 @@ class FetchRules:
             ports=settings.output_ports,
             allow_http=settings.output_allow_http,
             networks=settings.output_allow_networks,
+            refused=settings.refuse_networks,
             max_url_chars=MAX_PUT_URL_CHARS,
         )
 
@@ -193,6 +163,8 @@ class FetchGuard:
         literal = _literal_address(host)
         if literal:
             self._check_address(host, literal)
+        elif host.endswith(INTERNAL_NAMES) and not self.rules.networks:
+            raise FetchRefused(f"host not allowed: {host} is a name of a private network")
         return FetchTarget(parsed, host, port, (literal,) if literal else ())
 
     async def get(self, url: str) -> bytes:
@@ -236,7 +208,9 @@ class FetchGuard:
         return min(self.rules.timeout_s, max(0.0, self.until_s - time.monotonic()))
 
     def _check_address(self, host: str, address: str) -> None:
-        reason = refusal(address, self.rules.networks)
+        reason = refusal(address, self.rules.networks, self.rules.refused)
+        if reason is None and host.endswith(INTERNAL_NAMES) and not is_within(address, self.rules.networks):
+            reason = "a name of a private network"
         if reason is not None:
             raise FetchRefused(f"host not allowed: {host} is {reason}")
 

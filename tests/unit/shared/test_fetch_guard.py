@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from shared.errors import FetchFailed, FetchRefused
-from shared.inputs.fetch_guard import FetchGuard, FetchRules, refusal
+from shared.inputs.addresses import refusal
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
 
 PUBLIC = "93.184.216.34"
 PRIVATE_LAN = (ipaddress.ip_network("10.0.0.0/8"),)
@@ -28,6 +29,9 @@ PRIVATE_LAN = (ipaddress.ip_network("10.0.0.0/8"),)
         ("100.100.100.200", "carrier"),  # a metadata service lives there
         ("127.0.0.1", "loopback"),
         ("127.255.0.9", "loopback"),
+        ("34.118.224.1", "cluster"),
+        ("34.118.239.255", "cluster"),
+        ("34.118.240.0", None),
         ("168.63.129.16", "metadata"),
         ("169.254.169.254", "link-local"),
         ("172.16.0.1", "private"),
@@ -76,6 +80,21 @@ def test_only_networks_of_the_operator_are_opened(address: str, open_: bool) -> 
     assert (refusal(address, PRIVATE_LAN) is None) is open_
 
 
+@pytest.mark.parametrize("address", ["10.1.0.9", "93.184.216.34", "::ffff:10.1.0.9"])
+def test_networks_that_the_operator_refuses_are_closed(address: str) -> None:
+    """Also within a network that is opened."""
+    refused = tuple(map(ipaddress.ip_network, ("10.1.0.0/16", "93.184.216.0/24")))
+    assert "operator refuses" in str(refusal(address, PRIVATE_LAN, refused))
+    assert refusal("10.2.0.9", PRIVATE_LAN, refused) is None
+
+
+async def test_internal_names_are_allowed_in_networks_that_the_operator_opens() -> None:
+    url = "https://images.default.svc.cluster.local/"
+    assert (await _guard("10.9.9.9", networks=PRIVATE_LAN).resolve_url(url)).addresses == ("10.9.9.9",)
+    with pytest.raises(FetchRefused, match="name of a private network"):
+        await _guard(PUBLIC, networks=PRIVATE_LAN).resolve_url(url)
+
+
 def _guard(*addresses: str, **rules: object) -> FetchGuard:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
@@ -115,6 +134,9 @@ def _guard(*addresses: str, **rules: object) -> FetchGuard:
         ("https://[::ffff:127.0.0.1]/", "loopback"),
         ("https://[::ffff:7f00:1]/", "loopback"),
         ("https://[fe80::1%25eth0]/", "standard notation|link-local|is invalid"),
+        ("https://redis.default.svc/", "name of a private network"),
+        ("https://redis.default.svc.cluster.local./", "name of a private network"),
+        ("https://Metadata.Google.Internal/", "name of a private network"),
         ("https://ⓛocalhost/", "the URL is invalid"),
         ("https://xn--a/", "the URL is invalid"),
         ("https://１２７.0.0.1/", "the URL is invalid"),
