@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 5.0
 CHECK_EVERY_S = 1.0
-"""A check writes to the storage: anyone can request it, so that all requests of a second share one."""
+"""A check asks Redis and the storage: anyone can request it, so that all requests of a second share one."""
 
 
 class Readiness:

@@ -54,8 +54,11 @@ class Storage(Protocol):
     async def presigned_url(self, key: str, expires_s: int) -> str | None:
         """Return a URL that reads the object without credentials, or None if the storage has none."""
 
-    async def check(self) -> None:
-        """Raise `StorageUnavailable` unless objects can be written and deleted."""
+    async def check(self, *, writes: bool = True) -> None:
+        """Raise `StorageUnavailable` unless the storage can be reached and, with `writes`, written.
+
+        A bucket is written in the first such check and after a fault: with versioning it keeps each probe.
+        """
 
     async def close(self) -> None:
         """Release threads and connections."""

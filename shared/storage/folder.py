@@ -95,7 +95,7 @@ class FolderStorage:
         check_key(key)
         return None
 
-    async def check(self) -> None:
+    async def check(self, *, writes: bool = True) -> None:
         def probe() -> None:
             self._write_temp(b"").unlink()
             for temp in (self._root / _TEMP).iterdir():

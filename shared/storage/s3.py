@@ -50,6 +50,7 @@ class S3Storage:
         self._presigner = presigner
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._probe_written = False
         self._threads = StorageThreads(_THREADS, "s3-storage", timeout_s)
 
     @classmethod
@@ -132,9 +133,13 @@ class S3Storage:
         )
         return url
 
-    async def check(self) -> None:
+    async def check(self, *, writes: bool = True) -> None:
+        written, self._probe_written = self._probe_written, False
+
         def probe() -> None:
             self._client.head_bucket(Bucket=self._bucket)
+            if written or not writes:
+                return
             name = self._prefix + _PROBE
             self._client.put_object(Bucket=self._bucket, Key=name, Body=b"")
             self._client.delete_object(Bucket=self._bucket, Key=name)
@@ -143,6 +148,7 @@ class S3Storage:
             await self._run(probe)
         except NotFound as error:
             raise self._no_bucket() from error
+        self._probe_written = written or writes
 
     async def close(self) -> None:
         self._threads.close()

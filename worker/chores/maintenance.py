@@ -73,7 +73,7 @@ async def _sweep(configured: Settings) -> SweepResult:
     storage = connect(configured)
     try:
         async with rq_queue.job_queue(configured) as queue:
-            await storage.check()
+            await storage.check(writes=False)
             result = await sweep_chunk(queue, storage)
             await queue.maintenance.note_chore("sweep")
             return result

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness.ports import free_port
+from harness.s3_process import admin
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, StorageUnavailable
@@ -65,6 +66,34 @@ async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:
     ):
         with pytest.raises(StorageUnavailable, match=r"'nowhere' at http://127.0.0.1:.*FUSEQUEUE_S3_BUCKET"):
             await call
+    await storage.close()
+
+
+async def test_a_versioned_bucket_keeps_one_probe_of_all_checks(s3_server: str) -> None:
+    """Another one follows a fault."""
+    client, bucket = admin(s3_server), "versioned"
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+
+    def probes() -> int:
+        return len(client.list_object_versions(Bucket=bucket).get("Versions", ()))
+
+    storage = connect(_s3(s3_server, s3_bucket=bucket))
+    await storage.check(writes=False)
+    assert probes() == 0
+    for _ in range(3):
+        await storage.check()
+    assert probes() == 1
+    rows = client.list_object_versions(Bucket=bucket)
+    for row in (*rows["Versions"], *rows["DeleteMarkers"]):
+        client.delete_object(Bucket=bucket, Key=row["Key"], VersionId=row["VersionId"])
+    client.delete_bucket(Bucket=bucket)
+    with pytest.raises(StorageUnavailable, match="does not exist"):
+        await storage.check()
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    await storage.check()
+    assert probes() == 1
     await storage.close()
 
 
