@@ -55,8 +55,12 @@ class S3Storage:
 
     @classmethod
     def connect(cls, settings: Settings) -> S3Storage:
-        """Create the clients; makes no request yet."""
+        """Create the clients, or raise `ConfigurationError`; makes no request yet."""
         assert settings.s3_bucket is not None
+        if (settings.s3_access_key_id is None) != (settings.s3_secret_access_key is None):
+            raise ConfigurationError(
+                "one of FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY is missing: set both, or none"
+            )
         session = boto3.session.Session()
         public = settings.s3_public_endpoint_url
         try:

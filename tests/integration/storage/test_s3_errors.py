@@ -161,6 +161,12 @@ async def test_error_for_an_unreachable_server_names_the_setting() -> None:
     await storage.close()
 
 
+@pytest.mark.parametrize("missing", ["s3_access_key_id", "s3_secret_access_key"])
+def test_half_of_the_credentials_is_a_configuration_error(missing: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"FUSEQUEUE_S3_ACCESS_KEY_ID and .*SECRET_ACCESS_KEY is missing"):
+        connect(_s3("http://127.0.0.1:1", **{missing: None}))
+
+
 def test_invalid_endpoint_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="FUSEQUEUE_S3_ENDPOINT_URL"):
         connect(_s3("minio:9000"))
