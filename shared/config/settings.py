@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     storage_timeout_s: float = _setting(
         10.0, "Timeout of a storage request. A write has another second for each 256 KiB.", gt=0
     )
-    presign_expires_s: Positive = _setting(3600, "Lifetime of presigned and signed URLs.")
+    presign_expires_s: Positive = _setting(3600, "Lifetime of signed URLs; of those of S3 a week at most.")
     output_buckets: Buckets = _setting(
         (), "Buckets that jobs can name as `output`, comma-separated: BUCKET, BUCKET/PREFIX, TENANT=BUCKET/PREFIX."
     )

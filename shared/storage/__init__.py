@@ -52,7 +52,7 @@ class Storage(Protocol):
         """
 
     async def presigned_url(self, key: str, expires_s: int) -> str | None:
-        """Return a URL that reads the object without credentials, or None if the storage has none."""
+        """Return a URL that reads the object without credentials, for a week at most; None if the storage has none."""
 
     async def check(self, *, writes: bool = True) -> None:
         """Raise `StorageUnavailable` unless the storage can be reached and, with `writes`, written.

@@ -21,6 +21,7 @@ _THREADS = 16
 _ATTEMPTS = 3
 _MAX_CONNECT_S = 5.0
 _PAGE_KEYS = 1000  # the most that S3 lists or deletes per request
+_MAX_PRESIGNED_S = 604_800  # of a signature of version 4
 _PROBE = "health/probe"
 _ACCESS_DENIED = "storage: access denied"
 _MISSING = {"NoSuchKey", "404", "NotFound"}
@@ -131,9 +132,9 @@ class S3Storage:
                 return count
 
     async def presigned_url(self, key: str, expires_s: int) -> str | None:
-        params = {"Bucket": self._bucket, "Key": self._name(key)}
+        params, valid_s = {"Bucket": self._bucket, "Key": self._name(key)}, min(expires_s, _MAX_PRESIGNED_S)
         url: str = await self._run(
-            lambda: self._presigner.generate_presigned_url("get_object", Params=params, ExpiresIn=expires_s)
+            lambda: self._presigner.generate_presigned_url("get_object", Params=params, ExpiresIn=valid_s)
         )
         return url
 
