@@ -49,7 +49,10 @@ _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
 @dataclass(frozen=True)
 class FetchRules:
-    """Limits of a request; `timeout_s` covers everything from name resolution to the last byte."""
+    """Limits of a request; `timeout_s` covers everything from name resolution to the last byte.
+
+    With `max_bytes` of 0 no body is read.
+    """
 
     timeout_s: float
     max_bytes: int
@@ -74,10 +77,10 @@ class FetchRules:
 
     @classmethod
     def for_webhooks(cls, settings: Settings) -> FetchRules:
-        """Return the rules for webhook deliveries; only the first part of a response is read."""
+        """Return the rules for webhook deliveries; only the head of a response is read."""
         return cls(
             timeout_s=settings.webhook_timeout_s,
-            max_bytes=64 * 1024,
+            max_bytes=0,
             ports=settings.webhook_ports,
             allow_http=settings.webhook_allow_http,
             networks=settings.webhook_allow_networks,
@@ -86,7 +89,7 @@ class FetchRules:
 
     @classmethod
     def for_outputs(cls, settings: Settings) -> FetchRules:
-        """Return the rules for PUTs of outputs; only the first part of a response is read."""
+        """Return the rules for PUTs of outputs; only the first part of an error is read."""
         return cls(
             timeout_s=settings.output_timeout_s,
             max_bytes=64 * 1024,
@@ -110,7 +113,7 @@ class FetchTarget:
 
 @dataclass(frozen=True)
 class FetchResponse:
-    """A response; `body` is None if it is longer than the rules allow."""
+    """A response; `body` is None if it is longer than the rules allow, or not read."""
 
     status: int
     headers: Mapping[str, str]
@@ -119,12 +122,13 @@ class FetchResponse:
 
 @dataclass(frozen=True)
 class _Request:
-    """What is sent, and what holds the memory of the response."""
+    """What is sent, what holds the memory of the response, and whether the body of a success is read."""
 
     method: str
     headers: Mapping[str, str]
     content: bytes | None
     memory: AsyncExitStack
+    reads_success: bool
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ class FetchGuard:
         async with AsyncExitStack() as memory:
             async with FETCHES.turn(self.tenant, 1):
                 headers = {"accept": "image/png, image/jpeg, image/webp"}
-                response = await self._send(url, _Request("GET", headers, None, memory))
+                response = await self._send(url, _Request("GET", headers, None, memory, reads_success=True))
             if response.status in (301, 302, 303, 307, 308):
                 raise FetchFailed("the URL redirects; use its final address")
             if response.status != 200:
@@ -190,9 +194,9 @@ class FetchGuard:
     async def send(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes | None = None
     ) -> FetchResponse:
-        """Make one request and return the response, whatever its status."""
+        """Make one request and return the response, whatever its status; of a success only the head."""
         async with AsyncExitStack() as memory:
-            return await self._send(url, _Request(method, headers or {}, content, memory))
+            return await self._send(url, _Request(method, headers or {}, content, memory, reads_success=False))
 
     async def _send(self, url: str, request: _Request) -> FetchResponse:
         try:
@@ -278,7 +282,8 @@ class FetchGuard:
                 extensions={"sni_hostname": target.host},
             ) as response,
         ):
-            body = await self._read(response, request.memory)
+            is_read = self.rules.max_bytes > 0 and (request.reads_success or not response.is_success)
+            body = await self._read(response, request.memory) if is_read else None
             return FetchResponse(response.status_code, response.headers, body)
 
     async def _read(self, response: httpx.Response, memory: AsyncExitStack) -> bytes | None:

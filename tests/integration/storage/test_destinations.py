@@ -157,6 +157,14 @@ async def test_temporary_errors_of_a_host_are_retried(
     assert (record.state, len(receiver.requests)) == (State.SUCCEEDED, 3)
 
 
+async def test_a_success_counts_though_its_body_breaks_off(
+    make_fleet: MakeFleet, make_job: MakeJob, eventually: Eventually
+) -> None:
+    async with receiving(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf of") as receiver:
+        record, _ = await run(make_fleet(), make_job(output=receiver.output()), eventually)
+    assert (record.state, len(receiver.requests)) == (State.SUCCEEDED, 1)
+
+
 @pytest.mark.parametrize(
     ("reply", "code", "message"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
@@ -80,7 +81,8 @@ async def at_loopback(host: str, port: int) -> Sequence[str]:
 
 
 def delivery_pass(queue: Queue, timeout_s: float) -> DeliveryPass:
-    rules = FetchRules(timeout_s, 65_536, ports=tuple(range(1, 65_536)), allow_http=True, networks=LOOPBACK)
+    allowed = {"ports": tuple(range(1, 65_536)), "allow_http": True, "networks": LOOPBACK}
+    rules = replace(FetchRules.for_webhooks(queue.client.settings), timeout_s=timeout_s, **allowed)
     return DeliveryPass(queue, FetchGuard(rules, at_loopback), "")
 
 
@@ -118,6 +120,29 @@ async def test_stalling_hosts_of_one_tenant_leave_slots_to_others(
             await event(queue, make_submission, "other", f"http://alive.test:{alive.port}/")
             await eventually(lambda: alive.requests == 1, "the other tenant's delivery arrives", 10)
             assert dead.requests <= webhooks.SLOTS // 2
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+@pytest.mark.parametrize(
+    ("status", "state"), [("200 OK", DeliveryState.DELIVERED), ("503 Busy", DeliveryState.PENDING)]
+)
+async def test_the_head_of_a_response_decides(
+    queue: Queue, make_submission: Any, stalls: bool, status: str, state: DeliveryState
+) -> None:
+    """Its body stalls, or breaks off."""
+
+    async def head_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 100\r\n\r\nhalf of".encode())
+        await writer.drain()
+        if stalls:
+            await stall(reader, writer)
+
+    async with listening(head_only) as host:
+        await event(queue, make_submission, "default", f"http://hooks.test:{host.port}/")
+        async with asyncio.timeout(20):
+            assert await delivery_pass(queue, timeout_s=60).run() == 1
+    ((delivery,), _) = await queue.webhooks.deliveries("default")
+    assert (delivery.state, delivery.log[0].status, delivery.log[0].error) == (state, int(status[:3]), None)
 
 
 async def test_a_pass_does_not_wait_for_its_slowest_delivery(
@@ -271,7 +296,7 @@ HOSTILE: dict[str, tuple[Serve, DeliveryState]] = {
         replying(b"HTTP/1.1 200 \xed\xa0\x80\r\ncontent-length: 0\r\n\r\n"),
         DeliveryState.DELIVERED,
     ),
-    "a wrong length": (replying(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc"), DeliveryState.PENDING),
+    "a wrong length": (replying(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc"), DeliveryState.DELIVERED),
 }
 
 
