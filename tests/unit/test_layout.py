@@ -153,6 +153,13 @@ def test_the_links_of_a_page_lead_somewhere(page: PurePosixPath) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_files_that_a_page_names_are_there(page: PurePosixPath) -> None:
+    folders = "|".join((*PACKAGES, "compose", "docs", "tests"))
+    named = re.findall(rf"`((?:{folders})/[\w./-]+\.[a-z]+)`", (ROOT / page).read_text("utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_architecture_walk_names_ten_files_and_functions_that_are_there() -> None:
     text = (ROOT / "docs/architecture.md").read_text("utf-8")
     steps = re.findall(r"\*\*\d+\. \[`([^`]+)`\].*?Read ((?:`[^`]+`(?:, )?)+)\.", text, re.DOTALL)
