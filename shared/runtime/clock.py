@@ -40,8 +40,9 @@ def new_id(prefix: str, at_ms: int | None = None) -> str:
     global _last
     at_ms = now_ms() if at_ms is None else at_ms
     last_ms, last_bits = _last
-    after_last = last_bits + 1 + secrets.randbits(64)
-    bits = after_last if at_ms == last_ms and after_last < 1 << 80 else secrets.randbits(80)
+    # Of 80 bits the first is 0, which leaves room for 65,000 ids that follow one another in a millisecond.
+    bits = last_bits + 1 + secrets.randbits(64) if at_ms == last_ms else secrets.randbits(79)
+    bits &= (1 << 80) - 1
     _last = (at_ms, bits)
     return make_id(prefix, at_ms, bits)
 
