@@ -114,12 +114,15 @@ class Schedule:
         self._thread = threading.Thread(target=self._run, name="chores-schedule", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread, unless it has been started."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread and release the retry lock for other workers."""
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         try:
             self._retries.release_locks()
             self._retries.connection.close()
