@@ -2,13 +2,15 @@
 
 OpenAI's SDKs send no Idempotency-Key of their own; the only sign of a retry is the header `x-stainless-retry-count`. A
 retry waits for the job of its earlier attempt, or finds its video, file or batch, unless that response was delivered.
-A key that a client does send decides by itself.
+The earlier attempt can also have been refused, while equal requests wait for jobs of their own: a retry joins a job
+that a request has left, or whose process has died. A key that a client does send decides by itself.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,10 @@ from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()
 
+LEAVE_WAIT_S = 1.0
+"""How long a retry waits until the disconnect of its earlier attempt is noticed."""
+
+_LEAVE_POLL_S = 0.1
 _abandoning: set[asyncio.Task[None]] = set()
 
 
@@ -69,10 +75,30 @@ async def submit_with_key(
 
 
 async def earlier_attempt(request: Request, context: RequestContext, digest: RequestDigest) -> str | None:
-    """Return the id of the object that an earlier attempt created without a delivered response, if this is a retry."""
+    """Return the id of the object that an earlier attempt created without a delivered response, if this is a retry.
+
+    A response is sent at once: one that is not delivered is most likely that of the earlier attempt.
+    """
+    sync_calls = context.services.queue.sync_calls
+    return await sync_calls.join(context.tenant, digest.attempt, waited_for=True) if _is_retry(request) else None
+
+
+async def left_job(request: Request, context: RequestContext, digest: RequestDigest) -> str | None:
+    """Return the id of the job that an earlier attempt has left without a delivered response, if this is a retry."""
+    sync_calls, until_s = context.services.queue.sync_calls, time.monotonic() + LEAVE_WAIT_S
+    while _is_retry(request):
+        job_id = await sync_calls.join(context.tenant, digest.attempt)
+        if job_id != "":
+            return job_id
+        if time.monotonic() > until_s:
+            break
+        await asyncio.sleep(_LEAVE_POLL_S)
+    return None
+
+
+def _is_retry(request: Request) -> bool:
     count = request.headers.get("x-stainless-retry-count", "0")
-    is_retry = count.isdecimal() and len(count) < 9 and int(count) > 0
-    return await context.services.queue.sync_calls.join(context.tenant, digest.attempt) if is_retry else None
+    return count.isdecimal() and len(count) < 9 and int(count) > 0
 
 
 def created_response(

@@ -156,6 +156,7 @@ class QueueClient:
         self.shared: SharedConnection | None = None
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
+        self.process = secrets.token_hex(8)  # names this one among those that wait for jobs
         self.scripts = script_methods(self)
         self.durability_warning = ""
         self._loaded: dict[str, AsyncScript] = {}

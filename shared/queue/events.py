@@ -324,10 +324,11 @@ class EventFeed:
 
     async def _listen(self) -> None:
         """Read the progress channel until a failover."""
-        failovers = self._queue.client.failover.count
+        failovers, keys = self._queue.client.failover.count, self._queue.client.redis_keys
         async with self._queue.client.blocking.pubsub(ignore_subscribe_messages=True) as channel:
             with translated():
-                await channel.subscribe(self._queue.client.redis_keys.progress)
+                # The second one shows `join_sync_call` that this process lives.
+                await channel.subscribe(keys.progress, keys.api_process(self._queue.client.process))
                 while self._queue.client.failover.count == failovers:
                     message = await channel.get_message(timeout=1.0)
                     if message is not None:

@@ -43,7 +43,8 @@ class Jobs(QueueComponent):
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
-        replies = await self._scripts.submit(positions, *map(_submit_args, submissions))
+        jobs = (_submit_args(submission, self._client.process) for submission in submissions)
+        replies = await self._scripts.submit(positions, *jobs)
         return [self._result(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
 
     async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> SubmitResult | None:
@@ -222,32 +223,39 @@ class Jobs(QueueComponent):
 
 
 class SyncCalls(QueueComponent):
-    """Per tenant and request digest, a sorted set of the jobs whose response is not delivered.
+    """Per tenant and request digest, a sorted set of the jobs whose response is not delivered, with the API process of
+    the request that waits.
 
-    Score: 1000 per retry plus 1 per waiting request. A retry joins the lowest score: the job with the fewest retries,
-    then without a waiting request, then the oldest. An unchanged score shows that no request has joined or left.
+    Score: 1000 per retry, plus 1 while a request waits. A retry joins the lowest score for which no request of a living
+    process waits: the job with the fewest retries, then the oldest. An unchanged score shows that no request joined.
     """
 
     async def start(self, tenant: str, digest: str, object_id: str) -> None:
         """Record that a request waits for the file or batch that it creates; `submit` does so for a job."""
-        await self._scripts.start_sync_call(tenant, digest, object_id)
+        await self._scripts.start_sync_call(tenant, digest, self._call(object_id))
 
-    async def join(self, tenant: str, digest: str) -> str | None:
-        """Return the job for a retry to wait for."""
-        return await self._scripts.join_sync_call(tenant, digest)
+    async def join(self, tenant: str, digest: str, *, waited_for: bool = False) -> str | None:
+        """Return the job for a retry to wait for, with `waited_for` also one for which a request waits already.
+
+        Without one, "" if requests of living processes wait for all jobs, and None if there are no jobs.
+        """
+        return await self._scripts.join_sync_call(tenant, digest, self._client.process, waited_for)
 
     async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
-        """Record that a request no longer waits, and return the score for `abandon`; None: delivered."""
-        return await self._scripts.leave_sync_call(tenant, digest, job_id)
+        """Record that a request no longer waits, and return the score for `abandon`; None: delivered, or taken over."""
+        return await self._scripts.leave_sync_call(tenant, digest, self._call(job_id))
 
     async def abandon(self, tenant: str, digest: str, job_id: str, score: int) -> bool:
-        """Remove a job without waiting requests; False if its score has changed since `leave`."""
-        return await self._scripts.abandon_sync_call(tenant, digest, job_id, score)
+        """Remove a job that a request has left; False if its score has changed since `leave`."""
+        return await self._scripts.abandon_sync_call(tenant, digest, self._call(job_id), score)
 
     async def delivered(self, tenant: str, digest: str, job_id: str) -> None:
         """Remove a job whose response was delivered: an equal request then creates a new one."""
         with translated():
-            await self._redis.zrem(self._keys.sync_calls(tenant, digest), job_id)
+            await self._redis.zrem(self._keys.sync_calls(tenant, digest), self._call(job_id))
+
+    def _call(self, object_id: str) -> str:
+        return f"{object_id} {self._client.process}"
 
 
 def _mismatch() -> IdempotencyMismatch:
@@ -280,7 +288,7 @@ def _position(reply: Sequence[int]) -> QueuePosition | None:
     )
 
 
-def _submit_args(submission: Submission) -> SubmitArgs:
+def _submit_args(submission: Submission, process: str) -> SubmitArgs:
     job = submission.job
     idempotency = ""
     if submission.idempotency_key is not None:
@@ -304,5 +312,5 @@ def _submit_args(submission: Submission) -> SubmitArgs:
         video=1 if job.task.makes_video else "",
         on_deadline="" if job.on_deadline is OnDeadline.EXPIRE else job.on_deadline.value,
         steps=job.steps_per_image,
-        sync_call=submission.sync_call or "",
+        sync_call="" if submission.sync_call is None else f"{submission.sync_call} {process}",
     )

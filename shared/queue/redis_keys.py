@@ -105,7 +105,8 @@ class RedisKeys:
     waiting_workers = _Family("kind name", "zset", ttl="1 min")  # those that wait for a wake-up, by topic
     reply = _Family("token", "string", ttl="30 s")  # of a script, for a repetition
     previews = _Family("job", "hash", ttl="1 min")
-    sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")
+    sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")  # `job process`
+    api_process = _Family("process", "channel")  # without messages: its subscriber is the living process
     usage = _Family("day", "hash", ttl="usage_retention_days; 20,000 rows")  # by tenant and model; days since 1970
     usage_rows = _Family("day", "zset", ttl="as usage")
     # Storage and quotas

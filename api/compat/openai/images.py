@@ -24,8 +24,8 @@ from api.compat.openai.request_bodies import (
 from api.compat.sync_calls import (
     RequestDigest,
     SyncCall,
-    earlier_attempt,
     failed_response,
+    left_job,
     request_digest,
     submit,
     submit_with_key,
@@ -176,7 +176,7 @@ async def _respond(
         accepted = await submit_with_key(parsed.request, context, digest, key, parsed.previews)
         job_id, replayed = accepted.record.job.id, accepted.replayed
     else:
-        earlier = await earlier_attempt(request, context, digest)
+        earlier = await left_job(request, context, digest)
         if earlier is None or await services.queue.jobs.get(earlier) is None:
             earlier = (await submit(parsed.request, context, digest, parsed.previews)).id
         job_id = earlier

@@ -1,4 +1,4 @@
-"""Files and batches that the unmodified `openai` SDK retries after a lost response."""
+"""Calls that the unmodified `openai` SDK retries after a lost or refused response."""
 
 from __future__ import annotations
 
@@ -116,6 +116,57 @@ def test_a_job_with_an_idempotency_key_outlives_its_client(start: Callable[..., 
     again = httpx.post(f"{server.url}/v1/images/generations", json=body, headers={"Idempotency-Key": "a"}, timeout=60)
     assert again.json()["code"] == "wait_timeout"
     assert len(states()) == 2
+
+
+async def test_retries_of_refused_calls_make_jobs_of_their_own(start: Callable[..., Server]) -> None:
+    """Equal calls that still wait keep their jobs; a retry waits for one whose client has left or whose process has
+    died. No worker ends the jobs."""
+    server = await asyncio.to_thread(start, sync_wait_s="60")
+    queue = Queue.connect(server.settings)
+    body = {"model": "demo", "prompt": "equal"}
+    async with httpx.AsyncClient(timeout=90) as http:
+
+        async def call(retry: int, jobs: int) -> asyncio.Task[httpx.Response]:
+            """Send a call, and return it when there are so many jobs."""
+            headers = {"x-stainless-retry-count": str(retry)}
+            sent = http.post(f"{server.url}/v1/images/generations", json=body, headers=headers)
+            task = asyncio.create_task(sent)
+            async with asyncio.timeout(60):
+                while len(await job_ids()) < jobs:
+                    await asyncio.sleep(0.01)
+            return task
+
+        async def job_ids() -> list[str]:
+            return [job["id"] for job in (await http.get(f"{server.url}/v1/jobs")).json()["data"]]
+
+        async def scores(least: int) -> list[float]:
+            """Return the scores of the calls, when one of them is at least `least`."""
+            redis, prefix = queue.client.redis, queue.client.redis_keys.prefix
+            async with asyncio.timeout(60):
+                while True:
+                    (name,) = [key async for key in redis.scan_iter(f"{prefix}sync_calls:*")]
+                    found = sorted(score for _, score in await redis.zrange(name, 0, -1, withscores=True))
+                    if found[-1] >= least:
+                        return found
+                    await asyncio.sleep(0.01)
+
+        waiting = [await call(retry, jobs) for retry, jobs in ((0, 1), (0, 2), (1, 3))]
+        assert await scores(1) == [1, 1, 1]
+        waiting.pop().cancel()  # closes its connection
+        waiting.append(await call(2, 3))
+        assert await scores(1001) == [1, 1, 1001]
+        server.process.kill()
+        await asyncio.to_thread(server.process.wait, 60)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        again = {"port": str(server.port), "namespace": server.settings.namespace, "sync_wait_s": "60"}
+        server = await asyncio.to_thread(start, **again)
+        waiting = [await call(1, 3), await call(1, 3), await call(3, 3)]
+        assert await scores(2001) == [1001, 1001, 2001]
+        assert len(await job_ids()) == 3
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    await queue.close()
 
 
 @asynccontextmanager

@@ -67,6 +67,10 @@ class Scene:
     def signature(self) -> str:
         return self.queued.signature
 
+    @property
+    def process(self) -> str:
+        return self.queue.client.process
+
 
 async def prepared(queue: Queue, make_submission: Make) -> Scene:
     running, lost, dead, ended, queued = [make_submission() for _ in range(5)]
@@ -97,7 +101,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     signature, models = scene.signature, ("demo", 0)
     no_update = json.dumps({"set": [], "add": [], "accepted": [], "parts": []})
     return {
-        "abandon_sync_call": ("default", "digest", job, 1),
+        "abandon_sync_call": ("default", "digest", f"{job} {scene.process}", 1),
         "admit": ("default", 60),
         "begin_adapter": ("default", "adapter_2", 1, 1, 10, 10, 60_000),
         "begin_file": ("default", "file_2", 10, 60_000, 1),
@@ -127,8 +131,8 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "heartbeat": ("w2", "{}", 1000, "demo"),
         "identify": ("known", "default"),
         "join": ("w2", "token", signature, 8, 2, "", *models),
-        "join_sync_call": ("default", "digest"),
-        "leave_sync_call": ("default", "digest", job),
+        "join_sync_call": ("default", "digest", "other", False),
+        "leave_sync_call": ("default", "digest", f"{job} {scene.process}"),
         "learn_cost": ("cpu", "demo", "64x64", 1, 0.5, 64),
         "learn_start_time": (1.0,),
         "model_depths": (signature,),
@@ -159,7 +163,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "revoke_key": ("known",),
         "set_limits": ("default", "running_slots", 8),
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
-        "start_sync_call": ("default", "digest", queued),
+        "start_sync_call": ("default", "digest", f"{queued} {scene.process}"),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": (
             *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),

@@ -329,6 +329,7 @@ async def sync_calls(queue: Queue, make: Make) -> None:
     assert await queue.sync_calls.join(*call) == "job_a"
     score = await queue.sync_calls.leave(*call, "job_a")
     assert score == 1000
+    assert await queue.sync_calls.join(call[0], "e" * 40) is None
     assert await queue.sync_calls.abandon(*call, "job_a", score)
 
 

@@ -2,7 +2,7 @@
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     positions, jobs...
 --          `positions`: 1 to return those of the jobs. `jobs`: the FIELDS of each. `input`: ids of images and adapters, separated by spaces; `idempotency`: 'digest fingerprint';
---          `webhook`: '|state|state| url'; `sync_call`: digest of a request that waits for the job;
+--          `webhook`: '|state|state| url'; `sync_call`: 'digest process' of a request that waits for the job;
 --          '' for none in all from `time_limit_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
 --          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil}
@@ -152,7 +152,10 @@ local function submit(job)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota} end
   enter(job)
-  if job.sync_call ~= '' then sync_calls.start(job.tenant, job.sync_call, job.id) end
+  if job.sync_call ~= '' then
+    local call, process = string.match(job.sync_call, '^(%S+) (%S+)$')
+    sync_calls.start(job.tenant, call, job.id .. ' ' .. process)
+  end
   if idem then redis.call('SET', idem, job.id .. ' ' .. fingerprint, 'PX', conf.idempotency_ms) end
   return {'ok', job.id}
 end
