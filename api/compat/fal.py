@@ -4,10 +4,11 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
@@ -21,6 +22,7 @@ from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import event_stream, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
+from api.submission import IdempotencyKey, idempotency
 from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import JobRecord, State
 from shared.protocols.fal_queue import (
@@ -47,6 +49,15 @@ _ERRORS = problems(401, 403, 404, 422, 429, 503)
 _SUBMIT_ERRORS = problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
 _EXAMPLE = {"prompt": "a red circle on a blue ground, left", "num_images": 2, "seed": 7}
 _BODY = request_body("application/json", {"schema": {"type": "object"}, "example": _EXAMPLE})
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """Headers and query of a request that submits a job."""
+
+    priority: Annotated[str, Header(alias="x-fal-queue-priority", max_length=16)] = "normal"
+    fal_webhook: Annotated[str | None, Query(description="Refused.")] = None
+    key: IdempotencyKey = None
 
 
 class UploadRequest(BaseModel):
@@ -141,28 +152,27 @@ async def cancel_fal_request(owner: str, name: str, request_id: str, context: Co
 
 @router.post("/{owner}/{name}", openapi_extra=_BODY, responses=_SUBMIT_ERRORS | {200: {"model": FalStatus}})
 async def submit_fal_request(
-    request: Request,
-    owner: str,
-    name: str,
-    context: Context,
-    priority: Annotated[str, Header(alias="x-fal-queue-priority", max_length=16)] = "normal",
-    fal_webhook: Annotated[str | None, Query(description="Refused.")] = None,
+    request: Request, owner: str, name: str, context: Context, options: Annotated[SubmitOptions, Depends()]
 ) -> Response:
     """Submit a request. The path is `owner/model`; any owner is accepted for a model whose id has none."""
     require_type(request, JSON_TYPES)
     spec = find_model(owner, name, context.services.catalog)
-    if fal_webhook is not None:
+    if options.fal_webhook is not None:
         message = "fal_webhook: not supported; POST /v1/webhooks creates an endpoint for the events of all jobs"
         raise InvalidRequest(message, param="fal_webhook")
-    if priority not in PRIORITIES:
-        message = f"X-Fal-Queue-Priority: {priority!r}; use {', '.join(PRIORITIES)}"
+    if options.priority not in PRIORITIES:
+        message = f"X-Fal-Queue-Priority: {options.priority!r}; use {', '.join(PRIORITIES)}"
         raise InvalidRequest(message, param="X-Fal-Queue-Priority")
-    body = strict_json.decode(await request.body())
-    job_request, names = parse_input(body, spec, {"priority": PRIORITIES[priority]})
+    raw = await request.body()
+    recognized_by = idempotency(options.key, f"{spec.id} {options.priority}\n".encode() + raw)
+    job_request, names = parse_input(strict_json.decode(raw), spec, {"priority": PRIORITIES[options.priority]})
+    del raw
     release_body(request)
     with names.in_errors():
-        record = (await submission.submit(job_request, context)).record
-    return JSONResponse(await _status(record, context, logs=False), headers={"x-fal-request-id": record.job.id})
+        accepted = await submission.submit(job_request, context, recognized_by)
+    record = accepted.record
+    headers = {"x-fal-request-id": record.job.id, **({"Idempotent-Replayed": "true"} if accepted.replayed else {})}
+    return JSONResponse(await _status(record, context, logs=False), headers=headers)
 
 
 async def _status(record: JobRecord, context: RequestContext, logs: bool) -> dict[str, Any]:

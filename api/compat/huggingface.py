@@ -114,7 +114,7 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
     if request.headers.get("content-type", "").startswith("image/"):  # the client's form of an image by itself
         raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")
     require_type(request, JSON_TYPES)
-    job_id, digest = await _submit(request, model, context, key)
+    job_id, digest, replayed = await _submit(request, model, context, key)
     release_body(request)
 
     async def build(record: JobRecord) -> StreamedResponse:
@@ -122,13 +122,17 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
         count_response(request, image.bytes)
         chunks = await with_first_read(context.services.storage.stream(image.key, 0, image.bytes), param="inputs")
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
+        if replayed:
+            headers["Idempotent-Replayed"] = "true"
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})
 
     return await SyncCall(job_id, digest, context).respond(request, build)
 
 
-async def _submit(request: Request, model: str, context: RequestContext, key: str | None) -> tuple[str, RequestDigest]:
-    """Submit the job of a body, and return its id and the digests of the request.
+async def _submit(
+    request: Request, model: str, context: RequestContext, key: str | None
+) -> tuple[str, RequestDigest, bool]:
+    """Submit the job of a body, and return its id, the digests of the request, and whether it is a replay.
 
     The body, up to 28 MB, is dropped before the job ends.
     """
@@ -138,5 +142,6 @@ async def _submit(request: Request, model: str, context: RequestContext, key: st
     context.waiters.check()
     digest = request_digest(request, (raw,))
     if key is not None:
-        return (await submit_with_key(job_request, context, digest, key)).record.job.id, digest
-    return (await submit(job_request, context, digest)).id, digest
+        accepted = await submit_with_key(job_request, context, digest, key)
+        return accepted.record.job.id, digest, accepted.replayed
+    return (await submit(job_request, context, digest)).id, digest, False
