@@ -17,12 +17,15 @@ from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
+
 MAX_DEADLINE_S = 7 * 86_400
 _WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
 _MESSAGES = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]

@@ -172,6 +172,9 @@ class BatchRunner:
                     checked[at] = error
                 except Unavailable as error:
                     failed = error
+                except Exception:  # one line must not stop the others
+                    log.exception("batch_line_failed", batch_id=batch.id, line=chunk[at][0].ordinal)
+                    checked[at] = FusequeueError("the request of this line could not be processed")
 
         try:
             async with asyncio.timeout(LINES_S):

@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.models_file import MAX_FPS, Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord, State, Task
 from shared.protocols.openai.images import image_reference, parse_sized, split_fields
 from shared.protocols.openai.server_fields import FieldWarning, Warnings
-from shared.request import JobRequest
+from shared.request import Count, JobRequest
 from shared.runtime.clock import epoch_s
 
 _STATUS = {State.QUEUED: "queued", State.RUNNING: "in_progress", State.SUCCEEDED: "completed"}
@@ -28,9 +28,7 @@ class VideoFields(BaseModel):
 
     size: str | None = Field(None, description="`WxH` in pixels; default: the model's.")
     seconds: float | None = Field(None, gt=0, le=600, description="Length; rounded to the nearest the model supports.")
-    num_frames: int | None = Field(
-        None, strict=True, ge=1, description="As `frames`; rounded to the nearest the model supports."
-    )
+    num_frames: Count | None = Field(None, description="As `frames`; rounded to the nearest the model supports.")
     user: str | None = Field(None, max_length=512, description="Accepted and not stored.")
 
 
@@ -83,7 +81,7 @@ def _set_frames(values: dict[str, Any], fields: VideoFields, spec: ModelSpec) ->
 
 def _frames(seconds: float, sent_fps: object, spec: ModelSpec) -> int:
     """Return the supported number of frames that is nearest to `seconds`."""
-    fps, limits = sent_fps if isinstance(sent_fps, int) and sent_fps > 0 else spec.defaults.fps, spec.limits
+    fps, limits = sent_fps if isinstance(sent_fps, int) and 0 < sent_fps <= MAX_FPS else spec.defaults.fps, spec.limits
     if seconds * fps > limits.most_frames + limits.frames_multiple:
         longest = limits.most_frames / fps
         raise InvalidRequest(f"seconds: model {spec.id!r} makes at most {longest:.2f} at {fps} fps", param="seconds")

@@ -123,6 +123,25 @@ async def test_a_line_that_storage_cannot_store_is_not_refused(
     assert (batch.read, batch.accepted, batch.failed) == (3, 3, 0)
 
 
+async def test_a_line_that_raises_an_unexpected_error_stops_no_other(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_job = job_builder.build_job
+
+    async def build(request: JobRequest, *args: Any) -> Job:
+        if request.steps == 3:
+            raise OverflowError("an odd line")
+        return await build_job(request, *args)
+
+    monkeypatch.setattr(job_builder, "build_job", build)
+    batch = await validated(context, "default", [line(1), line(2, steps=3), line(3)])
+    assert await BatchRunner(context, batch).advance()
+    batch = await context.queue.batches.get("default", batch.id)
+    assert (batch.read, batch.accepted, batch.failed) == (3, 2, 1)
+    (row,) = await error_lines(context, batch)
+    assert (row["custom_id"], row["error"]["code"]) == ("line-2", "internal_error")
+
+
 async def test_slow_batches_of_one_tenant_delay_no_others(
     context: BatchContext, image_host: str, eventually: Callable[..., Awaitable[None]]
 ) -> None:

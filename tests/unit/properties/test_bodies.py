@@ -21,15 +21,22 @@ from api.compat.replicate.predictions import PredictionRequest, webhook_fields
 from api.routes.webhooks import EndpointChange, EndpointRequest
 from shared.config import models_file
 from shared.config.adapters import AdapterChoice
-from shared.errors import InvalidRequest, NotFound
+from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.errors import Faults, InvalidRequest, NotFound
+from shared.job import Task
+from shared.job_builder import parse_checked
+from shared.protocols.fal_queue import FalFields
+from shared.protocols.fal_queue import parse_input as parse_fal_input
 from shared.protocols.openai.images import ImageFields, parse_image_request
 from shared.protocols.openai.videos import VideoFields, parse_video_request
 from shared.protocols.replicate.prediction_inputs import JOB_FIELDS, ReplicateFields, parse_input
-from shared.request import JobRequest, parse, validated
+from shared.request import JobRequest, validated
 from shared.runtime import strict_json
 
 CATALOG = models_file.load(Path(__file__).resolve().parents[3] / "models.toml")
 SPEC = next(iter(CATALOG))
+TASKS = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+FILMS = Catalog((ModelSpec(id="film", source="x", tasks=TASKS, limits=Limits(max_frames=81, frames_multiple=4)),))
 NUMERIC = numeric_fields(JobRequest, ImageFields, VideoFields, AdapterChoice)
 near = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -37,6 +44,7 @@ scalars = (
     st.none()
     | st.booleans()
     | st.integers(-(2**70), 2**70)
+    | st.sampled_from((2**31, 10**400, 10**4299, -(10**4299)))  # JSON has up to 4,300 digits
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=20)
     | st.sampled_from((0, -1, 1e308, "", "auto", "1024x1024", "in_" + "0" * 32, "data:,", "https://a", "\ud800", "\0"))
@@ -52,14 +60,20 @@ def bodies(*models: type[BaseModel], **fixed: Any) -> st.SearchStrategy[Any]:
     return st.dictionaries(st.sampled_from(names), values, max_size=6).map(lambda body: {**fixed, **body}) | values
 
 
-ODD_VALUES = (None, True, -1, 2**70, 1e308, "", "\ud800", "\0", [], [[]], ["a", {}], {}, {"a": []}, [{"id": {}}], [{}])
+ODD_NUMBERS = (True, -1, 2**70, 10**400, 10**4299, 1e-300, 1e308)
+ODD_VALUES = (None, *ODD_NUMBERS, "", "\ud800", "\0", [], [[]], ["a", {}], {}, {"a": []}, [{"id": {}}], [{}])
 PARSERS: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
-    "job": (parse, bodies(JobRequest, model=SPEC.id, prompt="a")),
+    "job": (
+        lambda body: parse_checked(
+            {"model": SPEC.id, **body} if isinstance(body, dict) else body, CATALOG.get, Faults()
+        ),
+        bodies(JobRequest, prompt="a"),
+    ),
     "image": (
         lambda body: parse_image_request(body, CATALOG, "image_edit"),
         bodies(JobRequest, ImageFields, prompt="a"),
     ),
-    "video": (lambda body: parse_video_request(body, CATALOG), bodies(JobRequest, VideoFields, prompt="a")),
+    "video": (lambda body: parse_video_request(body, FILMS), bodies(JobRequest, VideoFields, prompt="a")),
     "hugging face": (
         lambda body: parse_inference_request(body, SPEC.id, "*/*", CATALOG),
         bodies(JobRequest).map(lambda some: {"inputs": "a", "parameters": some}),
@@ -68,6 +82,7 @@ PARSERS: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
         lambda body: parse_input(body if isinstance(body, dict) else {}, SPEC, {}),
         bodies(JobRequest, ReplicateFields, prompt="a"),
     ),
+    "fal": (lambda body: parse_fal_input(body, SPEC, {}), bodies(JobRequest, FalFields, prompt="a")),
     "prediction": (lambda body: webhook_fields(validated(PredictionRequest, body)), bodies(PredictionRequest)),
     "batch": (lambda body: validated(BatchRequest, body), bodies(BatchRequest)),
     "endpoint": (lambda body: validated(EndpointRequest, body), bodies(EndpointRequest, url="https://a")),
@@ -93,7 +108,14 @@ def test_a_field_of_any_kind_is_valid_or_refused(name: str) -> None:
         *VideoFields.model_fields,
         *AdapterChoice.model_fields,
     )
-    others = (*ReplicateFields.model_fields, *PredictionRequest.model_fields, *JOB_FIELDS, "loras", "target_size")
+    others = (
+        *ReplicateFields.model_fields,
+        *FalFields.model_fields,
+        *PredictionRequest.model_fields,
+        *JOB_FIELDS,
+        "loras",
+        "target_size",
+    )
     for field in dict.fromkeys((*fields, *others, *BatchRequest.model_fields, *EndpointChange.model_fields)):
         for value in ODD_VALUES:
             body: dict[str, Any] = {"prompt": "a", field: value}

@@ -1,4 +1,4 @@
-"""OpenAI image requests as job requests."""
+"""OpenAI requests for images and videos as job requests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import pytest
 from harness.http_server import ROOT
 
 from shared.config import models_file
+from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import InvalidRequest
-from shared.job import Priority
+from shared.job import Priority, Task
 from shared.protocols.openai.images import ImageRequest, parse_image_request
+from shared.protocols.openai.videos import parse_video_request
+from shared.request import JobRequest
 
 CATALOG = models_file.load(ROOT / "models.toml")
+TASKS = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+FILMS = Catalog((ModelSpec(id="film", source="x", tasks=TASKS, limits=Limits(max_frames=81, frames_multiple=4)),))
 IN_A = "in_" + 32 * "a"
 
 
@@ -81,3 +86,22 @@ def test_an_error_names_the_field_of_the_request(body: dict[str, Any], param: st
 def test_a_body_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         parse_image_request(["x"], CATALOG, "image_generation")
+
+
+def read_video(**body: Any) -> JobRequest:
+    return parse_video_request({"prompt": "a wave", **body}, FILMS).request
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"num_frames": 10**400}, "num_frames"),
+        ({"seconds": 1, "fps": 10**400}, "fps"),
+        ({"frames": 10**400}, "frames"),
+        ({"width": 10**4000, "height": 10**4000}, "width"),
+    ],
+)
+def test_a_number_of_any_size_in_a_video_request_is_refused_with_its_field(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read_video(**body)
+    assert error.value.param == param
