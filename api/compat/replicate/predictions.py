@@ -217,7 +217,9 @@ async def _create(
             await context.waiters.until_terminal(submitted.job.id, left_s)
             record = await services.queue.jobs.get(submitted.job.id)
     if record is None or not record.state.terminal:
-        record = submitted  # status `starting`: clients take any other one for the end
+        record = submitted
+    if wait_s and not record.state.terminal:  # `starting`, also of a replay: clients take any other status for the end
+        record = record.model_copy(update={"state": State.QUEUED})
     headers = {"Location": _prediction(record, context, [])["urls"]["get"]}
     if accepted.replayed:
         headers["Idempotent-Replayed"] = "true"

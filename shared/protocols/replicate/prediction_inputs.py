@@ -200,7 +200,7 @@ def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> d
         raise InvalidRequest(f"{field}: send either {field} or width and height", param=field)
     default = spec.defaults
     across, down = (default.width, default.height) if ratio is None else (int(part) for part in ratio.split(":"))
-    pixels = default.width * default.height if other.megapixels is None else round(other.megapixels * 1024 * 1024)
+    pixels = default.width * default.height if other.megapixels is None else math.ceil(other.megapixels * 1024 * 1024)
     width, height = size_for(across / down, pixels, spec)
     return {"width": width, "height": height}
 

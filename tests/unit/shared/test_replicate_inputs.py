@@ -50,6 +50,8 @@ def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
         ({"width": 128, "height": 64, "aspect_ratio": "custom"}, {"width": 128, "height": 64}),
         ({"aspect_ratio": "1:1"}, {"width": 64, "height": 64}),
         ({"aspect_ratio": "2:1"}, {"width": 128, "height": 64}),
+        ({"megapixels": 1e-7}, {"width": 64, "height": 64}),
+        ({"megapixels": 1e-7, "aspect_ratio": "1:2"}, {"width": 64, "height": 128}),
         ({"go_fast": True, "disable_safety_checker": False, "apply_watermark": False}, {"priority": "interactive"}),
         ({"size": "128x64"}, {"width": 128, "height": 64}),
         ({"prompt_strength": 0.8, "mask": None}, {"strength": None, "prompt": "a red circle"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from harness.http_server import finish, png, serving
+from harness.http_server import claimed, deliver, finish, png, serving
 
 from shared.auth import Scope
 from shared.queue import Queue
@@ -82,3 +82,19 @@ async def test_one_key_for_predictions_of_two_models_is_refused(fake_queue: Queu
             made = await api.post(path, json={"input": INPUT}, headers={"Idempotency-Key": "k"})
             statuses.append(made.status_code)
         assert statuses == [201, 201, 422]
+
+
+async def test_a_repeated_prediction_that_is_waited_for_is_starting_until_its_end(
+    fake_queue: Queue, tmp_path: Path
+) -> None:
+    """The clients take any other status for the end; without a wait they poll until the end."""
+    async with serving(fake_queue, tmp_path) as api:
+        key, wait = {"Idempotency-Key": "k"}, {"Prefer": "wait=1"}
+        job_id = (await api.post(PREDICTIONS, json=BODY, headers=key)).json()["id"]
+        claim = await claimed(fake_queue, job_id)
+        waited = await api.post(PREDICTIONS, json=BODY, headers={**key, **wait})
+        assert (waited.json()["id"], waited.json()["status"]) == (job_id, "starting")
+        assert waited.headers["Idempotent-Replayed"] == "true"
+        assert (await api.post(PREDICTIONS, json=BODY, headers=key)).json()["status"] == "processing"
+        await deliver(fake_queue, tmp_path, claim)
+        assert (await api.post(PREDICTIONS, json=BODY, headers={**key, **wait})).json()["status"] == "succeeded"
