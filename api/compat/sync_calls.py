@@ -136,6 +136,10 @@ def failed_response(scope: Mapping[str, Any], record: JobRecord) -> Response:
     return problem(scope, code, message, param=param, headers={"x-should-retry": "true" if retryable else "false"})
 
 
+class StreamInterrupted(Exception):
+    """A stream ends before its job, with an error that its client has received: no SDK sends such a request again."""
+
+
 @dataclass(frozen=True)
 class SyncCall:
     """A request that waits for `job_id`; with an Idempotency-Key the job continues when all its clients have left."""
@@ -191,17 +195,20 @@ class SyncCall:
 
     async def track(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """Yield `chunks`; the response counts as delivered after the last one, otherwise the job is abandoned."""
-        complete = False
+        ended = False
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
-            complete = True
+            ended = True
+            with contextlib.suppress(Unavailable):
+                await self._delivered()
+        except StreamInterrupted:
+            ended = True
+            await self._abandon(retryable=False)
         finally:
-            if not complete:
+            if not ended:
                 self.abandon()
-        with contextlib.suppress(Unavailable):
-            await self._delivered()
 
     async def _delivered(self) -> None:
         sync_calls = self.context.services.queue.sync_calls
@@ -213,16 +220,17 @@ class SyncCall:
         _abandoning.add(task)
         task.add_done_callback(_abandoning.discard)
 
-    async def _abandon(self) -> None:
+    async def _abandon(self, *, retryable: bool = True) -> None:
         queue, closing = self.context.services.queue, self.context.services.closing
         try:
             version = await queue.sync_calls.leave(self.context.tenant, self.digest.attempt, self.job_id)
             if version is None:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.context.services.settings.disconnect_grace_s):
-                    await closing.wait()
-                return  # a retry finds the job in another API process
+            if retryable:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.context.services.settings.disconnect_grace_s):
+                        await closing.wait()
+                    return  # a retry finds the job in another API process
             if await queue.sync_calls.abandon(self.context.tenant, self.digest.attempt, self.job_id, version):
                 log.info("job_abandoned", job_id=self.job_id)
                 await queue.jobs.cancel(self.job_id)

@@ -23,6 +23,7 @@ from api.compat.openai.request_bodies import (
 )
 from api.compat.sync_calls import (
     RequestDigest,
+    StreamInterrupted,
     SyncCall,
     failed_response,
     left_job,
@@ -241,6 +242,7 @@ class ImageStream:
         except (Unavailable, NotFound) as error:  # the response status was sent already
             code = error.code if error.code in STATUSES else Unavailable.code
             yield _error_event(problem(self._scope, code, error.public))
+            raise StreamInterrupted from error
 
     async def _until_end(self) -> AsyncGenerator[bytes]:
         """Yield previews and keep-alives until the job ends."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, deliver, png, serving
+from harness.http_server import BODY, WORKER, application, deliver, png, serving
 
 from shared.job import Failure, Outcome, State
 from shared.queue import Queue
@@ -91,6 +91,28 @@ async def test_a_stream_is_repeated_by_its_key(api: httpx.AsyncClient, fake_queu
     first, second = (stream.text.replace(": keep-alive\n\n", "") for stream in streams)
     assert first == second
     assert "image_generation.completed" in first
+
+
+@pytest.mark.parametrize(("headers", "state"), [({}, State.CANCELED), (KEY, State.QUEUED)])
+async def test_a_stream_that_is_interrupted_leaves_no_job_without_a_key(
+    fake_queue: Queue, tmp_path: Path, headers: dict[str, str], state: State
+) -> None:
+    """No SDK repeats a stream that has begun; with a key, its client can."""
+    app = application(fake_queue, tmp_path)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as api:
+            streaming = asyncio.create_task(api.post(GENERATIONS, json={**BODY, "stream": True}, headers=headers))
+            async with asyncio.timeout(60):
+                while not (jobs := await jobs_of(api)) or not app.state.services.waiters.held(None):
+                    await asyncio.sleep(0.01)
+            app.state.services.closing.set()
+            stream = await streaming
+        assert "event: error" in stream.text
+        assert "send the request again" in stream.text
+        record = await fake_queue.jobs.get(jobs[0]["id"])
+        assert record is not None
+        assert record.state is state
 
 
 @pytest.mark.parametrize(
