@@ -44,6 +44,7 @@ from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
+from shared.job_builder import check_request
 from shared.protocols.openai.images import (
     ImageFields,
     ImageRequest,
@@ -146,8 +147,14 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     for name in names:
         if name not in ("image", "mask") or (name == "mask" and names.count(name) > 1):
             raise InvalidRequest(f"unexpected or repeated file field: {name[:64]}", param=name)
-    # Checked with placeholders first: nothing is stored for a request that is invalid.
-    parsed = _parse_edit({**parts.values, **_image_fields(names, [PLACEHOLDER] * len(names))}, context)
+    # Checked with placeholders first: nothing is stored for a request that is refused.
+    placeholders = _image_fields(names, [PLACEHOLDER] * len(names))
+    if repeated := placeholders.keys() & parts.values.keys():
+        name = min(repeated)
+        raise InvalidRequest(f"{name}: send either a file or a text field", param=name)
+    parsed = _parse_edit({**parts.values, **placeholders}, context)
+    context.waiters.check()
+    check_request(parsed.request, context.services, context.tenant)
     ids: list[str] = []
     faults = Faults()
     for name, (_, file) in zip(names, parts.files, strict=True):

@@ -115,7 +115,8 @@ def _set_images(values: dict[str, Any]) -> None:
 def image_reference(value: Any) -> Any:
     """Return the image of `value`, which can be wrapped as `{"image_url": ...}` or `{"file_id": ...}`."""
     if isinstance(value, Mapping) and len(value) == 1:
-        return value.get("image_url", value.get("file_id", value))
+        reference = value.get("image_url", value.get("file_id"))
+        return value if reference is None else reference
     return value
 
 

@@ -47,6 +47,9 @@ def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
     """
     faults = Faults()
     fields, values, warnings = split_fields(body, VideoFields, faults)
+    if {"image", "input_reference"} <= values.keys():
+        message = "input_reference: send either input_reference or image"
+        faults.found.append(InvalidRequest(message, param="input_reference"))
     if "input_reference" in values:
         values["image"] = image_reference(values.pop("input_reference"))
     if "model" not in values:
@@ -71,6 +74,8 @@ def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
 def _set_frames(values: dict[str, Any], fields: VideoFields, spec: ModelSpec) -> Warnings:
     """Set `frames` from `num_frames` or `seconds`, and return the warning about a rounded number."""
     if fields.num_frames is not None:
+        if "frames" in values:
+            raise InvalidRequest("num_frames: send either num_frames or frames", param="num_frames")
         values["frames"] = _nearest_frames(fields.num_frames, spec)
     if fields.seconds is not None:
         if "frames" in values:

@@ -18,7 +18,7 @@ from shared.request import JobRequest
 CATALOG = models_file.load(ROOT / "models.toml")
 TASKS = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
 FILMS = Catalog((ModelSpec(id="film", source="x", tasks=TASKS, limits=Limits(max_frames=81, frames_multiple=4)),))
-IN_A = "in_" + 32 * "a"
+IN_A, IN_B = "in_" + 32 * "a", "in_" + 32 * "b"
 
 
 def read(**body: Any) -> ImageRequest:
@@ -75,6 +75,8 @@ def test_image_references_become_input_images(body: dict[str, Any], image: str |
         ({"colour": "red"}, "colour"),
         ({"loras": [{"id": "ink"}]}, "adapters.0.id"),
         ({"prompt": ""}, "prompt"),
+        ({"image": {"image_url": None}}, "image"),
+        ({"image": {"file_id": None}}, "image"),
     ],
 )
 def test_an_error_names_the_field_of_the_request(body: dict[str, Any], param: str) -> None:
@@ -90,6 +92,23 @@ def test_a_body_that_is_not_an_object_is_refused() -> None:
 
 def read_video(**body: Any) -> JobRequest:
     return parse_video_request({"prompt": "a wave", **body}, FILMS).request
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"image": IN_A, "input_reference": IN_B}, "input_reference"),
+        ({"image": IN_A, "reference_url": IN_B}, "input_reference"),
+        ({"input_reference": {"image_url": None}}, "image"),
+        ({"frames": 33, "num_frames": 81}, "num_frames"),
+        ({"seconds": 1, "frames": 33}, "seconds"),
+        ({"seconds": 1, "num_frames": 33}, "seconds"),
+    ],
+)
+def test_no_value_of_a_video_request_is_dropped_silently(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read_video(**body)
+    assert error.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,39 @@ async def test_a_stream_that_is_interrupted_leaves_no_job_without_a_key(
 
 
 @pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"image": "in_" + 32 * "a"}, "image"),
+        ({"batch_id": "batch_" + 26 * "0"}, "batch_id"),
+        ({"webhook": "http://127.0.0.1/"}, "webhook"),
+    ],
+)
+async def test_a_form_that_is_refused_stores_no_image(
+    api: httpx.AsyncClient, fields: dict[str, str], param: str
+) -> None:
+    files = {"image": ("a.png", png())}
+    response = await api.post(EDITS, data={"prompt": "x", **fields}, files=files)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert (await api.get("/v1/inputs")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"image": "in_" + 32 * "a"}, "input_reference"), ({"webhook": "http://127.0.0.1/"}, "webhook")],
+)
+async def test_a_form_for_a_video_that_is_refused_stores_no_image(
+    fake_queue: Queue, tmp_path: Path, fields: dict[str, str], param: str
+) -> None:
+    models = tmp_path / "models.toml"
+    models.write_text('[[model]]\nid = "film"\nsource = "none"\ntasks = ["image_to_video"]\nlimits.max_frames = 81\n')
+    files = {"input_reference": ("a.png", png())}
+    async with serving(fake_queue, tmp_path, models=models) as api:
+        response = await api.post("/v1/videos", data={"prompt": "x", **fields}, files=files)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+        assert (await api.get("/v1/inputs")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
     ("method", "path", "body", "param"),
     [
         ("POST", GENERATIONS, {"model": "demo"}, "prompt"),
