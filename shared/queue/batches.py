@@ -65,9 +65,12 @@ class Batches(QueueComponent):
         self, tenant: str, after: str | None, limit: int, newest_first: bool = True
     ) -> tuple[list[Batch], bool]:
         """Return up to `limit` batches of a tenant, and whether there are more."""
-        ids, more = await self._ids_after(self._keys.batches(tenant), after, limit, newest_first=newest_first)
-        rows = await self._hashes(self._keys.batch(tenant, batch_id) for batch_id in ids)
-        return [_batch(tenant, batch_id, row) for batch_id, row in zip(ids, rows, strict=True) if "status" in row], more
+
+        async def read(ids: list[str]) -> list[Batch]:
+            rows = await self._hashes(self._keys.batch(tenant, batch_id) for batch_id in ids)
+            return [_batch(tenant, batch_id, row) for batch_id, row in zip(ids, rows, strict=True) if "status" in row]
+
+        return await self._page_of(self._keys.batches(tenant), read, after, limit, newest_first=newest_first)
 
     async def cancel(self, tenant: str, batch_id: str) -> None:
         """Request the cancellation of a batch; raises `NotFound`."""
@@ -173,14 +176,12 @@ class Files(QueueComponent):
         self, tenant: str, after: str | None, limit: int, newest_first: bool, purpose: str | None = None
     ) -> tuple[list[File], bool]:
         """Return up to `limit` files of a tenant, of one `purpose` if given, and whether there are more."""
-        if purpose is None:
-            files, cursor = await self._read_page(tenant, after, limit, newest_first)
-            return files, cursor is not None
         matching: list[File] = []
-        cursor = after
+        cursor, rows = after, limit + 1 if purpose is None else _FILES_READ
         while len(matching) <= limit:  # one more than the page holds: there are more
-            files, cursor = await self._read_page(tenant, cursor, _FILES_READ, newest_first)
-            matching += [file for file in files if file.purpose == purpose]
+            files, cursor = await self._read_page(tenant, cursor, rows, newest_first)
+            matching += [file for file in files if purpose in (None, file.purpose)]
+            rows = _FILES_READ
             if cursor is None:
                 break
         return matching[:limit], len(matching) > limit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from redis.commands.core import AsyncScript
 
 log = structlog.get_logger()
+Item = TypeVar("Item")
 
 COMMAND_TIMEOUT_S = 5.0
 """Timeout of a command or script: far above their durations, so that only a lost server reaches it."""
@@ -52,6 +53,12 @@ REFUSED_WHEN_FULL = "command not allowed when used memory > 'maxmemory'"
 
 _SERVER_STATES = re.compile(r"READONLY|MASTERDOWN|LOADING|MISCONF|NOREPLICAS|CLUSTERDOWN|UNBLOCKED|NOPERM|NOAUTH|OOM")
 """Errors of a command in a script that a later call does not get."""
+
+LIST_ROUNDS = 5
+"""Reads of an index for one page."""
+
+EXPIRED_ROWS = 200
+"""Rows of a further read for one page, when those before it have expired."""
 
 MAX_BLOCK_MS = 2000
 """Longest blocking read."""
@@ -304,6 +311,29 @@ class QueueComponent:
             start = 0 if after is None else await start_after(self._redis, index, after, newest_first=newest_first)
             ids = await self._redis.zrange(index, start, start + limit, desc=newest_first)
         return ids[:limit], len(ids) > limit
+
+    async def _page_of(
+        self,
+        index: str,
+        read: Callable[[list[str]], Awaitable[list[Item]]],
+        after: str | None,
+        limit: int,
+        *,
+        newest_first: bool,
+    ) -> tuple[list[Item], bool]:
+        """Return up to `limit` items of an index after the id `after`, and whether there are more.
+
+        `read` leaves out items that have expired: an empty page would end a client's paging.
+        """
+        found: list[Item] = []
+        rows = limit + 1
+        for _ in range(LIST_ROUNDS):
+            ids, more = await self._ids_after(index, after, rows, newest_first=newest_first)
+            found += await read(ids)
+            if not more or len(found) > limit:
+                break
+            after, rows = ids[-1], EXPIRED_ROWS
+        return found[:limit], more or len(found) > limit
 
 
 LEAST_VERSION = (6, 2)

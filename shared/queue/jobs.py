@@ -12,7 +12,7 @@ from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, OnDeadline, encode
 from shared.queue.api_keys import quota_exceeded
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import LIST_ROUNDS, QueueComponent, translated
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.scripts import SubmitArgs
 from shared.runtime.clock import now_ms
@@ -21,7 +21,6 @@ MAX_SUBMISSIONS = 500
 """Jobs per script: more would block Redis for over 5 ms."""
 
 MAX_LISTED = 1000
-_LIST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Jobs(QueueComponent):
         with translated():
             start = await self._start(index, after, created_ms, newest_first)
         found: list[JobRecord] = []
-        for _ in range(_LIST_ROUNDS):
+        for _ in range(LIST_ROUNDS):
             wanted = limit - len(found)
             with translated():
                 rows = await self._redis.zrange(index, start, start + wanted, desc=newest_first, withscores=True)
@@ -160,8 +159,11 @@ class Jobs(QueueComponent):
         self, tenant: str, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[JobRecord], bool]:
         """Return up to `limit` video jobs of a tenant, and whether there are more; `after` is the last job seen."""
-        ids, more = await self._ids_after(self._keys.videos(tenant), after, limit, newest_first=newest_first)
-        return [one for one in await self.get_many(ids) if one is not None], more
+
+        async def read(ids: list[str]) -> list[JobRecord]:
+            return [one for one in await self.get_many(ids) if one is not None]
+
+        return await self._page_of(self._keys.videos(tenant), read, after, limit, newest_first=newest_first)
 
     async def cancel(self, job_id: str) -> JobRecord | None:
         """Cancel a job and return its record, or None.

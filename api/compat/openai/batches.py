@@ -19,7 +19,7 @@ from api.http.openapi import event_stream, problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.submission import IdempotencyKey, idempotency, reserved_id
 from shared.errors import NotFound, Unauthenticated, Unavailable
-from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
+from shared.protocols.openai.batches import WINDOW_S, Batch
 from shared.protocols.openai.files import ExpiresAfter
 from shared.request import MetadataKey, MetadataValue, validated
 from shared.runtime import strict_json
@@ -165,7 +165,7 @@ def interval_s(streams: int, keepalive_s: float) -> float:
 
 def batch_object(batch: Batch) -> dict[str, Any]:
     """Return a batch as OpenAI's SDKs read it."""
-    has_files = batch.status.terminal and batch.status is not BatchStatus.FAILED
+    has_files = batch.status.terminal
     errors = [error.model_dump() for error in batch.errors]
     return {
         "id": batch.id,

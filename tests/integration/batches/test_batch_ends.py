@@ -6,13 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from integration.batches.batch_steps import line, validated
+from integration.batches.batch_steps import create, error_lines, line, validated
 
+from api.compat.openai.batches import batch_object
 from shared import job_builder
 from shared.job import Job, OnDeadline, State
 from shared.protocols.openai import files
 from shared.protocols.openai.batches import GRACE_MS, Batch, BatchStatus, line_job_id
 from shared.runtime.clock import SyncedClock, now_ms
+from worker.chores import batch_files
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
 
@@ -78,6 +80,29 @@ async def test_a_batch_whose_input_file_is_lost_fails_with_the_reason(context: B
     assert [error.code for error in batch.errors] == ["input_file_lost"]
     assert (batch.completed, batch.failed) == (0, 2)
     await context.queue.files.forget(batch.tenant, batch.input_file_id)  # no batch reads it any more
+
+
+async def test_a_failed_batch_names_the_files_that_it_has_written(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here for one line of two, before its input file was lost; one that is refused at once has none."""
+    monkeypatch.setattr(batch_files, "CHUNK_LINES", 1)
+    batch = await validated(context, "default", [line(1), line(2)])
+    batch = await advance(context, batch)
+    for ordinal in (1, 2):
+        await context.queue.jobs.cancel(line_job_id(batch, ordinal))
+    while batch.written < 1:
+        batch = await advance(context, batch)
+    await context.storage.delete_prefix(files.prefix(batch.tenant, batch.input_file_id))
+    batch = await ended(context, batch)
+    shown = batch_object(batch)
+    assert (shown["status"], shown["output_file_id"], shown["error_file_id"]) == ("failed", None, batch.error_file_id)
+    assert [row["custom_id"] for row in await error_lines(context, batch)] == ["line-1"]
+    await context.queue.files.get(batch.tenant, batch.error_file_id)
+
+    batch_id = await create(context, "default", [{"custom_id": "a"}])
+    shown = batch_object(await ended(context, await context.queue.batches.get("default", batch_id)))
+    assert (shown["status"], shown["output_file_id"], shown["error_file_id"]) == ("failed", None, None)
 
 
 @pytest.mark.parametrize("deadline_s", [1, 100_000])
