@@ -67,7 +67,8 @@ def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog
         with faults.collected():
             values |= validated(TargetSize, size).model_dump()
     if "prompt" in values:
-        values["image"] = f"data:;base64,{inference.inputs}"
+        is_url = inference.inputs.startswith("data:")
+        values["image"] = inference.inputs if is_url else f"data:;base64,{inference.inputs}"
     elif inference.inputs.startswith(_ENCODED_IMAGE):
         faults.found.append(InvalidRequest(NEEDS_PROMPT, param="parameters.prompt"))
         values["prompt"] = "-"

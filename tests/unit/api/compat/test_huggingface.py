@@ -97,6 +97,14 @@ async def test_an_image_without_a_prompt_is_refused_with_what_is_missing(fake_qu
         assert response.json()["error"].startswith("parameters.prompt: missing; an image in `inputs` needs a prompt")
 
 
+@pytest.mark.parametrize("prefix", ["", "data:image/png;base64,", "data:;base64,"])
+def test_an_image_with_a_prompt_is_base64_or_a_data_url(prefix: str) -> None:
+    encoded = base64.b64encode(png()).decode()
+    body = {"inputs": prefix + encoded, "parameters": {"prompt": "a red circle"}}
+    request = parse_inference_request(body, "demo", "", CATALOG)
+    assert request.image == (prefix or "data:;base64,") + encoded
+
+
 async def test_the_error_field_is_text_for_every_error(fake_queue: Queue, tmp_path: Path) -> None:
     """Also for invalid keys and large bodies, which are refused before the handler; the other fields remain."""
     async with serving(fake_queue, tmp_path, max_body_bytes=1_000) as api:
