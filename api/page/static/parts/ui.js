@@ -10,7 +10,7 @@ import { Icon } from "./icons.js";
 export const Badge = ({ state, children }) => html`<span class="badge is-${state}"><i></i>${children ?? state}</span>`;
 
 /** A button; it is disabled while its action runs, and an error goes to `onError` or is announced. */
-export function Button({ action, children, kind = "", icon, label, onError, ...rest }) {
+export function Button({ action, children, kind = "", icon, label, onError, disabled = false, ...rest }) {
   const [busy, setBusy] = useState(false);
   const mounted = useRef(true);
   useEffect(() => () => void (mounted.current = false), []);
@@ -26,7 +26,7 @@ export function Button({ action, children, kind = "", icon, label, onError, ...r
     if (mounted.current) setBusy(false);
   };
   return html`
-    <button type="button" class="button ${kind}" aria-label=${label} title=${label} disabled=${busy} onClick=${clicked} ...${rest}>
+    <button type="button" class="button ${kind}" aria-label=${label} title=${label} disabled=${busy || disabled} onClick=${clicked} ...${rest}>
       ${icon && html`<${Icon} name=${icon} size=${16} />`}${children && html`<span>${children}</span>`}
     </button>
   `;

@@ -27,7 +27,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
   const pressed = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
-      button.current.base.click();
+      if (!event.repeat) button.current.base.click();
     }
   };
   const field = (name) => ({

@@ -56,7 +56,7 @@ function Desk({ models, params }) {
     setFault(null);
     try {
       const job = await submit(request);
-      runs.set([job, ...all].slice(0, MOST_RUNS));
+      runs.set([job, ...runs.value].slice(0, MOST_RUNS));
       setShown(job.id);
       announce("The job is queued.");
       // On a narrow page it is below the form.
