@@ -1,6 +1,6 @@
 // Jobs followed over one stream: their states, steps and previews as they happen.
 
-import { events, withQuery } from "./api.js";
+import { call, events, withQuery } from "./api.js";
 import { createStore } from "./hooks.js";
 import { ended } from "./format.js";
 
@@ -9,7 +9,10 @@ const MOST_KEPT = 256; // states of jobs that are no longer followed
 const SETTLE_MS = 150; // several changes of what is followed are one new stream
 const RETRY_MS = [500, 1_000, 2_000, 5_000, 10_000];
 
-/** `jobs` has for each id: status, phase, progress, worker, previews by image, and `job` once it has ended. */
+/**
+ * `jobs` has for each id: status, phase, progress, worker, previews by image, and `job` with the time of its end
+ * (`endedAt`) once it has ended.
+ */
 export const live = createStore({ jobs: new Map(), connected: true });
 
 const wanted = new Map(); // id -> how many views want it
@@ -100,7 +103,8 @@ function take(kind, data) {
   } else if (kind === "job") {
     jobs.set(data.id, { ...known, ...data, worker: data.worker ?? known.worker });
   } else if (kind === "end") {
-    jobs.set(data.id, { ...known, status: data.status, phase: null, progress: data.progress, job: data });
+    const { status, progress } = data;
+    jobs.set(data.id, { ...known, status, phase: null, progress, job: data, endedAt: performance.now() });
     for (const listener of finished) listener(data);
   } else if (kind === "gone") {
     jobs.set(data.id, { ...known, status: "deleted" });
@@ -121,10 +125,25 @@ export function reset() {
   restart(0);
 }
 
+/**
+ * Read a job or a list of jobs. One that is open although its end was seen before the read was redriven: what was known
+ * of it is forgotten, and it is followed again.
+ */
+export async function readJobs(path, { signal } = {}) {
+  const begunAt = performance.now();
+  const response = await call(path, { signal });
+  for (const job of response.data ?? [response]) {
+    if (ended(job.status) || !(live.value.jobs.get(job.id)?.endedAt < begunAt)) continue;
+    live.value.jobs.delete(job.id);
+    restart();
+  }
+  return response;
+}
+
 /** A job with what is known of it since it was read. */
 export function current(job) {
   const now = live.value.jobs.get(job.id);
-  if (!now || (ended(job.status) && !now.job)) return job;
+  if (!now || ended(job.status)) return job;
   return (
     now.job ?? { ...job, status: now.status ?? job.status, phase: now.phase, progress: now.progress ?? job.progress }
   );

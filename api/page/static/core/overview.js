@@ -3,7 +3,7 @@
 import { call, serverNow, withQuery } from "./api.js";
 import { ended, quantile } from "./format.js";
 import { createStore } from "./hooks.js";
-import { follow, live, onEnd } from "./live.js";
+import { follow, live, onEnd, readJobs } from "./live.js";
 import { may, mayOperate, mayRead, session } from "./session.js";
 
 const WATCHED_MS = 2_000;
@@ -71,8 +71,11 @@ async function read(mine) {
     ]);
     const jobs = mayRead() ? await recentJobs(queues?.data ?? null, workers?.data ?? null) : [];
     if (mine !== generation) return;
-    for (const job of jobs) if (ended(job.status)) keep(job);
-    const running = jobs.filter((job) => job.status === "running" && !live.value.jobs.get(job.id)?.job);
+    for (const job of jobs) {
+      if (ended(job.status)) keep(job);
+      else if (!hasEnded(job)) finished.delete(job.id); // it was redriven
+    }
+    const running = jobs.filter((job) => job.status === "running" && !hasEnded(job));
     running.sort((one, other) => (one.created_at < other.created_at ? -1 : 1)); // rows stay where they are
     followRunning(running);
     const now = serverNow();
@@ -104,23 +107,25 @@ async function read(mine) {
  */
 async function recentJobs(queues, workers) {
   const oldest = Math.max(0, ...(queues ?? []).map((queue) => queue.oldest_age_ms ?? 0));
-  const lists = [call("v1/jobs?limit=50")];
+  const lists = [readJobs("v1/jobs?limit=50")];
   if (oldest) {
     const before = new Date(serverNow() - oldest + 1_000).toISOString();
-    lists.push(call(withQuery("v1/jobs", { created_before: before, limit: 100 })));
+    lists.push(readJobs(withQuery("v1/jobs", { created_before: before, limit: 100 })));
   }
   const found = new Map((await Promise.all(lists)).flatMap((list) => list.data.map((job) => [job.id, job])));
   const expected = workers?.reduce((sum, worker) => sum + worker.running_jobs, 0) ?? 1;
   const runs = [...found.values()].filter((job) => job.status === "running").length;
   if (runs < expected && Date.now() - scannedAt > SCAN_EVERY_MS && found.size >= 50) {
     scannedAt = Date.now();
-    const list = await call(
+    const list = await readJobs(
       withQuery("v1/jobs", { status: "running", limit: Math.min(100, workers ? expected : 100) }),
     );
     for (const job of list.data) found.set(job.id, job);
   }
   return [...found.values()];
 }
+
+const hasEnded = (job) => live.value.jobs.get(job.id)?.job !== undefined; // since it was read
 
 function followRunning(running) {
   const ids = running.slice(0, 64).map((job) => job.id);

@@ -20,7 +20,7 @@ export const enlarge = (images, index = 0) => lightbox.set({ images, index });
 /** A finished image, or the first frame of a video, as a button that enlarges it. */
 export function ArtifactView({ job, artifact, others, size = "" }) {
   const src = local(isVideo(artifact) ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
-  const [missing, setMissing] = useState(false);
+  const [missing, setMissing] = useState(null); // an address; a later one can be signed again
   const images = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
   const open = () =>
     enlarge(
@@ -33,9 +33,9 @@ export function ArtifactView({ job, artifact, others, size = "" }) {
   return html`
     <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
       ${
-        missing
+        missing === src
           ? html`<span class="missing">${artifact.location ? `at ${artifact.location}` : "no longer kept"}</span>`
-          : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(true)} />`
+          : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(src)} />`
       }
       ${isVideo(artifact) && html`<span class="tag">
         ${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}

@@ -1,11 +1,10 @@
 // One job: its images or previews, timeline, batching, error with a remedy, request, and what can be done with it.
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
-import { call } from "../core/api.js";
 import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
 import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
-import { current, follow, live } from "../core/live.js";
+import { current, follow, live, readJobs } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
 import { Bar } from "../parts/charts.js";
 import { RowsPlot } from "../parts/plots.js";
@@ -18,7 +17,7 @@ import { choosePriority } from "./job_actions.js";
 const MOST_EVENTS = 60;
 
 export function JobPage({ id }) {
-  const { data, error, loading, reload } = useLoaded((signal) => call(`v1/jobs/${id}`, { signal }), [id], 2_000);
+  const { data, error, loading, reload } = useLoaded((signal) => readJobs(`v1/jobs/${id}`, { signal }), [id], 2_000);
   const { jobs } = useStore(live);
   useEffect(() => follow([id]), [id]);
   const events = useEvents(id, jobs.get(id));
@@ -26,6 +25,7 @@ export function JobPage({ id }) {
   if (!data) return html`<${ErrorNote} error=${error} retry=${reload} />`;
   const job = current(data);
   return html`
+    <${ErrorNote} error=${error} retry=${reload} />
     <div class="job-head">
       <${Badge} state=${job.status}>${job.cancel_requested && !ended(job.status) ? "stopping" : job.status}<//>
       <span class="job-id"><span class="mono cut">${job.id}</span><${Copy} text=${job.id} label="Copy the id" /></span>

@@ -5,7 +5,7 @@ import { call, withQuery } from "../core/api.js";
 import { queryOf } from "../core/actions.js";
 import { duration, ended, plural } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
-import { current, follow, live } from "../core/live.js";
+import { current, follow, live, readJobs } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
 import { ArtifactView, Thumb } from "../parts/media.js";
 import {

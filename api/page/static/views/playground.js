@@ -5,7 +5,7 @@ import { call } from "../core/api.js";
 import { bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
 import { duration, ended, plural, REASONS, remedy } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
-import { current, follow, live } from "../core/live.js";
+import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
 import { ArtifactView, download, Thumb } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
@@ -97,7 +97,7 @@ function Run({ first, start, edit }) {
   useEffect(() => follow([first.id]), [first.id]);
   const status = jobs.get(first.id)?.status ?? first.status;
   const everyMs = ended(status) ? 0 : status === "queued" ? 1_000 : 4_000; // the stream has no position in the queue
-  const { data } = useLoaded((signal) => call(`v1/jobs/${first.id}`, { signal }), [first.id], everyMs);
+  const { data } = useLoaded((signal) => readJobs(`v1/jobs/${first.id}`, { signal }), [first.id], everyMs);
   const job = current(data ?? first);
   const now = jobs.get(first.id);
   const done = ended(job.status);
