@@ -87,13 +87,13 @@ async function nextPiece(action, query, options) {
   }
 }
 
-/** Do something to each of some jobs, four at a time; returns how many succeeded and the first error. */
-export async function each(ids, action, progress = () => {}) {
+/** Do something to each of some jobs, four at a time, until `signal`; returns how many succeeded and the first error. */
+export async function each(ids, action, progress = () => {}, signal = null) {
   const left = [...ids];
   let done = 0;
   let failure = null;
   const work = async () => {
-    for (let id = left.shift(); id !== undefined; id = left.shift()) {
+    for (let id = left.shift(); id !== undefined && !signal?.aborted; id = left.shift()) {
       try {
         await action(id);
         done += 1;

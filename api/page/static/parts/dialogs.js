@@ -69,7 +69,7 @@ function Question({ question }) {
   }, [choice]);
   const close = (result = null) => {
     abort.current.abort();
-    confirmation.set(null);
+    if (confirmation.value === question) confirmation.set(null); // stopped, there can be another one
     question.resolve(result);
   };
   const confirmed = async () => {
@@ -84,13 +84,13 @@ function Question({ question }) {
   return html`
     <${Dialog} title=${title} onClose=${() => close()}>
       <p>${text}</p>
-      ${choose && html`<${Select} label=${choose.label} name="choice" value=${choice} options=${choose.options} onChange=${setChoice} />`}
+      ${choose && html`<${Select} label=${choose.label} name="choice" value=${choice} options=${choose.options} onChange=${setChoice} disabled=${done !== null} />`}
       ${count && html`<p class="counted" role="status">${total ? matching : error ? "" : "Counting …"}</p>`}
       ${
         done !== null &&
         count &&
         html`
-        <${Progress} label="Done so far" value=${total?.more ? 0 : (100 * done) / Math.max(1, total.total)} />
+        <${Progress} label="Done so far" value=${total?.more ? 0 : (100 * done) / Math.max(1, total?.total ?? 1)} />
         <p role="status">${plural(done, noun)} so far</p>
       `
       }

@@ -17,9 +17,9 @@ export const Text = ({ label, value, onChange, fault, ...rest }) => html`
   <//>
 `;
 
-export const Select = ({ label, name, value, options, onChange, fault }) => html`
+export const Select = ({ label, name, value, options, onChange, fault, disabled = false }) => html`
   <${Field} label=${label} fault=${fault}>
-    <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
+    <select name=${name} value=${value} disabled=${disabled} onChange=${(event) => onChange(event.target.value)}>
       ${options.map(([option, text]) => html`<option key=${text} value=${option} selected=${option === value}>${text}
         </option>`)}
     </select>

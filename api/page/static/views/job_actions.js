@@ -104,7 +104,7 @@ function OfSelected({ chosen, reload }) {
       danger,
       choose,
       count: () => ({ total: of.length }),
-      run: (progress, _, choice) => each(of, (id) => change(id, choice), progress),
+      run: (progress, signal, choice) => each(of, (id) => change(id, choice), progress, signal),
     });
     if (outcome?.failure) toastError(outcome.failure);
     else if (outcome) announce(`${past} ${plural(outcome.done, "job")}`);

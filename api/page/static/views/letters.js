@@ -112,7 +112,7 @@ function Many({ chosen, reload, setSelected }) {
       noun: "dead letter",
       ...question,
       count: () => ({ total: ids.length }),
-      run: (progress) => each(ids, action, progress),
+      run: (progress, signal) => each(ids, action, progress, signal),
     });
     if (outcome) finish(outcome, past);
   };
