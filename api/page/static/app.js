@@ -51,6 +51,9 @@ function App() {
     reset();
     startOverview();
   }, [state, identity]);
+  useEffect(() => {
+    if (state !== "open") setDialog(null); // a mistyped key has its own prompt
+  }, [state]);
   useEffect(forgetRuns, [tenant]);
   useEffect(() => {
     if (state !== "down") return undefined;

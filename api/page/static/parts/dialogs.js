@@ -19,9 +19,14 @@ export function Dialog({ title, onClose, children, kind = "" }) {
     event.preventDefault();
     onClose?.();
   };
+  const closed = ({ target }) => {
+    if (!target.isConnected) return;
+    if (onClose) onClose();
+    else target.showModal(); // Chrome closes a dialog at the second Escape although the first was prevented
+  };
   const clicked = (event) => event.target === dialog.current && onClose?.();
   return html`
-    <dialog ref=${dialog} class=${kind} aria-labelledby="dialog-title" onCancel=${cancel} onClick=${clicked}>
+    <dialog ref=${dialog} class=${kind} aria-labelledby="dialog-title" onCancel=${cancel} onClose=${closed} onClick=${clicked}>
       <div class="dialog-body">
         <header><h2 id="dialog-title">${title}</h2>
           ${onClose && html`<${Button} kind="quiet" icon="close" label="Close" action=${onClose} />`}</header>
