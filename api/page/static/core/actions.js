@@ -1,22 +1,26 @@
 // What the page does to jobs, one or many.
 
-import { ApiError, call, withQuery } from "./api.js";
+import { ApiError, call, serverNow, withQuery } from "./api.js";
+import { readMetadata } from "./metadata.js";
 import { refresh } from "./overview.js";
 
 const COUNTED = 2_000; // jobs that a confirmation counts exactly
 const PAUSES = 6;
 
-/** Filters as the API's lists take them; `metadata` is `key=value`, several of them separated by commas. */
-export function queryOf({ status, model, batch_id, after_time, before_time, metadata }) {
+/** Filters as the API's lists take them, or an error for one that cannot be read: without it, more jobs would match. */
+export function queryOf({ status, model, batch_id, after_time, before_time, metadata: text }) {
+  const { metadata, fault } = readMetadata(text);
+  if (fault) throw new Error(fault);
   const query = { status, model, batch_id, created_after: instant(after_time), created_before: instant(before_time) };
-  for (const pair of (metadata ?? "").split(",")) {
-    const [key, ...value] = pair.split("=");
-    if (key.trim() && value.length) query[`metadata.${key.trim()}`] = value.join("=").trim();
-  }
+  for (const [key, value] of Object.entries(metadata)) query[`metadata.${key}`] = value;
   return query;
 }
 
-const instant = (local) => (local && !Number.isNaN(Date.parse(local)) ? new Date(local).toISOString() : undefined);
+function instant(local) {
+  if (!local) return undefined;
+  if (Number.isNaN(Date.parse(local))) throw new Error(`${local} is not a time`);
+  return new Date(local).toISOString();
+}
 
 export const cancelJob = (id) => changed(call(`v1/jobs/${id}/cancel`, { method: "POST" }));
 export const retryJob = (id) => changed(call(`v1/jobs/${id}/retry`, { method: "POST" }));
@@ -43,6 +47,12 @@ const CHANGES = {
   redrive: ["POST", "v1/dead-letters:redrive"],
   purge: ["POST", "v1/dead-letters:purge"],
 };
+
+/** Filters of jobs that exist now: those submitted later match too, and so do the copies that a retry makes. */
+export function untilNow(query) {
+  const now = new Date(serverNow()).toISOString();
+  return query.created_before < now ? query : { ...query, created_before: now };
+}
 
 /** How many jobs or dead letters `changeMatching` would change; `more` if there are more than are counted. */
 export async function countMatching(action, query, { json, signal }) {

@@ -77,11 +77,12 @@ export async function call(path, options) {
   return response.status === 204 ? null : response.json();
 }
 
-/** A path with those parameters that have a value. */
+/** A path with those parameters that have a value; that of metadata can be empty. */
 export function withQuery(path, params) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params)) {
-    if (value !== undefined && value !== null && value !== "") query.append(name, value);
+    const isKept = value !== "" || name.startsWith("metadata.");
+    if (value !== undefined && value !== null && isKept) query.append(name, value);
   }
   const text = query.toString();
   return text ? `${path}?${text}` : path;

@@ -1,9 +1,11 @@
 // One job: its images or previews, timeline, batching, error with a remedy, request, and what can be done with it.
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
+import { call } from "../core/api.js";
 import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
 import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
+import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
 import { Bar } from "../parts/charts.js";
@@ -241,7 +243,7 @@ function Request({ job }) {
           metadata.length > 0 &&
           metadata.map(
             ([key, value]) =>
-              html`<a key=${key} class="tag" href="#/jobs?metadata=${encodeURIComponent(`${key}=${value}`)}">
+              html`<a key=${key} class="tag" href="#/jobs?metadata=${encodeURIComponent(metadataText({ [key]: value }))}">
                 ${key}=${value}</a> `,
           ),
       }} />

@@ -9,6 +9,7 @@ import {
   each,
   queryOf,
   retryJob,
+  untilNow,
   updateJob,
 } from "../core/actions.js";
 import { ended, PRIORITIES, plural } from "../core/format.js";
@@ -58,11 +59,11 @@ const ALL = {
   },
 };
 
-/** Change all jobs that match the filters, after a confirmation with their number. */
+/** Change all jobs that match the filters when it asks, after a confirmation with their number. */
 async function changeAll(action, filters) {
   const { past, states, ...question } = ALL[action];
   const statuses = filters.status ? filters.status.split(",").filter((state) => states.includes(state)) : states;
-  const query = queryOf({ ...filters, status: statuses.join(",") });
+  const query = untilNow(queryOf({ ...filters, status: statuses.join(",") }));
   const body = (priority) => (priority ? { priority } : undefined);
   const done = await confirm({
     title: `${question.verb} all jobs that match?`,

@@ -1,7 +1,7 @@
 // All jobs of the tenant, page by page: filters, a table or a gallery, and actions on those selected or on all that match.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
-import { call, withQuery } from "../core/api.js";
+import { withQuery } from "../core/api.js";
 import { queryOf } from "../core/actions.js";
 import { duration, ended, plural } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
@@ -32,8 +32,12 @@ export function Jobs({ params }) {
   const isFiltered = FILTERS.some((name) => filters[name]);
   const change = (changes) =>
     go(withQuery("#/jobs", { ...filters, view: view === "table" ? "" : view, ...changes }), { replace: true });
-  const query = withQuery("v1/jobs", { ...queryOf(filters), limit: PAGE, after });
-  const { data, error, loading, reload } = useLoaded((signal) => filled(query, signal), [query], after ? 0 : EVERY_MS);
+  const chosen = JSON.stringify([filters, after]);
+  const { data, error, loading, reload } = useLoaded(
+    (signal) => filled(filters, after, signal),
+    [chosen],
+    after ? 0 : EVERY_MS,
+  );
   useStore(live);
   const jobs = (data?.data ?? []).map(current);
   const active = jobs
@@ -42,7 +46,7 @@ export function Jobs({ params }) {
     .slice(0, 32);
   useEffect(() => follow(active), [active.join()]);
   const [selected, setSelected] = useState(new Set());
-  useEffect(() => setSelected(new Set()), [query]);
+  useEffect(() => setSelected(new Set()), [chosen]);
   const toggle = (id) =>
     setSelected((before) =>
       before.has(id) ? new Set([...before].filter((one) => one !== id)) : new Set([...before, id]),
@@ -78,16 +82,13 @@ const shownText = (jobs, data, after) =>
   `${plural(jobs.length, "job")}${after ? ", older" : ""}${data.has_more ? ", more on the next page" : ""}`;
 
 /** A page of a filtered list; the service reads a bounded number of jobs a request, so one can be short. */
-async function filled(query, signal) {
-  let page = await call(query, { signal });
-  const data = [...page.data];
-  for (let requests = 1; page.has_more && data.length === 0 && requests < 10; requests += 1) {
-    page = await call(`${query.replace(/&?after=[^&]*/, "")}&after=${encodeURIComponent(page.next_cursor)}`, {
-      signal,
-    });
-    data.push(...page.data);
+async function filled(filters, after, signal) {
+  const query = { ...queryOf(filters), limit: PAGE, after };
+  for (let requests = 1; ; requests += 1) {
+    const page = await readJobs(withQuery("v1/jobs", query), { signal });
+    if (!page.has_more || page.data.length > 0 || requests === 10) return page;
+    query.after = page.next_cursor;
   }
-  return { ...page, data };
 }
 
 function keyed(event, list, toggle, turn) {

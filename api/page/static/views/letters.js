@@ -1,7 +1,7 @@
 // Dead letters: jobs that failed permanently, why, and what to do about them.
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
-import { call, withQuery } from "../core/api.js";
+import { call, serverNow, withQuery } from "../core/api.js";
 import { changeMatching, countMatching, each } from "../core/actions.js";
 import { plural, remedy, words } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
@@ -75,7 +75,7 @@ const QUESTIONS = {
 function All({ filters, filtered, reload }) {
   const on = (action) => async () => {
     const { past, ...question } = QUESTIONS[action];
-    const query = { ...filters, at_before: new Date().toISOString() };
+    const query = { ...filters, at_before: new Date(serverNow()).toISOString() };
     const done = await confirm({
       title: `${question.verb} all dead letters${filtered ? " that match" : ""}?`,
       noun: "dead letter",
