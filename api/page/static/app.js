@@ -47,9 +47,12 @@ function App() {
     );
   }, []);
   useEffect(() => {
-    if (state !== "open") return;
-    reset();
-    startOverview();
+    if (state !== "open") return undefined;
+    const stop = startOverview();
+    return () => {
+      stop();
+      reset();
+    };
   }, [state, identity]);
   useEffect(() => {
     if (state !== "open") setDialog(null); // a mistyped key has its own prompt

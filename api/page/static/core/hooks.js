@@ -92,9 +92,6 @@ export function createStore(value) {
   let scheduled = false;
   return {
     value,
-    get watched() {
-      return subscribers.size > 0;
-    },
     set(next) {
       this.value = next;
       this.changed();

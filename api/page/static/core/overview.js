@@ -1,4 +1,5 @@
-// The service at a glance, read every few seconds while the page is visible: queues, workers, jobs that run or ended.
+// The service at a glance, read every few seconds while the page is visible and has its key: queues, workers, jobs that
+// run or ended.
 
 import { call, serverNow, withQuery } from "./api.js";
 import { ended, quantile } from "./format.js";
@@ -7,7 +8,7 @@ import { follow, live, onEnd, readJobs } from "./live.js";
 import { may, mayOperate, mayRead, session } from "./session.js";
 
 const WATCHED_MS = 2_000;
-const UNWATCHED_MS = 6_000; // only the numbers beside the navigation are visible
+const UNWATCHED_MS = 6_000; // only the numbers beside the navigation and the pauses are visible
 const SAMPLES = 300; // ten minutes
 const WINDOW_MS = 10_000; // of rates
 const WAITS_MS = 60_000;
@@ -36,81 +37,102 @@ let timer = 0;
 let unfollow = () => {};
 let followedIds = "";
 let scannedAt = 0;
-let generation = 0;
+let watchers = 0; // views that show the figures
+let reading = null; // aborts the read in progress: two could end in another order
+let isAskedAgain = false;
 
-/** Begin to read; what was read by another key is forgotten. */
+/** Begin to read; returns a function that stops it and forgets what was read: another key can be another tenant's. */
 export function startOverview() {
-  generation += 1;
-  finished = new Map();
-  counters = new Map();
-  unfollow();
-  followedIds = "";
-  unfollow = () => {};
-  overview.set(empty());
-  refresh();
+  if (!reading) read();
+  return () => {
+    clearTimeout(timer);
+    reading?.abort();
+    reading = null;
+    finished = new Map();
+    counters = new Map();
+    unfollow();
+    followedIds = "";
+    unfollow = () => {};
+    overview.set(empty());
+  };
 }
 
-/** Read now, for example after an action. */
+/** Read often; returns a function that stops it. */
+export function watchOverview() {
+  watchers += 1;
+  refresh();
+  return () => void (watchers -= 1);
+}
+
+/** Read now, for example after an action; again after the read in progress, which can be of before the action. */
 export function refresh() {
-  clearTimeout(timer);
-  if (session.value.state === "open") read(generation);
+  if (reading) isAskedAgain = true;
+  else read();
 }
 
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
 onEnd((job) => keep(job));
 
-async function read(mine) {
-  if (document.hidden) return;
-  const optional = (allowed, path) => (allowed ? call(path) : Promise.resolve(null));
-  try {
-    const [queues, workers, pauses, scale] = await Promise.all([
-      optional(mayOperate(), "v1/queues"),
-      optional(mayOperate(), "v1/workers"),
-      optional(mayOperate(), "v1/pauses"),
-      optional(may("metrics") || mayOperate(), `v1/scale/${encodeURIComponent(session.value.pool)}`),
-    ]);
-    const jobs = mayRead() ? await recentJobs(queues?.data ?? null, workers?.data ?? null) : [];
-    if (mine !== generation) return;
-    for (const job of jobs) {
-      if (ended(job.status)) keep(job);
-      else if (!hasEnded(job)) finished.delete(job.id); // it was redriven
-    }
-    const running = jobs.filter((job) => job.status === "running" && !hasEnded(job));
-    running.sort((one, other) => (one.created_at < other.created_at ? -1 : 1)); // rows stay where they are
-    followRunning(running);
-    const now = serverNow();
-    const sample = { ...figures(now), ...depths(queues?.data, workers?.data, running) };
-    const samples = overview.value.samples.length ? overview.value.samples : earlier(now);
-    overview.set({
-      at: now,
-      error: null,
-      queues: queues?.data ?? null,
-      workers: workers?.data ?? null,
-      pauses: pauses?.data ?? null,
-      scale,
-      running,
-      recent: newest(),
-      samples: [...samples.slice(1 - SAMPLES), sample],
-    });
-  } catch (error) {
-    if (mine !== generation) return;
-    overview.set({ ...overview.value, error });
-  }
+async function read() {
   clearTimeout(timer);
+  if (document.hidden || session.value.state !== "open") return;
+  const mine = (reading = new AbortController());
+  isAskedAgain = false;
+  try {
+    overview.set(await readAll(mine.signal));
+  } catch (error) {
+    if (!mine.signal.aborted) overview.set({ ...overview.value, error });
+  }
+  if (mine.signal.aborted) return;
+  reading = null;
   const isFirst = overview.value.samples.length < 2; // rates need two
-  timer = setTimeout(() => read(mine), isFirst ? 700 : overview.watched ? WATCHED_MS : UNWATCHED_MS);
+  if (isAskedAgain) read();
+  else timer = setTimeout(read, isFirst ? 700 : watchers ? WATCHED_MS : UNWATCHED_MS);
+}
+
+async function readAll(signal) {
+  const optional = (allowed, path) => (allowed ? call(path, { signal }) : Promise.resolve(null));
+  const [queues, workers, pauses, scale] = await Promise.all([
+    optional(mayOperate(), "v1/queues"),
+    optional(mayOperate(), "v1/workers"),
+    optional(mayOperate(), "v1/pauses"),
+    optional(may("metrics") || mayOperate(), `v1/scale/${encodeURIComponent(session.value.pool)}`),
+  ]);
+  const jobs = mayRead() ? await recentJobs(queues?.data ?? null, workers?.data ?? null, signal) : [];
+  signal.throwIfAborted();
+  for (const job of jobs) {
+    if (ended(job.status)) keep(job);
+    else if (!hasEnded(job)) finished.delete(job.id); // it was redriven
+  }
+  const running = jobs.filter((job) => job.status === "running" && !hasEnded(job));
+  running.sort((one, other) => (one.created_at < other.created_at ? -1 : 1)); // rows stay where they are
+  followRunning(running);
+  const now = serverNow();
+  const sample = { ...figures(now), ...depths(queues?.data, workers?.data, running) };
+  const samples = overview.value.samples.length ? overview.value.samples : earlier(now);
+  return {
+    at: now,
+    error: null,
+    queues: queues?.data ?? null,
+    workers: workers?.data ?? null,
+    pauses: pauses?.data ?? null,
+    scale,
+    running,
+    recent: newest(),
+    samples: [...samples.slice(1 - SAMPLES), sample],
+  };
 }
 
 /**
  * Jobs that run or have ended lately. With thousands queued the newest are all queued, so the list begins at the oldest
  * queued one; what runs although it is newer (of a higher priority) is among the newest, or found by its state.
  */
-async function recentJobs(queues, workers) {
+async function recentJobs(queues, workers, signal) {
   const oldest = Math.max(0, ...(queues ?? []).map((queue) => queue.oldest_age_ms ?? 0));
-  const lists = [readJobs("v1/jobs?limit=50")];
+  const lists = [readJobs("v1/jobs?limit=50", { signal })];
   if (oldest) {
     const before = new Date(serverNow() - oldest + 1_000).toISOString();
-    lists.push(readJobs(withQuery("v1/jobs", { created_before: before, limit: 100 })));
+    lists.push(readJobs(withQuery("v1/jobs", { created_before: before, limit: 100 }), { signal }));
   }
   const found = new Map((await Promise.all(lists)).flatMap((list) => list.data.map((job) => [job.id, job])));
   const expected = workers?.reduce((sum, worker) => sum + worker.running_jobs, 0) ?? 1;
@@ -119,6 +141,7 @@ async function recentJobs(queues, workers) {
     scannedAt = Date.now();
     const list = await readJobs(
       withQuery("v1/jobs", { status: "running", limit: Math.min(100, workers ? expected : 100) }),
+      { signal },
     );
     for (const job of list.data) found.set(job.id, job);
   }

@@ -1,11 +1,11 @@
 // The models: what they can do, the workers that have them in memory, what their forwards cost, defaults and limits.
 
-import { html } from "../vendor/htm-preact-3.1.1.js";
+import { html, useEffect } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { duration, plural, words } from "../core/format.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { memoryState, orderModel } from "../core/model_orders.js";
-import { overview } from "../core/overview.js";
+import { overview, watchOverview } from "../core/overview.js";
 import { mayOperate, mayWrite } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
 import { Badge, Button, Empty, ErrorNote, Facts, Panel, Skeleton, toast } from "../parts/ui.js";
@@ -16,6 +16,7 @@ export function Models() {
   const { data, error, loading, reload } = useLoaded((signal) => call("v1/models", { signal }), []);
   const costs = useLoaded((signal) => (mayOperate() ? call("v1/cost-curves", { signal }) : null), [], 30_000);
   const { workers, queues } = useStore(overview);
+  useEffect(watchOverview, []);
   const curvesOf = (id) => (costs.data?.data ?? []).filter((curve) => curve.model === id);
   return html`
     <${ErrorNote} error=${error} retry=${reload} />

@@ -1,9 +1,9 @@
 // What the service does now: figures over time, queues, workers with the jobs in their slots, and the latest results.
 
-import { html } from "../vendor/htm-preact-3.1.1.js";
+import { html, useEffect } from "../vendor/htm-preact-3.1.1.js";
 import { count, duration, figure, percent, plural } from "../core/format.js";
 import { useStore } from "../core/hooks.js";
-import { overview, refresh } from "../core/overview.js";
+import { overview, refresh, watchOverview } from "../core/overview.js";
 import { mayOperate, mayRead } from "../core/session.js";
 import { Tile } from "../parts/charts.js";
 import { Icon } from "../parts/icons.js";
@@ -16,6 +16,7 @@ const newest = ({ samples }) => samples.at(-1) ?? {};
 
 export function Now() {
   const now = useStore(overview);
+  useEffect(watchOverview, []);
   if (!now.at && !now.error) return html`<${Skeleton} rows=${6} />`;
   return html`
     <${ErrorNote} error=${now.error} retry=${refresh} />
