@@ -40,7 +40,6 @@ from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import IMAGE_ID, event_stream
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
 from api.submission import IdempotencyKey, idempotency_key
-from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
@@ -65,7 +64,7 @@ from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/images", tags=["OpenAI"])
 
-_NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
+_NUMERIC = numeric_fields(JobRequest, ImageFields)
 _ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 500, 503, 504)
 
 

@@ -1,9 +1,8 @@
 """Request bodies of OpenAI's SDKs: multipart forms as JSON, list parameters, and their OpenAPI description."""
 
 import re
-import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Union, get_args, get_origin
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
@@ -48,20 +47,25 @@ class Form:
 
 
 def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:
-    """Return the names and aliases of the fields that are numbers or booleans, also those of other servers."""
+    """Return the names and aliases of the fields that are numbers or booleans, also those of other servers and those of
+    objects in the fields."""
     names: set[str] = set()
     for model in models:
         for name, field in model.model_fields.items():
-            if _is_numeric(field.annotation):
+            kinds = list(_types(field.annotation))
+            names |= numeric_fields(*(kind for kind in kinds if issubclass(kind, BaseModel)))
+            if {int, float, bool} & set(kinds):
                 choices = getattr(field.validation_alias, "choices", ())
                 names |= {name, *(choice for choice in choices if isinstance(choice, str))}
     return frozenset(names | {alias for alias, name in ALIASES.items() if name in names})
 
 
-def _is_numeric(annotation: Any) -> bool:
-    if get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return any(_is_numeric(part) for part in get_args(annotation))
-    return annotation in (int, float, bool)
+def _types(annotation: Any) -> Iterator[type]:
+    """Yield the types that an annotation names."""
+    if isinstance(annotation, type):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _types(part)
 
 
 def parse_form(items: Iterable[tuple[str, str]], numeric: Collection[str]) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, URLENCODED_TYPES, cont
 from api.http.openapi import problems
 from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response, storage_of
 from api.submission import IdempotencyKey
-from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
 from shared.job_builder import check_request
@@ -52,7 +51,7 @@ router = APIRouter(prefix="/v1/videos", tags=["OpenAI"])
 DELETE_WAIT_S = 10.0
 """Time for a running job to leave its batch, which it does at its next step."""
 
-_NUMERIC = numeric_fields(JobRequest, VideoFields, AdapterChoice)
+_NUMERIC = numeric_fields(JobRequest, VideoFields)
 _ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 503)
 _BODY = generation_body(
     VideoFields,

@@ -37,7 +37,7 @@ CATALOG = models_file.load(Path(__file__).resolve().parents[3] / "models.toml")
 SPEC = next(iter(CATALOG))
 TASKS = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
 FILMS = Catalog((ModelSpec(id="film", source="x", tasks=TASKS, limits=Limits(max_frames=81, frames_multiple=4)),))
-NUMERIC = numeric_fields(JobRequest, ImageFields, VideoFields, AdapterChoice)
+NUMERIC = numeric_fields(JobRequest, ImageFields, VideoFields)
 near = settings(max_examples=60, deadline=None, derandomize=True)
 
 scalars = (

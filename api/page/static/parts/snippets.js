@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact-3.1.1.js";
 import { address, hasKey } from "../core/api.js";
 import { Copy, Segments } from "./ui.js";
 
-const OPENAI_FIELDS = new Set(["model", "prompt", "n"]);
+const OPENAI_FIELDS = ["model", "prompt", "n"];
 const IMAGE_FIELDS = ["image", "images", "mask", "last_image"];
 
 const origin = () => address("").replace(/\/$/, "");
@@ -48,25 +48,31 @@ function command(body) {
     const text = typeof value === "string" ? value : JSON.stringify(value);
     return ` -s ${/^[\w.,-]+$/.test(text) ? `${name}=${text}` : quoted(`${name}=${text}`)}`;
   });
-  return `fusequeue submit ${quoted(prompt)} --model ${model}${values.join("")} -o images --url ${origin()}`;
+  return `fusequeue submit --model ${model}${values.join("")} -o images --url ${origin()} -- ${quoted(prompt)}`;
 }
 
 function openai(body) {
-  const edits = IMAGE_FIELDS.some((name) => name in body);
-  const video = body.task?.endsWith("video") || "frames" in body;
-  if (video) return openaiVideo(body);
-  const own = Object.fromEntries(Object.entries(body).filter(([name]) => !OPENAI_FIELDS.has(name)));
-  const named = Object.entries(body).filter(([name]) => OPENAI_FIELDS.has(name));
-  const extra = Object.keys(own).filter((name) => !IMAGE_FIELDS.includes(name));
-  const lines = named.map(([name, value]) => `    ${name}=${python(value)},`);
-  if (edits) lines.push('    image=open("input.png", "rb"),');
-  if ("mask" in body) lines.push('    mask=open("mask.png", "rb"),');
-  if (extra.length) lines.push(`    extra_body=${python(Object.fromEntries(extra.map((name) => [name, own[name]])))},`);
-  return `${openaiClient()}response = client.images.${edits ? "edit" : "generate"}(\n${lines.join("\n")}\n)
-Path("result.png").write_bytes(base64.b64decode(response.data[0].b64_json))`;
+  if (body.task?.endsWith("video") || "frames" in body) return openaiVideo(body);
+  // Priority: that of these routes is interactive. Output: their responses have the images.
+  const { output: _, ...fields } = { priority: "standard", ...body };
+  const images = (fields.images ?? []).map((_, index) => opened(`input-${index + 1}`));
+  const extra = Object.entries(fields).filter(([name]) => ![...OPENAI_FIELDS, ...IMAGE_FIELDS].includes(name));
+  const lines = [
+    ...OPENAI_FIELDS.filter((name) => name in fields).map((name) => `${name}=${python(fields[name])}`),
+    ...("image" in fields ? [`image=${opened("input")}`] : []),
+    ...(images.length ? [`image=[${images.join(", ")}]`] : []),
+    ...("mask" in fields ? [`mask=${opened("mask")}`] : []),
+    `extra_body=${python(Object.fromEntries(extra))}`,
+  ];
+  const call = `client.images.${IMAGE_FIELDS.some((name) => name in fields) ? "edit" : "generate"}`;
+  return `${openaiClient()}response = ${call}(\n    ${lines.join(",\n    ")},\n)
+for number, image in enumerate(response.data, 1):
+    Path(f"result-{number}.${body.output_format ?? "png"}").write_bytes(base64.b64decode(image.b64_json))`;
 }
 
-function openaiVideo({ model, prompt, width, height, ...fields }) {
+const opened = (name) => `open("${name}.png", "rb")`;
+
+function openaiVideo({ model, prompt, width, height, output: _, ...fields }) {
   const size = width && height ? `\n    size="${width}x${height}",` : "";
   const extra = Object.keys(fields).length ? `\n    extra_body=${python(fields)},` : "";
   return `${openaiClient()}video = client.videos.create_and_poll(

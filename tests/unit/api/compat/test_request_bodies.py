@@ -8,12 +8,11 @@ import pytest
 from openai._qs import Querystring
 
 from api.compat.openai.request_bodies import numeric_fields, parse_form
-from shared.config.adapters import AdapterChoice
 from shared.errors import InvalidRequest
 from shared.protocols.openai.images import ImageFields
 from shared.request import JobRequest
 
-NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
+NUMERIC = numeric_fields(JobRequest, ImageFields)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +22,8 @@ NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
         {"prompt": "a", "metadata": {"seed": "7", "order": "12"}},
         {"images": ["in_a", "in_b"], "num_inference_steps": 8},
         {"adapters": [{"id": "a", "scale": 0.5}, {"id": "b", "scale": -1.0}], "strength": 0.25},
+        {"controls": [{"id": "canny", "image": "in_a", "scale": 0.5, "start": 0.0, "end": 0.75}]},
+        {"step_cache": {"every": 3, "first": 8, "last": 4, "order": "reuse"}},
         {"prompt": "x[0] = {y}", "seed": 2**62, "reproducible": False},
     ],
 )
