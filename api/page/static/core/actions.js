@@ -118,16 +118,25 @@ export async function each(ids, action, progress = () => {}, signal = null) {
   return { done, failure };
 }
 
-/** The body that would make this job again. */
-export function bodyOf(job) {
+const SAME = [
+  ...["task", "width", "height", "n", "seed", "steps", "guidance_scale", "guidance_scale_2", "scheduler", "strength"],
+  ...["reproducible", "output_format", "output_quality", "embed_parameters", "priority"],
+];
+/** Values that a request leaves out: the defaults of every model. */
+const LEFT_OUT = { n: 1, output_quality: 90, priority: "standard" };
+
+/** The body that would make this job again; that of a job without its model names some of the model's defaults too. */
+export function bodyOf(job, model = null) {
   const body = { model: job.model, prompt: job.prompt };
-  const same = ["negative_prompt", "width", "height", "n", "seed", "steps", "guidance_scale", "guidance_scale_2"];
-  for (const name of [...same, "scheduler", "strength", "reproducible", "priority", "output_format", "task"]) {
-    if (job[name] !== null && job[name] !== "" && job[name] !== false) body[name] = job[name];
+  if (job.negative_prompt !== model?.defaults.negative_prompt) body.negative_prompt = job.negative_prompt;
+  for (const name of SAME) {
+    const isLeftOut = job[name] === null || job[name] === false || job[name] === LEFT_OUT[name];
+    if (!isLeftOut) body[name] = job[name];
   }
-  if (job.n === 1) delete body.n;
-  if (job.priority === "standard") delete body.priority;
   if (job.output_format === "png" || job.output_format === "mp4") delete body.output_format;
+  // Presigned URLs are shown without their signatures: they cannot be used again.
+  const { bucket, prefix } = job.output ?? {};
+  if (bucket) body.output = prefix ? { bucket, prefix } : { bucket };
   if (job.images.length === 1) body.image = job.images[0].id;
   if (job.images.length > 1) body.images = job.images.map((image) => image.id);
   if (job.mask) body.mask = job.mask.id;
@@ -144,8 +153,22 @@ export function bodyOf(job) {
   }
   if (job.task.endsWith("video")) Object.assign(body, { frames: job.frames, fps: job.fps });
   if (job.layers) body.layers = job.layers;
-  if (job.step_cache) body.step_cache = job.step_cache;
+  const level = levelOf(job.step_cache, model?.step_cache);
+  if (level && level !== model?.step_cache.default) body.step_cache = level;
   return body;
+}
+
+/** The choice of a request for a job's schedule: a level where the model has one, as not all take schedules. */
+function levelOf(schedule, caching) {
+  if (!schedule || !caching) return schedule ?? (caching && "off");
+  const text = JSON.stringify(schedule);
+  return caching.allowed.find((level) => JSON.stringify(caching[level]) === text) ?? schedule;
+}
+
+/** A body that starts from the first image of a job. */
+export function bodyFromResult(job, model) {
+  const { seed: _, task, images, mask, last_image, strength, ...rest } = bodyOf(job, model);
+  return { ...rest, ...(task === "inpaint" ? {} : { strength }), image: job.id };
 }
 
 /** The same body with a seed of the service's choice. */

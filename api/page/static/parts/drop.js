@@ -9,7 +9,7 @@ import { Button } from "./ui.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
 
-/** Upload an image; returns its id with an address to show it by. */
+/** Upload an image; returns its id with the file to show. */
 async function upload(file) {
   if (!TYPES.includes(file.type)) throw new Error(`${file.name || "The file"} is not a PNG, JPEG or WebP.`);
   const body = new FormData();
@@ -18,7 +18,8 @@ async function upload(file) {
   return {
     id: input.id,
     name: file.name || "pasted",
-    url: URL.createObjectURL(file),
+    file,
+    ratio: input.width / input.height,
     size: `${input.width} × ${input.height}`,
   };
 }
@@ -31,16 +32,16 @@ export function Drops({ label, name, most, images, onChange, fault }) {
   const [refused, setRefused] = useState(null);
   const [over, setOver] = useState(false);
   const fileInput = useRef(null);
-  const latest = useRef(images);
-  latest.current = images;
+  const latest = useRef(null); // an upload ends after other changes
+  latest.current = { images, onChange };
   const add = async (files) => {
     for (const file of files.slice(0, most)) {
       setRefused(null);
       setBusy((count) => count + 1);
       try {
         const image = await upload(file);
-        latest.current = [...latest.current.slice(0, most - 1), image];
-        onChange(latest.current);
+        latest.current.images = [...latest.current.images.slice(0, most - 1), image];
+        latest.current.onChange(latest.current.images);
         announce(`Uploaded ${image.name}`);
       } catch (error) {
         setRefused(error.message);
@@ -49,7 +50,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
     }
   };
   usePaste((files) => {
-    if (latest.current.length >= most) return false;
+    if (latest.current.images.length >= most) return false;
     add(files);
     return true;
   });
@@ -57,6 +58,10 @@ export function Drops({ label, name, most, images, onChange, fault }) {
     event.preventDefault();
     setOver(false);
     add(imagesOf(event.dataTransfer));
+  };
+  const chosen = ({ target }) => {
+    add([...target.files]);
+    target.value = ""; // so that the same file can be chosen again
   };
   const dragged = (event) => {
     event.preventDefault();
@@ -76,7 +81,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
         `
         }
         <input ref=${fileInput} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES.join(",")} multiple=${most > 1}
-          onChange=${(event) => add([...event.target.files])} />
+          onChange=${chosen} />
       </div>
       ${(refused ?? fault) && html`<em class="fault" role="alert">${refused ?? fault}</em>`}
     </div>
@@ -106,11 +111,21 @@ function usePaste(take) {
 function Chosen({ image, remove }) {
   return html`
     <figure class="chosen">
-      ${image.url ? html`<img src=${image.url} alt=${image.name} />` : html`<${Stored} id=${image.id} />`}
+      ${image.file ? html`<${Uploaded} image=${image} />` : html`<${Stored} id=${image.id} />`}
       <figcaption class="cut">${image.size ?? image.name}</figcaption>
       <${Button} kind="quiet" icon="close" label="Remove ${image.name}" action=${remove} />
     </figure>
   `;
+}
+
+function Uploaded({ image: { file, name } }) {
+  const [url, setUrl] = useState(null);
+  useEffect(() => {
+    const made = URL.createObjectURL(file);
+    setUrl(made);
+    return () => URL.revokeObjectURL(made);
+  }, [file]);
+  return url && html`<img src=${url} alt=${name} />`;
 }
 
 /** An image known by its id: an input, or a job whose first image is meant. */

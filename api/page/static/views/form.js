@@ -6,7 +6,7 @@ import { mayWrite } from "../core/session.js";
 import { Button } from "../parts/ui.js";
 import { Drop, Drops } from "../parts/drop.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
-import { blank, fieldsOf } from "./request.js";
+import { blank, fieldsOf, formFaults, newControl } from "./request.js";
 
 const RATIOS = [
   ["1:1", 1],
@@ -17,11 +17,14 @@ const RATIOS = [
 ];
 
 export function Form({ models, model, values, setValues, fault, generate }) {
-  const set = (changes) => setValues((before) => ({ ...before, ...changes }));
+  const set = (changes) =>
+    setValues((before) => ({ ...before, ...(typeof changes === "function" ? changes(before) : changes) }));
   const has = fieldsOf(values.task, model);
   const { limits } = model;
   const button = useRef(null);
+  const own = formFaults(values);
   const faultOf = (name) =>
+    own[name] ??
     fault?.faults.find((one) => one.param?.split(".")[0] === name)?.message ??
     (fault?.param?.split(".")[0] === name ? fault.message : null);
   const pressed = (event) => {
@@ -37,6 +40,13 @@ export function Form({ models, model, values, setValues, fault, generate }) {
     onChange: (value) => set({ [name]: value }),
   });
   const tooLong = values.prompt.length > limits.max_prompt_chars;
+  const isRefused = !mayWrite() || !values.prompt.trim() || tooLong || Object.values(own).some(Boolean);
+  const chooseImages = (images) =>
+    set(({ task, images: [before] }) => {
+      const [first] = images;
+      const isNew = task === "edit" && first?.ratio && first.id !== before?.id; // its result has its proportions
+      return isNew ? { images, ...sides(first.ratio, model) } : { images };
+    });
   const unnamed = fault && !fault.faults.length && !fault.param;
   return html`
     <form class="panel form" aria-label="Request" onKeyDown=${pressed} onSubmit=${(event) => event.preventDefault()}>
@@ -47,6 +57,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
               blank(
                 models.find((one) => one.id === id),
                 values,
+                model,
               ),
             )} />
         ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} />`}
@@ -57,7 +68,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${
         has.image &&
         html`
-        <${Drops} label=${has.images > 1 ? `Images, up to ${has.images}` : "Image"} name="image" most=${has.images} images=${values.images} fault=${faultOf("image") ?? faultOf("images")} onChange=${(images) => set({ images })} />
+        <${Drops} label=${has.images > 1 ? `Images, up to ${has.images}` : "Image"} name="image" most=${has.images} images=${values.images} fault=${faultOf("image") ?? faultOf("images")} onChange=${chooseImages} />
       `
       }
       ${has.mask && html`<${Drop} label="Mask: white is repainted" name="mask" image=${values.mask} fault=${faultOf("mask")} onChange=${(mask) => set({ mask })} />`}
@@ -101,6 +112,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
                 ["webp", "webp"],
               ]} />`
             }
+            ${(values.output_format || !has.format) && html`<${Range} label="Quality" ...${field("output_quality")} min=${1} max=${100} step=${1} />`}
             <${Select} label="Priority" ...${field("priority")} options=${PRIORITIES.map((name) => [name, name])} />
             <${Text} label="Deadline, seconds" ...${field("deadline_s")} placeholder="none" inputmode="decimal" />
             ${
@@ -112,12 +124,18 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             }
             <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
           </div>
+          <${Check} label="Write the parameters into the image files" ...${field("embed_parameters")} />
+          ${
+            values.output &&
+            html`<p class="hint">It is sent to <code>${[values.output.bucket, values.output.prefix].filter(Boolean).join("/")}</code>.
+              <${Button} kind="quiet" action=${() => set({ output: null })}>Keep it here<//></p>`
+          }
           <${Check} label="Reproducible: identical bits whatever shares its batch" ...${field("reproducible")} />
         </div>
       </details>
       ${unnamed && html`<p class="fault" role="alert">${fault.message}</p>`}
       <footer class="form-footer">
-        <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${!mayWrite() || !values.prompt.trim() || tooLong}>
+        <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${isRefused}>
           Generate${values.n > 1 ? ` ${plural(values.n, "image")}` : ""}
         <//>
         <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}
@@ -181,33 +199,29 @@ function Adapters({ model, values, set, fault }) {
 }
 
 function Controls({ model, values, set, fault }) {
-  const change = (index, changes) =>
-    set({ controls: values.controls.map((control, at) => (at === index ? { ...control, ...changes } : control)) });
-  const add = (id) =>
-    set({
-      controls: [
-        ...values.controls,
-        { id, image: null, scale: model.controls.find((one) => one.id === id).scale, start: 0, end: 1 },
-      ],
-    });
+  const changeAll = (change) => set((before) => ({ controls: change(before.controls) }));
+  const change = (key, changes) =>
+    changeAll((all) => all.map((control) => (control.key === key ? { ...control, ...changes } : control)));
+  const add = ({ id, scale }) => changeAll((all) => [...all, newControl({ id, image: null, scale, start: 0, end: 1 })]);
+  const remove = (key) => changeAll((all) => all.filter((control) => control.key !== key));
   const full = values.controls.length >= model.limits.max_controls;
   return html`
     <fieldset class="group"><legend>Control images</legend>
       ${values.controls.map(
-        (control, index) => html`
-          <div key=${index} class="control">
-            <${Drop} label=${control.id} name="controls" image=${control.image} onChange=${(image) => change(index, { image })} />
+        (control) => html`
+          <div key=${control.key} class="control">
+            <${Drop} label=${control.id} name="controls" image=${control.image} onChange=${(image) => change(control.key, { image })} />
             <div class="form-grid">
-              <${Range} label="Scale" name="controls" value=${control.scale} min=${0} max=${model.controls.find((one) => one.id === control.id)?.max_scale ?? 2} step=${0.05} onChange=${(scale) => change(index, { scale })} />
-              <${Range} label="From" name="controls" value=${control.start} min=${0} max=${0.95} step=${0.05} onChange=${(start) => change(index, { start })} />
-              <${Range} label="To" name="controls" value=${control.end} min=${0.05} max=${1} step=${0.05} onChange=${(end) => change(index, { end })} />
+              <${Range} label="Scale" name="controls" value=${control.scale} min=${0} max=${model.controls.find((one) => one.id === control.id)?.max_scale ?? 2} step=${0.05} onChange=${(scale) => change(control.key, { scale })} />
+              <${Range} label="From" name="controls" value=${control.start} min=${0} max=${0.95} step=${0.05} onChange=${(start) => change(control.key, { start })} />
+              <${Range} label="To" name="controls" value=${control.end} min=${0.05} max=${1} step=${0.05} onChange=${(end) => change(control.key, { end })} />
             </div>
-            <${Button} icon="trash" action=${() => set({ controls: values.controls.filter((_, at) => at !== index) })}>Remove<//>
+            <${Button} icon="trash" action=${() => remove(control.key)}>Remove<//>
           </div>
         `,
       )}
       ${!full && html`<div class="actions">
-        ${model.controls.map(({ id }) => html`<${Button} key=${id} action=${() => add(id)}>Add ${id}<//>`)}</div>`}
+        ${model.controls.map((one) => html`<${Button} key=${one.id} action=${() => add(one)}>Add ${one.id}<//>`)}</div>`}
       ${fault && html`<p class="fault" role="alert">${fault}</p>`}
     </fieldset>
   `;

@@ -21,18 +21,23 @@ const MOST_EVENTS = 60;
 export function JobPage({ id }) {
   const { data, error, loading, reload } = useLoaded((signal) => readJobs(`v1/jobs/${id}`, { signal }), [id], 2_000);
   const { jobs } = useStore(live);
+  const models = useLoaded((signal) => call("v1/models", { signal }), []).data?.data;
   useEffect(() => follow([id]), [id]);
   const events = useEvents(id, jobs.get(id));
   if (loading && !data) return html`<${Skeleton} rows=${6} />`;
   if (!data) return html`<${ErrorNote} error=${error} retry=${reload} />`;
   const job = current(data);
+  const body = bodyOf(
+    job,
+    models?.find((one) => one.id === job.model),
+  );
   return html`
     <${ErrorNote} error=${error} retry=${reload} />
     <div class="job-head">
       <${Badge} state=${job.status}>${job.cancel_requested && !ended(job.status) ? "stopping" : job.status}<//>
       <span class="job-id"><span class="mono cut">${job.id}</span><${Copy} text=${job.id} label="Copy the id" /></span>
       <span class="grow"></span>
-      <${Actions} job=${job} reload=${reload} />
+      <${Actions} job=${job} body=${body} reload=${reload} />
     </div>
     ${job.status === "queued" && html`<${Waiting} job=${job} />`}
     ${job.error && html`<${Failure} error=${job.error} />`}
@@ -48,7 +53,7 @@ export function JobPage({ id }) {
       </div>
       <div class="column">
         <${Request} job=${job} />
-        <${Panel} title="The same call"><${Snippets} body=${bodyOf(job)} /><//>
+        <${Panel} title="The same call"><${Snippets} body=${body} /><//>
         <details class="panel raw"><summary>Raw JSON</summary><div class="snippets"><div class="snippets-bar">
           <span class="grow"></span><${Copy} text=${JSON.stringify(job, null, 2)} label="Copy the JSON">Copy<//></div>
           <pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(job, null, 2)}</code></pre></div>
@@ -90,8 +95,8 @@ const Failure = ({ error }) => html`
   </div>
 `;
 
-function Actions({ job, reload }) {
-  const again = async () => go(`#/jobs/${(await submit(withoutSeed(bodyOf(job)))).id}`);
+function Actions({ job, body, reload }) {
+  const again = async () => go(`#/jobs/${(await submit(withoutSeed(body))).id}`);
   const retry = async () => go(`#/jobs/${(await retryJob(job.id)).id}`);
   const update = async () => {
     const done = await confirm({

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
+import { bodyFromResult, bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
 import { duration, ended, plural, REASONS, remedy } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -36,6 +36,7 @@ export function Playground({ params }) {
 
 function Desk({ models, params }) {
   const named = params.get("model");
+  const modelOf = (job) => models.find((one) => one.id === job.model);
   const [values, setValues] = useState(
     () => draft.values ?? blank(models.find((model) => model.id === named) ?? models[0]),
   );
@@ -45,10 +46,11 @@ function Desk({ models, params }) {
   draft.values = values;
   const from = params.get("from");
   useEffect(() => {
-    if (from) call(`v1/jobs/${from}`).then((job) => setValues(valuesFrom(bodyOf(job), models)), setFault);
+    const edit = (job) => setValues(valuesFrom(bodyOf(job, modelOf(job)), models));
+    if (from) call(`v1/jobs/${from}`).then(edit, setFault);
   }, [from]);
   useEffect(() => {
-    if (named && named !== values.model) setValues(blank(models.find((one) => one.id === named) ?? models[0], values));
+    if (named && named !== values.model) setValues(blank(models.find((one) => one.id === named) ?? models[0], values, model));
   }, [named]);
   const all = useStore(runs);
   const body = bodyFrom(values, model);
@@ -80,7 +82,7 @@ function Desk({ models, params }) {
       <div class="column">
         ${
           job
-            ? html`<${Run} key=${job.id} first=${job} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
+            ? html`<${Run} key=${job.id} first=${job} model=${modelOf(job)} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
             : html`<${Panel} title="Result">
               <${Empty} icon="playground" title="Nothing generated yet.">Describe an image and press Generate. It appears here while its steps run.<//><//>`
         }
@@ -92,7 +94,7 @@ function Desk({ models, params }) {
 }
 
 /** One job from its submission to its images. */
-function Run({ first, start, edit }) {
+function Run({ first, model, start, edit }) {
   const { jobs } = useStore(live);
   useEffect(() => follow([first.id]), [first.id]);
   const status = jobs.get(first.id)?.status ?? first.status;
@@ -149,9 +151,9 @@ function Run({ first, start, edit }) {
           ${
             mayWrite() &&
             html`
-            <${Button} kind="primary" icon="dice" action=${() => start(withoutSeed(bodyOf(job)))}>Same with another seed<//>
-            <${Button} icon="edit" action=${() => edit(bodyOf(job))}>Duplicate and edit<//>
-            ${job.artifacts[0]?.kind === "image" && html`<${Button} icon="image" action=${() => edit({ ...withoutSeed(bodyOf(job)), task: undefined, image: job.id })}>Start from it<//>`}
+            <${Button} kind="primary" icon="dice" action=${() => start(withoutSeed(bodyOf(job, model)))}>Same with another seed<//>
+            <${Button} icon="edit" action=${() => edit(bodyOf(job, model))}>Duplicate and edit<//>
+            ${job.artifacts[0]?.kind === "image" && html`<${Button} icon="image" action=${() => edit(bodyFromResult(job, model))}>Start from it<//>`}
           `
           }
           ${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}

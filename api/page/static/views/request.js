@@ -1,8 +1,21 @@
 // The form's values and the request body that they mean.
 
+import { metadataText, readMetadata } from "../core/metadata.js";
+
 const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video"];
 const WITH_STRENGTH = ["image_to_image", "inpaint"];
 const PLAIN = ["steps", "guidance_scale", "width", "height"];
+/** Fields that no model changes, with the values that a request leaves out. */
+const USUAL = {
+  n: 1,
+  scheduler: "",
+  step_cache: "",
+  output_quality: 90,
+  embed_parameters: false,
+  output: null,
+  priority: "standard",
+  reproducible: false,
+};
 
 /** Which fields a task has on a model. */
 export function fieldsOf(task, model) {
@@ -20,17 +33,18 @@ export function fieldsOf(task, model) {
   };
 }
 
-/** The values of an untouched form; the prompt and the images of another model's form are kept. */
-export function blank(model, before = null) {
+/** The values of an untouched form; the prompts and the images of the form `before`, of another model, are kept. */
+export function blank(model, before = null, modelBefore = null) {
   const { defaults } = model;
+  const isKept = before && before.negative_prompt !== modelBefore.defaults.negative_prompt;
   return {
+    ...USUAL,
     model: model.id,
     task: model.tasks[0],
     prompt: before?.prompt ?? "",
-    negative_prompt: before?.negative_prompt ?? defaults.negative_prompt,
+    negative_prompt: isKept ? before.negative_prompt : defaults.negative_prompt,
     width: defaults.width,
     height: defaults.height,
-    n: 1,
     steps: defaults.steps,
     guidance_scale: defaults.guidance_scale,
     guidance_scale_2: defaults.guidance_scale_2,
@@ -39,18 +53,14 @@ export function blank(model, before = null) {
     fps: defaults.fps,
     layers: defaults.layers,
     seed: "",
-    scheduler: "",
-    step_cache: "",
     adapters: {},
     controls: [],
     images: before?.images ?? [],
     mask: before?.mask ?? null,
     last_image: null,
     output_format: "",
-    priority: "standard",
     deadline_s: "",
     on_deadline: "expire",
-    reproducible: false,
     metadata: "",
     ...(before?.images?.length
       ? { task: model.tasks.find((task) => WITH_IMAGE.includes(task)) ?? model.tasks[0] }
@@ -66,13 +76,13 @@ export function bodyFrom(values, model) {
   const put = (name, value, other) => {
     if (value !== "" && value !== null && value !== undefined && value !== other) body[name] = value;
   };
-  put("negative_prompt", values.negative_prompt, defaults.negative_prompt);
+  if (values.negative_prompt !== defaults.negative_prompt) body.negative_prompt = values.negative_prompt;
   for (const name of PLAIN) put(name, values[name], defaults[name]);
-  put("n", values.n, 1);
+  // An edit without sides gets those of its image, whatever the form shows.
+  if (values.task === "edit") Object.assign(body, { width: values.width, height: values.height });
   put("seed", values.seed === "" ? "" : Number(values.seed));
   put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
-  put("scheduler", values.scheduler);
-  put("step_cache", values.step_cache);
+  for (const [name, usual] of Object.entries(USUAL)) put(name, values[name], usual);
   if (has.strength) put("strength", values.strength, values.task === "inpaint" ? undefined : defaults.strength);
   if (has.frames) {
     put("frames", values.frames, defaults.frames);
@@ -86,37 +96,44 @@ export function bodyFrom(values, model) {
   if (has.last_image && values.last_image) body.last_image = values.last_image.id;
   const adapters = Object.entries(values.adapters).map(([id, scale]) => ({ id, scale }));
   if (adapters.length) body.adapters = adapters;
-  const controls = has.controls ? values.controls.filter((control) => control.image) : [];
-  if (controls.length) body.controls = controls.map(({ image, ...rest }) => ({ ...rest, image: image.id }));
+  if (has.controls && values.controls.length) body.controls = values.controls.map(controlOf);
   if (has.format) put("output_format", values.output_format, "png");
-  put("priority", values.priority, "standard");
-  put("deadline_s", values.deadline_s === "" ? "" : Number(values.deadline_s));
-  if (values.deadline_s !== "") put("on_deadline", values.on_deadline, "expire");
-  if (values.reproducible) body.reproducible = true;
-  const metadata = metadataOf(values.metadata);
+  if (values.deadline_s !== "") {
+    const seconds = Number(values.deadline_s);
+    body.deadline_s = Number.isFinite(seconds) ? seconds : values.deadline_s; // the service refuses a text
+    put("on_deadline", values.on_deadline, "expire");
+  }
+  const { metadata } = readMetadata(values.metadata);
   if (Object.keys(metadata).length) body.metadata = metadata;
   if (isAmbiguous(values.task, body, model)) body.task = values.task;
   return body;
 }
 
-/** Whether the other fields leave several tasks of the model, so that the request must name one. */
+/** What the service cannot refuse, by field: metadata without a pair, and a seed that JavaScript rounds. */
+export function formFaults(values) {
+  const isRounded = Number(values.seed) > Number.MAX_SAFE_INTEGER;
+  return {
+    seed: isRounded ? `seed is at most ${Number.MAX_SAFE_INTEGER} here; the API takes larger ones` : null,
+    metadata: readMetadata(values.metadata).fault,
+  };
+}
+
+let controls = 0;
+
+/** A control of the form, with a key of its own: an image can arrive after another control was removed. */
+export const newControl = (fields) => ({ ...fields, key: (controls += 1) });
+
+const controlOf = ({ key: _, image, ...rest }) => (image ? { ...rest, image: image.id } : rest);
+
+/** Whether the other fields leave several tasks of the model, or another one, so that the request must name its task. */
 function isAmbiguous(task, body, model) {
   const image = "image" in body || "images" in body;
-  if (image !== WITH_IMAGE.includes(task)) return false; // incomplete: the service names the missing field
-  if (task === "inpaint") return false;
+  if (image !== WITH_IMAGE.includes(task)) return true; // incomplete: the service names the missing field
+  if (task === "inpaint") return !("mask" in body);
   return model.tasks.filter((one) => WITH_IMAGE.includes(one) === image && one !== "inpaint").length > 1;
 }
 
-function metadataOf(text) {
-  const pairs = text.split(",").map((pair) => pair.split("="));
-  return Object.fromEntries(
-    pairs
-      .filter(([key, ...value]) => key.trim() && value.length)
-      .map(([key, ...value]) => [key.trim(), value.join("=").trim()]),
-  );
-}
-
-const reference = (id) => ({ id, url: null, name: id });
+const reference = (id) => ({ id, name: id });
 
 /** The values that mean a request body. */
 export function valuesFrom(body, models) {
@@ -133,10 +150,9 @@ export function valuesFrom(body, models) {
   values.mask = body.mask ? reference(body.mask) : null;
   values.last_image = body.last_image ? reference(body.last_image) : null;
   values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
-  values.controls = (body.controls ?? []).map((control) => ({ ...control, image: reference(control.image) }));
-  values.metadata = Object.entries(body.metadata ?? {})
-    .map((pair) => pair.join("="))
-    .join(", ");
+  values.controls = (body.controls ?? []).map((one) => newControl({ ...one, image: reference(one.image) }));
+  values.output = body.output ?? null;
+  values.metadata = metadataText(body.metadata ?? {});
   if (!body.task && values.images.length) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
