@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import json
 import math
 import os
 import time
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
 import httpx
-from httpx_sse import SSEError, aconnect_sse
 
 from fusequeue.arguments import callback, finite_seconds, folder_path, key, mapping, path_of, seconds, whole
 from fusequeue.bulk_lines import BulkLines, bulk_lines
-from fusequeue.errors import Busy, UnexpectedResponse, Unreachable, WaitTimeout
+from fusequeue.errors import Busy, Unreachable, WaitTimeout
+from fusequeue.event_stream import read_events
 from fusequeue.image_sources import content, with_references
 from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
 from fusequeue.resources.adapters import AsyncAdapters
@@ -34,16 +33,14 @@ from fusequeue.response_types import (
     Job,
     LineResult,
     Result,
-    event,
     file_name,
     write_file,
 )
 from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
-from fusequeue.transport import MAX_RETRY_AFTER_S, UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
+from fusequeue.transport import MAX_RETRY_AFTER_S, Transport, open_client, parsed
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 30.0  # of one request that waits
-STREAM_READ_S = 60.0  # the service sends a line on a stream of events at least every 15 s
 WAIT_TIMEOUT_S = 600.0
 """Default of `wait` and `run`: most images take seconds, and a wait without an end hides a service without workers."""
 
@@ -167,7 +164,8 @@ class AsyncClient:
         options: dict[str, Any] = {}
         if wait_s is not None:
             wait_s = finite_seconds("wait_s", wait_s)
-            options = {"params": {"wait": f"{wait_s:.3f}"}, "timeout": self._timeout_s + wait_s}
+            timeout = httpx.Timeout(self._timeout_s + wait_s, pool=None)
+            options = {"params": {"wait": f"{wait_s:.3f}"}, "timeout": timeout, "waits": True}
         return await self._http.read(Job, "GET", path_of("/v1/jobs", job), **options)
 
     async def wait(
@@ -213,7 +211,7 @@ class AsyncClient:
         while True:
             retry_after_s: float | None = None
             try:
-                async with aclosing(self._events(path, last_id)) as stream:
+                async with aclosing(read_events(self._http, path, last_id, self._timeout_s)) as stream:
                     async for event_id, job_event in stream:
                         last_id, failures = event_id or last_id, 0
                         yield job_event
@@ -229,29 +227,6 @@ class AsyncClient:
                 return
             failures += 1
             await self._http.pause(failures, retry_after_s)
-
-    async def _events(self, path: str, last_id: str) -> AsyncGenerator[tuple[str, Event]]:
-        headers = {"Last-Event-ID": last_id} if last_id else {}
-        client = self._http.client
-        timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, STREAM_READ_S), pool=None)
-        try:
-            async with aconnect_sse(client, "GET", path, headers=headers, timeout=timeout) as source:
-                if source.response.status_code in UNAVAILABLE:
-                    raise httpx.RemoteProtocolError(f"HTTP status {source.response.status_code}")
-                self._http.responded = True
-                if source.response.is_error:
-                    await source.response.aread()
-                    raise refusal(source.response)
-                if source.response.status_code == httpx.codes.NO_CONTENT:
-                    return
-                async for message in source.aiter_sse():
-                    if not message.data:
-                        continue  # what the parser makes of a keep-alive after an event with an id
-                    yield message.id, _event(message.data)
-        except SSEError as error:
-            raise UnexpectedResponse(f"{client.base_url}: no event stream at {path}: {error}") from error
-        except httpx.TransportError as error:
-            raise unreachable(client.base_url, error) from error
 
     def jobs(
         self,
@@ -353,11 +328,3 @@ class AsyncClient:
     async def purge(self, letter: DeadLetter | Job | str) -> None:
         """Delete a dead letter and the record of its job."""
         await self._http.send("DELETE", path_of("/v1/dead-letters", letter), removes=True)
-
-
-def _event(text: str) -> Event:
-    try:
-        data = json.loads(text)
-        return event(data if isinstance(data, dict) else {})
-    except ValueError as error:  # of pydantic too
-        raise UnexpectedResponse(f"an event cannot be read: {error}") from error

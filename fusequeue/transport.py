@@ -9,6 +9,7 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
 PAGE_SIZE = 100
+MAX_REQUESTS = 100  # at a time, beside streams and waits, whose number is the caller's own concurrency
 ERRORS: dict[int, type[RefusedError]] = {
     **dict.fromkeys((400, 413, 415, 422), Invalid),
     **dict.fromkeys((401, 403), Unauthorized),
@@ -69,6 +71,7 @@ class Transport:
         self.client = client
         self.retries = retries
         self.responded = False  # ever
+        self._turns = asyncio.Semaphore(MAX_REQUESTS)
 
     async def read(self, kind: type[T], method: str, path: str, **options: Any) -> T:
         """Send a request and return the object in its response."""
@@ -116,12 +119,12 @@ class Transport:
         return request
 
     async def send(
-        self, method: str, path: str, *, removes: bool = False, once: bool = False, **options: Any
+        self, method: str, path: str, *, removes: bool = False, once: bool = False, waits: bool = False, **options: Any
     ) -> httpx.Response:
         """Send a request; raises `RefusedError` for an error response and `Unreachable` for none.
 
         With `once` it is not repeated, as a repetition has another effect. With `removes`, the request takes its object
-        away: a 404 after an attempt with unknown outcome is a success.
+        away: a 404 after an attempt with unknown outcome is a success. With `waits` it keeps no other from being sent.
         """
         request = self._request(method, path, options)
         down_since: float | None = None
@@ -129,7 +132,8 @@ class Transport:
         for attempt in count():
             failure: httpx.RequestError | None = None
             try:
-                response = await self.client.send(request)
+                async with nullcontext() if waits else self._turns:
+                    response = await self.client.send(request)
             except httpx.RequestError as error:
                 failure = error
             if failure is not None or response.status_code in UNAVAILABLE:
@@ -141,7 +145,7 @@ class Transport:
             last = once or (attempt >= self.retries and not (restarting and self.retries))
             if failure is not None:
                 if last:
-                    raise unreachable(self.client.base_url, failure) from failure
+                    raise unreachable(self.client.base_url, failure, request.url) from failure
                 await self.pause(attempt, None)
             elif response.is_success or (removes and unknown and response.status_code == 404):
                 return response
@@ -178,6 +182,7 @@ def open_client(
             base_url=url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout_s, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=MAX_REQUESTS),
             transport=transport,
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:  # HTTP_PROXY and its like
@@ -238,6 +243,9 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def unreachable(base_url: httpx.URL, error: httpx.RequestError) -> Unreachable:
-    """Return the exception for a service that did not respond."""
-    return Unreachable(f"{base_url}: {error or type(error).__name__}; is it running? `fusequeue up` starts one here")
+def unreachable(base_url: httpx.URL, error: httpx.RequestError, url: httpx.URL | None = None) -> Unreachable:
+    """Return the exception for a service that did not respond, or for another host, which has an image at `url`."""
+    reason = str(error) or type(error).__name__  # timeouts have no text
+    if url is not None and _origin(url) != _origin(base_url):
+        return Unreachable(f"{url.scheme}://{url.netloc.decode('ascii')}: {reason}")
+    return Unreachable(f"{base_url}: {reason}; is it running? `fusequeue up` starts one here")
