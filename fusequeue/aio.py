@@ -15,7 +15,7 @@ import httpx
 
 from fusequeue.arguments import callback, finite_seconds, folder_path, key, mapping, path_of, seconds, whole
 from fusequeue.bulk_lines import BulkLines, bulk_lines
-from fusequeue.errors import Busy, Unreachable, WaitTimeout
+from fusequeue.errors import Busy, Unauthorized, Unreachable, WaitTimeout
 from fusequeue.event_stream import read_events
 from fusequeue.image_sources import content, with_references
 from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
@@ -267,11 +267,18 @@ class AsyncClient:
         parent = folder_path("folder", folder)
         found = job if isinstance(job, Job) else await self.get(job)
         files: list[Path] = []
-        for artifact in found.artifacts:  # one at a time: videos are large
+        for index, artifact in enumerate(found.artifacts):  # one at a time: videos are large
             if artifact.was_sent:
                 continue
+            try:
+                data = await self.read(found.artifacts[index])
+            except Unauthorized as error:
+                if error.code != "invalid_signature":
+                    raise
+                found = await self.get(found)  # the URLs of a job expire, those of the job as it is now have not
+                data = await self.read(found.artifacts[index])
             path = parent / file_name(artifact, name or found.id)
-            await asyncio.to_thread(write_file, path, await self.read(artifact))
+            await asyncio.to_thread(write_file, path, data)
             files.append(path)
         return files
 

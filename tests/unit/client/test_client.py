@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -221,6 +222,40 @@ async def test_a_wait_with_progress_goes_on_without_a_stream(monkeypatch: pytest
     async with client(stream([503, 503, 503]), retries=2) as api:
         assert (await api.wait("job_1", on_progress=events.append)).status == "failed"
     assert events == []
+
+
+async def test_a_download_of_an_old_job_uses_new_urls(tmp_path: Path) -> None:
+    """Signed URLs expire after an hour; a refusal that stays one is an error."""
+    paths: list[str] = []
+    artifact = {"content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
+
+    def job(signature: str) -> dict[str, object]:
+        urls = [f"/artifacts/{index}?signature={signature}" for index in range(2)]
+        artifacts = [{**artifact, "index": index, "url": url} for index, url in enumerate(urls)]
+        return {**JOB, "status": "succeeded", "artifacts": artifacts}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path.decode())
+        if request.url.path == "/v1/jobs/job_1":
+            return httpx.Response(200, json=job("new"))
+        if request.url.params["signature"] != "new":
+            return httpx.Response(403, json={"detail": "the URL has expired", "code": "invalid_signature"})
+        return httpx.Response(200, content=request.url.path.encode())
+
+    async with client(handler) as api:
+        files = await api.download(Job.model_validate(job("old")), tmp_path)
+        assert [file.read_bytes() for file in files] == [b"/artifacts/0", b"/artifacts/1"]
+        assert paths == [
+            "/artifacts/0?signature=old",
+            "/v1/jobs/job_1",
+            "/artifacts/0?signature=new",
+            "/artifacts/1?signature=new",
+        ]
+    refusal = {"detail": "the URL was changed", "code": "invalid_signature"}
+    jobs = {"/v1/jobs/job_1": httpx.Response(200, json=job("new"))}
+    async with client(lambda request: jobs.get(request.url.path, httpx.Response(403, json=refusal))) as api:
+        with pytest.raises(Unauthorized, match="the URL was changed"):
+            await api.download("job_1", tmp_path)
 
 
 async def test_files_of_control_images_are_uploaded() -> None:
