@@ -10,7 +10,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ PARTS = ("logs", "pool", "redis", "storage")
 
 
 def print_status(line: str) -> None:
-    """Print a status line to stderr; stdout has only the ready line."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a status line to stderr, if it can still be written; stdout has only the ready line."""
+    with suppress(OSError):  # the terminal was closed, or the other end of the pipe: a stop goes on
+        print(line, file=sys.stderr, flush=True)
 
 
 async def up(

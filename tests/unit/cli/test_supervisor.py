@@ -7,13 +7,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.up.child_process import Process
-from cli.up.supervisor import ProcessSpec, RestartBackoff, StartFailed, Supervisor
+from cli.up.command import print_status
+from cli.up.supervisor import ProcessSpec, RestartBackoff, StartFailed, StatusPrinter, Supervisor
 
 QUICK = RestartBackoff(first_s=0.01, max_s=0.05, reset_after_s=60.0, start_attempts=3)
 # Prints "up", and appends its name to the journal on SIGTERM.
@@ -59,9 +61,15 @@ class SupervisorHarness:
         command = (sys.executable, "-c", code)
         return ProcessSpec(name, command, ready, stop_rank=rank, stop_grace_s=grace_s, **options)
 
-    def start(self, *specs: ProcessSpec, backoff: RestartBackoff = QUICK) -> asyncio.Task[None]:
+    def start(
+        self, *specs: ProcessSpec, backoff: RestartBackoff = QUICK, print_status: StatusPrinter | None = None
+    ) -> asyncio.Task[None]:
         self.supervisor = Supervisor(
-            specs, env=os.environ, log_dir=self.folder / "logs", print_status=self.messages.append, backoff=backoff
+            specs,
+            env=os.environ,
+            log_dir=self.folder / "logs",
+            print_status=print_status or self.messages.append,
+            backoff=backoff,
         )
         return asyncio.create_task(self.supervisor.run(self.ready.set))
 
@@ -85,6 +93,21 @@ async def test_processes_stop_in_the_order_of_their_rank(harness):
         harness.supervisor.stop()
         await running
     assert (harness.folder / "journal").read_text().split() == ["worker", "api", "redis"]
+
+
+async def test_processes_stop_in_order_when_their_messages_cannot_be_printed(harness, monkeypatch):
+    """The terminal was closed, or `| tee` ended by the same Ctrl-C."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        specs = (harness.spec("redis", rank=1), harness.spec("worker", rank=0))
+        running = harness.start(*specs, print_status=print_status)
+        async with asyncio.timeout(60):
+            await harness.ready.wait()
+            harness.supervisor.stop()
+            await running
+    assert (harness.folder / "journal").read_text().split() == ["worker", "redis"]
 
 
 async def test_a_killed_process_is_restarted(harness):
