@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -60,7 +60,7 @@ def doctor(data_dir: DataDir = DATA, as_json: Json = False) -> None:
     Beside a `fusequeue up`, what the settings do not name are its Redis, API, storage and models file.
     """
     console = CommandConsole(as_json)
-    use_deployment(data_dir, os.environ)
+    environment.use_deployment(data_dir, os.environ)
     failed = False
     for finding in (*deployment_findings(), *_device()):
         failed = failed or finding.verdict is FAILED
@@ -71,17 +71,6 @@ def doctor(data_dir: DataDir = DATA, as_json: Json = False) -> None:
         if finding.remedy:
             console.out.print(f"    {finding.remedy}", markup=False)
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)
-
-
-def use_deployment(data_dir: Path, environ: MutableMapping[str, str]) -> None:
-    """Set what is not set to that of the `fusequeue up` on `data_dir`, unless another Redis is set."""
-    recorded = environment.recorded(data_dir)
-    redis_url = environ.get(environment.REDIS_URL)
-    if redis_url and recorded.get(environment.REDIS_URL, redis_url) != redis_url:
-        return
-    for name, value in recorded.items():
-        if not environ.get(name):
-            environ[name] = value
 
 
 def deployment_findings() -> Iterator[Finding]:
@@ -183,7 +172,7 @@ async def _api() -> list[Finding]:
         async with httpx.AsyncClient(timeout=5) as client:
             response = await client.get(f"{url.rstrip('/')}/readyz")
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        seen = f"{url}: {error or type(error).__name__}"
+        seen = f"{url}: {str(error) or type(error).__name__}"
         return [Finding("api", WARNING, seen, "start it: fusequeue api; or set FUSEQUEUE_URL to its address")]
     if response.is_success:
         return [Finding("api", OK, f"{url} is ready")]

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,7 +142,7 @@ def limit(
 
 def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
     """Run `work` on the queue; errors are printed in one line and end the command."""
-    find_redis(data_dir, os.environ)
+    environment.use_deployment(data_dir, os.environ)
     try:
         return asyncio.run(_on_queue(work))
     except (InvalidRequest, ConfigurationError) as error:
@@ -185,12 +185,6 @@ async def _mark_keys(data_dir: Path) -> None:
             await storage.close()
     except FusequeueError as error:
         print(f"not recorded in the storage, which the API does next: {error.message}", file=sys.stderr)
-
-
-def find_redis(data_dir: Path, environ: MutableMapping[str, str]) -> None:
-    """Set `FUSEQUEUE_REDIS_URL`, unless set, to the Redis of the `fusequeue up` that runs on `data_dir`."""
-    if not environ.get(environment.REDIS_URL) and (url := environment.recorded(data_dir).get(environment.REDIS_URL)):
-        environ[environment.REDIS_URL] = url
 
 
 def _parse_limit(name: str, text: str) -> int | None:

@@ -17,7 +17,6 @@ import typer
 
 from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
 from cli.messages import print_error
-from cli.operators.keys import find_redis
 from cli.pool.pool import Pool, PoolBounds, PoolProcesses, PoolStatus
 from cli.up import command as up_command
 from cli.up import environment
@@ -42,7 +41,7 @@ def pool(
     poll_interval_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between polls.")] = 0.5,
     data_dir: Annotated[
         Path,
-        typer.Option(help="Folder for logs, and of `fusequeue up`, whose Redis is used without FUSEQUEUE_REDIS_URL."),
+        typer.Option(help="Folder for logs, and of `fusequeue up`, whose Redis, storage, models and URL are used."),
     ] = Path("data"),
     models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
     log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append a line of JSON for each change.")] = None,
@@ -54,6 +53,7 @@ def pool(
     """Run as many workers on this machine as the service wants, at most one per GPU by default. Ctrl-C drains them."""
     if plot is not None and log is None:
         raise typer.BadParameter("needs a log; add --log", param_hint="--plot")
+    environment.use_deployment(data_dir, os.environ)
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
     if max_workers is not None and min_workers > max_workers:
         raise typer.BadParameter(f"must not exceed --max, which is {max_workers}", param_hint="--min")
@@ -89,7 +89,6 @@ async def _run(
     environ: dict[str, str],
 ) -> None:
     loaded = settings.load()
-    find_redis(data_dir, environ)
     env = environment.child_environment(data_dir, bounds.max_workers * devices, models, loaded, environ)
     workers_env = environment.worker_environments(bounds.max_workers, env, devices)
     grace_s = loaded.drain_timeout_s + up_command.AFTER_DRAIN_S

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from shared.config.settings import Settings
@@ -64,6 +64,17 @@ def recorded(data_dir: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {name: str(values[name]) for name in RECORDED if name in values} if isinstance(values, dict) else {}
+
+
+def use_deployment(data_dir: Path, environ: MutableMapping[str, str]) -> None:
+    """Set what is not set to that of the last `fusequeue up` on `data_dir`, unless another Redis is set."""
+    values = recorded(data_dir)
+    redis_url = environ.get(REDIS_URL)
+    if redis_url and values.get(REDIS_URL, redis_url) != redis_url:
+        return
+    for name, value in values.items():
+        if not environ.get(name):
+            environ[name] = value
 
 
 def torch_threads(cores: int, ranks: int) -> int:

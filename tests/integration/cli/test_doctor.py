@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from harness.http_server import ROOT
 from redis import Redis
@@ -133,6 +134,18 @@ def test_fault_is_reported_with_a_remedy(
     assert finding.verdict == verdict
     assert seen.lower() in finding.seen.lower()
     assert remedy in finding.remedy
+
+
+def test_an_api_that_does_not_respond_is_reported_with_the_reason(
+    deployment: Redis, examined: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx's timeouts have no text."""
+
+    async def time_out(*_: object) -> None:
+        raise httpx.ReadTimeout("")
+
+    monkeypatch.setattr(httpx.AsyncClient, "get", time_out)
+    assert examined()["api"].seen == "http://127.0.0.1:9: ReadTimeout"
 
 
 def test_missing_bucket_is_reported(

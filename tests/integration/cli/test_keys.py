@@ -16,7 +16,6 @@ from redis import Redis
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.operators.keys import find_redis
 from cli.up import environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -161,15 +160,17 @@ def test_an_invalid_setting_is_named(command: Command, monkeypatch: pytest.Monke
     assert "FUSEQUEUE_REDIS_URL" in result.err
 
 
-def test_redis_of_a_running_up_is_found_in_its_folder(tmp_path: Path) -> None:
-    """Its port and password change with every start; the environment overrides it."""
-    environ: dict[str, str] = {}
-    find_redis(tmp_path, environ)
-    assert environ == {}
-    own = {"FUSEQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:6391/0"}
-    environment.record(tmp_path, own, "http://127.0.0.1:8000", own_redis=True)
-    find_redis(tmp_path, environ)
-    assert environ == own
-    environ["FUSEQUEUE_REDIS_URL"] = "redis://elsewhere"
-    find_redis(tmp_path, environ)
-    assert environ["FUSEQUEUE_REDIS_URL"] == "redis://elsewhere"
+def test_keys_are_those_of_the_running_up_on_the_folder(
+    command: Command, durable_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port and password change with every start, and its namespace may be set in its shell only."""
+    data = tmp_path / "data"
+    data.mkdir()
+    own = {"FUSEQUEUE_REDIS_URL": durable_server.url, "FUSEQUEUE_NAMESPACE": "mine"}
+    own["FUSEQUEUE_STORAGE_DIR"] = str(data / "storage")
+    environment.record(data, own, "http://127.0.0.1:8000", own_redis=True)
+    for name in environment.RECORDED:
+        monkeypatch.setenv(name, "")
+    assert command("keys", "create", "--data-dir", str(data)).status == 0
+    with Redis.from_url(durable_server.url) as redis:
+        assert list(redis.scan_iter(match="*fq:mine*"))

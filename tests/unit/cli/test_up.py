@@ -1,5 +1,6 @@
 """What `up` decides before it starts processes: ports, servers, folders and environments."""
 
+import json
 import os
 import socket
 import stat
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from harness.ports import free_port
+from typer.testing import CliRunner
 
+from cli.main import app
 from cli.up import command, environment, ports, redis_server
 from cli.up.redis_server import RedisServer
 from shared.config.settings import Settings
@@ -186,6 +189,36 @@ def test_what_up_uses_is_recorded_for_commands_beside_it(tmp_path):
     assert environment.recorded(tmp_path) == {**recorded, "FUSEQUEUE_REDIS_URL": "redis://:secret@redis"}
     (file,) = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_commands_use_the_recorded_parts_that_are_not_set(tmp_path):
+    """None of them beside another Redis: they are parts of another deployment."""
+    recorded = {"FUSEQUEUE_REDIS_URL": "redis://own", "FUSEQUEUE_MODELS": "/m.toml", "FUSEQUEUE_NAMESPACE": "mine"}
+    environment.record(tmp_path, recorded, "http://127.0.0.1:9123", own_redis=True)
+    environ = {"FUSEQUEUE_MODELS": "/other.toml", "FUSEQUEUE_NAMESPACE": ""}
+    environment.use_deployment(tmp_path, environ)
+    assert environ == {**recorded, "FUSEQUEUE_MODELS": "/other.toml", "FUSEQUEUE_URL": "http://127.0.0.1:9123"}
+    environ = {"FUSEQUEUE_REDIS_URL": "redis://elsewhere"}
+    environment.use_deployment(tmp_path, environ)
+    assert environ == {"FUSEQUEUE_REDIS_URL": "redis://elsewhere"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FUSEQUEUE_MODELS", "/none/models.toml"),
+        ("FUSEQUEUE_NAMESPACE", "no name"),
+        ("FUSEQUEUE_URL", "nonsense"),
+    ],
+)
+def test_a_pool_uses_what_the_up_on_its_folder_has_recorded(tmp_path, monkeypatch, name, value):
+    """Each variable has a fault, which the command reports."""
+    for recorded in environment.RECORDED:
+        monkeypatch.setenv(recorded, "")
+    (tmp_path / environment.RECORD).write_text(json.dumps({name: value}))
+    result = CliRunner().invoke(app, ["pool", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert value in result.stderr or name in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"null"])
