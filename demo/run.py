@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from demo.checker import matches
 from demo.contact_sheet import Cell, contact_sheet
+from demo.drawings import all_prompts
 from demo.job_client import FinishedJob, JobClient
 from demo.planned_jobs import PlannedJob, planned_jobs
 from demo.progress_display import ProgressDisplay
@@ -29,6 +31,7 @@ SOLO_BUDGET_S = 60.0
 # The model is more accurate than this: below it, clients got each other's images.
 MIN_MATCHING = 0.95
 STOP_TIMEOUT_S = 90.0
+IMAGE_NAME = re.compile(r"\d{2,}-\d+ (?P<prompt>.+)\.png")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -49,18 +52,18 @@ async def fusequeue_up(console: Console) -> AsyncIterator[str]:
         sys.executable, *parent_watch, sys.executable, *up, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
     try:
-        assert process.stdout is not None
-        state, _, url = (await process.stdout.readline()).decode().strip().partition(" ")
-        if state != "ready":
-            raise RuntimeError("fusequeue did not start; see its messages above")
-        yield url
+        try:
+            assert process.stdout is not None
+            state, _, url = (await process.stdout.readline()).decode().strip().partition(" ")
+            if state != "ready":
+                raise RuntimeError("fusequeue did not start; see its messages above")
+            yield url
+        finally:
+            await _stop(process)
     except BaseException:
         console.print(f"data and logs are kept in {folder}")
         raise
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        await _stop(process)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -115,10 +118,16 @@ async def request_bodies(client: JobClient, jobs: Sequence[PlannedJob]) -> list[
 
 
 def save(jobs: Sequence[PlannedJob], finished: Sequence[FinishedJob], folder: Path) -> list[Cell]:
-    """Write each image and the contact sheet into `folder`, and return the sheet's cells."""
+    """Write each image and the contact sheet into `folder`, and return the sheet's cells.
+
+    Images of an earlier demo are removed; the folder can have other files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    captions = {prompt.caption() for prompt in all_prompts()}
     for old in folder.glob("*.png"):
-        old.unlink()
+        name = IMAGE_NAME.fullmatch(old.name)
+        if name is not None and name["prompt"] in captions:
+            old.unlink()
     cells = []
     for number, (planned, result) in enumerate(zip(jobs, finished, strict=True)):
         job = result.job

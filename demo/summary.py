@@ -42,6 +42,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the printed summary."""
+        speed_up = f"{self.fused.images_per_s / self.solo.images_per_s:.1f}" if self.solo.images else "unknown"
         subset = "" if self.solo.jobs == self.submitted else f", the first {self.solo.jobs} of the jobs"
         return [
             f"jobs: {self.succeeded} of {self.submitted} succeeded, in {self.signatures} signatures",
@@ -51,7 +52,7 @@ class Summary:
             f"({self.fused.images} in {self.fused.seconds:.1f} s)",
             f"throughput, one at a time: {self.solo.images_per_s:.1f} images/s "
             f"({self.solo.images} in {self.solo.seconds:.1f} s{subset})",
-            f"speed-up: {self.fused.images_per_s / self.solo.images_per_s:.1f}",
+            f"speed-up: {speed_up}",
             f"queue wait: p50 {percentile(self.queue_ms, 50)} ms, p95 {percentile(self.queue_ms, 95)} ms",
             f"images that match their prompts: {self.matching} of {self.fused.images}",
             f"images equal to those of solo runs: {self.equal} of {self.compared} (within {MAX_DIFFERENCE} of 255)",

@@ -1,6 +1,7 @@
 """The demo's load, progress display, contact sheet and summary."""
 
 import io
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +13,7 @@ from demo.drawings import parse
 from demo.job_client import FinishedJob, ForwardCounts
 from demo.planned_jobs import planned_jobs
 from demo.progress_display import ProgressDisplay
+from demo.run import fusequeue_up, save
 from demo.summary import Summary, Throughput, nearly_equal, percentile
 from fusequeue import Job
 from shared.config import models_file
@@ -20,6 +22,16 @@ from shared.job import Task
 from shared.request import parse as parse_request
 
 MODELS = "models.toml"
+# Is ready at once, and writes on SIGTERM whether its data folder, the last argument, exists.
+UP = """
+import pathlib, signal, sys
+def end(*_):
+    pathlib.Path({seen!r}).write_text(str(pathlib.Path(sys.argv[-1]).is_dir()))
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready http://localhost", flush=True)
+signal.pause()
+"""
 
 
 def test_load_is_mixed():
@@ -74,6 +86,50 @@ def test_images_per_forward_is_the_mean_over_forwards():
 def test_summary_names_the_number_of_solo_jobs_if_not_all_ran():
     assert not any("the first" in line for line in summary().lines())
     assert any("the first 10 of the jobs" in line for line in summary(solo=Throughput(10, 10, 5.0)).lines())
+
+
+def test_summary_of_solo_jobs_without_an_image_has_no_speed_up():
+    """All of them failed; the demo then prints their errors."""
+    lines = summary(solo=Throughput(1, 0, 27.0)).lines()
+    assert "speed-up: unknown" in lines
+    assert "speed-up: 3.0" in summary().lines()
+
+
+def test_only_images_of_an_earlier_demo_are_removed(tmp_path):
+    """The folder can hold the photos of the user."""
+    planned = planned_jobs()[0]
+    job = Job(
+        id="job_1",
+        status="succeeded",
+        model="demo",
+        prompt=planned.prompt,
+        seed=1,
+        n=1,
+        width=64,
+        height=64,
+        steps=8,
+        guidance_scale=2.0,
+        created_at=datetime.now(UTC),
+    )
+    others = {"holiday.png", "01-0 holiday.png", f"{planned.prompt}.png", "notes.txt"}
+    for name in (*others, f"07-1 {planned.prompt}.png"):
+        (tmp_path / name).touch()
+    save([planned], [FinishedJob(job, (Image.new("RGB", (64, 64)),))], tmp_path)
+    own = {f"00-0 {planned.prompt}.png", "contact-sheet.png"}
+    assert {path.name for path in tmp_path.iterdir()} == others | own
+
+
+async def test_the_data_folder_is_removed_after_its_processes_have_ended(tmp_path, monkeypatch):
+    """Redis writes into it until its end."""
+    program, seen = tmp_path / "program", tmp_path / "seen"
+    program.write_text(f"#!{sys.executable}\n" + UP.format(seen=str(seen)))
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with fusequeue_up(Console(file=io.StringIO())) as url:
+        assert url == "http://localhost"
+    assert seen.read_text() == "True"
+    assert list(tmp_path.glob("fusequeue-demo-*")) == []
 
 
 @pytest.mark.parametrize(("shade", "equal"), [(100, True), (102, True), (103, False), (97, False)])
