@@ -23,7 +23,18 @@ from cli.client_options import (
     text_option,
 )
 from cli.messages import print_error
-from fusequeue import Client, Event, Job, JobParams, OnDeadlineName, OutputParams
+from fusequeue import (
+    Client,
+    ClientError,
+    Event,
+    Job,
+    JobParams,
+    OnDeadlineName,
+    OutputParams,
+    RefusedError,
+    UnexpectedResponse,
+    Unreachable,
+)
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
 
@@ -100,15 +111,22 @@ def submit(
             print_job(console, job)
             return
         try:
-            job = _wait(client, console, job, timeout_s).require_success()
+            job = _wait(client, console, job, timeout_s)
         except KeyboardInterrupt:
             console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
             raise
+        except (RefusedError, Unreachable, UnexpectedResponse):
+            print_error(f"job {job.id} is submitted; `fusequeue watch {job.id}` waits for it again")
+            raise
+        if job.status != "succeeded":
+            print_job(console, job)
+        job.require_success()
         try:
             saves = output is not None or job.output is None
             files = client.download(job, output or Path(".")) if saves else []
-        except OSError:
-            print_error(f"job {job.id} succeeded; its images are not saved")
+        except (OSError, ClientError):
+            where = f"`fusequeue watch {job.id} --json` has their URLs"
+            print_error(f"job {job.id} succeeded; its images are not saved; {where}")
             raise
         print_job(console, job, files)
         for file in files if show else ():

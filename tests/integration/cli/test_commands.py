@@ -207,9 +207,9 @@ async def test_a_result_that_cannot_be_saved_is_named(run: Run, queue: Queue, tm
     await deliver(queue, tmp_path, await claimed(queue, job_id))
     result = await running
     assert result.exit_code == 2
-    assert result.stderr.startswith(
-        f"fusequeue: job {job_id} succeeded; its images are not saved\nfusequeue: /proc/none"
-    )
+    named, error = result.stderr.splitlines()
+    assert named.startswith(f"fusequeue: job {job_id} succeeded; its images are not saved; `fusequeue watch {job_id} ")
+    assert error.startswith("fusequeue: /proc/none")
 
 
 @pytest.mark.parametrize("retried", [False, True])
