@@ -200,6 +200,11 @@ class Job(Resource):
         """Whether the state is final."""
         return self.status in ENDED
 
+    @property
+    def flagged(self) -> list[int]:
+        """Indexes of the artifacts that the model's safety checker flagged."""
+        return [artifact.index for artifact in self.artifacts if artifact.flagged]
+
     def require_success(self) -> Job:
         """Return the job if it succeeded; raises `JobFailed` if it ended otherwise, ValueError if it has not ended."""
         if not self.ended:

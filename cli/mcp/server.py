@@ -159,7 +159,8 @@ async def _result(client: AsyncClient, job: Job, index: int | None) -> Content:
             content.append(image)
     urls = [artifact.location if artifact.was_sent else artifact.url for artifact in artifacts]
     about = {"id": job.id, "model": job.model, "seeds": [artifact.seed for artifact in artifacts], "urls": urls}
-    return [*content, json.dumps(about)]
+    flagged = [artifact.index for artifact in artifacts if artifact.flagged]  # by the model's safety checker
+    return [*content, json.dumps({**about, "flagged": flagged})]
 
 
 def create_server(url: str | None, key: str | None) -> MCPServer[Any]:

@@ -212,6 +212,12 @@ async def test_a_result_that_cannot_be_saved_is_named(run: Run, queue: Queue, tm
     assert error.startswith("fusequeue: /proc/none")
 
 
+async def test_a_flagged_image_is_named(run: Run, queue: Queue, tmp_path: Path) -> None:
+    running = asyncio.create_task(run("submit", PROMPT))
+    await deliver(queue, tmp_path, await claimed(queue, await submitted(queue)), flagged=True)
+    assert re.search("^flagged +0, by the model's safety checker$", (await running).stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize("retried", [False, True])
 async def test_refused_lines_of_a_backfill_are_failures_of_those_lines(run: Run, tmp_path: Path, retried: bool) -> None:
     """Also in a later attempt, in which lines are submitted one by one."""

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.api_process import Server
-from harness.http_server import ROOT, WORKER, deliver, finish
+from harness.http_server import ROOT, WORKER, claimed, deliver, finish
 from harness.ports import free_port
 from harness.waiting import wait_until
 
@@ -83,7 +83,7 @@ async def test_generate_returns_the_image_and_batch_queues_many(service: Server,
         result, data = await worked(client.call_tool("generate", arguments), queue, tmp_path)
         image, about = result.content[0], json.loads(text(result))
         assert (image.type, image.mime_type, base64.b64decode(image.data)) == ("image", "image/png", data)
-        assert (about["model"], about["seeds"]) == ("demo", [7])
+        assert (about["model"], about["seeds"], about["flagged"]) == ("demo", [7], [])
         record = await queue.jobs.get(about["id"])
         assert record is not None
         assert (record.job.steps, record.job.priority) == (5, "interactive")
@@ -93,9 +93,10 @@ async def test_generate_returns_the_image_and_batch_queues_many(service: Server,
         job_id = json.loads(text(slow).partition(": ")[2])["id"]
         status = json.loads(text(await client.call_tool("status", {"id": job_id})))
         assert (status["status"], status["queue"]["position"]) == ("queued", 0)
-        data = await finish(queue, tmp_path, job_id)
+        data = await deliver(queue, tmp_path, await claimed(queue, job_id), flagged=True)
         again = await client.call_tool("result", {"id": job_id, "index": 0})
         assert base64.b64decode(again.content[0].data) == data
+        assert json.loads(text(again))["flagged"] == [0]
 
         prompts = {"prompts": [PROMPT, "a green star", ""], "fields": {"steps": 3}}
         batch = json.loads(text(await client.call_tool("batch", prompts)))
