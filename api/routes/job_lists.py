@@ -121,9 +121,13 @@ class Selection:
             and self.metadata.items() <= job.metadata.items()
         )
 
-    async def page(self, context: RequestContext, after: str | None, limit: int) -> tuple[list[JobRecord], str | None]:
-        """Return up to `limit` jobs of the tenant and the next cursor; of filtered ones, `MAX_SCANNED` are read."""
-        created_ms = (epoch_ms(self.filters.created_after) or 0, epoch_ms(self.filters.created_before) or math.inf)
+    async def page(
+        self, context: RequestContext, after: str | None, limit: int, *, end_ms: float = math.inf
+    ) -> tuple[list[JobRecord], str | None]:
+        """Return up to `limit` jobs of the tenant, created before `end_ms`, and the next cursor; of filtered ones,
+        `MAX_SCANNED` are read."""
+        first_ms, last_ms = epoch_ms(self.filters.created_after), epoch_ms(self.filters.created_before)
+        created_ms = (first_ms or 0, end_ms if last_ms is None else min(last_ms, end_ms))
         page: list[JobRecord] = []
         cursor, scanned = after, 0
         while True:

@@ -1,6 +1,7 @@
 """Routes that change all jobs that match filters, piece by piece: cancel, update, retry, delete."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
 from api.submission import RETRIED, submit_retries
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord
+from shared.runtime.clock import now_ms
 
 router = APIRouter(tags=["jobs"])
 
@@ -61,6 +63,7 @@ class _Change:
     apply: Callable[[list[JobRecord]], Awaitable[list[str]]]
     most: int
     newest_first: bool = True
+    makes_jobs: bool = False
     detail: str = ""
 
 
@@ -119,7 +122,9 @@ async def retry_jobs(request: Request, context: MatchingContext, query: Matching
                 raise result
         return list(new_ids)
 
-    change = _Change("retry", lambda record: record.state in RETRIED, retry, MAX_RETRIED, newest_first=False)
+    change = _Change(
+        "retry", lambda record: record.state in RETRIED, retry, MAX_RETRIED, newest_first=False, makes_jobs=True
+    )
     piece = await _change(request, context, query, change)
     return RetryPiece(**piece.model_dump(), new_ids=new_ids)
 
@@ -148,8 +153,9 @@ async def _change(request: Request, context: ChangeContext, query: MatchingJobsQ
             "status: send at least one filter: status, model, batch_id, created_after, created_before or metadata.KEY",
             param="status",
         )
+    after, end_ms = _piece_after(query.after) if change.makes_jobs else (query.after, math.inf)
     async with SCANS.turn(context.tenant, 1):
-        records, cursor = await jobs.page(context, query.after, change.most)
+        records, cursor = await jobs.page(context, after, change.most, end_ms=end_ms)
         affected = [record for record in records if change.affects(record)]
         ids = [record.job.id for record in affected] if query.dry_run else await change.apply(affected)
     if ids and not query.dry_run:
@@ -160,8 +166,17 @@ async def _change(request: Request, context: ChangeContext, query: MatchingJobsQ
         skipped=len(records) - len(ids),
         dry_run=query.dry_run,
         has_more=cursor is not None,
-        next_cursor=cursor,
+        next_cursor=f"{cursor}:{end_ms}" if cursor is not None and change.makes_jobs else cursor,
     )
+
+
+def _piece_after(cursor: str | None) -> tuple[str | None, int]:
+    """Return the last job of the piece before, and the end of the jobs of all pieces: the time of the first one.
+
+    The new jobs can match too: if they fail at once, a retry without an end would retry them for ever.
+    """
+    job_id, _, end_ms = (cursor or "").partition(":")
+    return job_id or None, int(end_ms) if end_ms.isdecimal() else now_ms()
 
 
 def _chosen(ids: Sequence[str], chosen: Sequence[bool]) -> list[str]:

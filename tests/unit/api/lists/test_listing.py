@@ -64,6 +64,7 @@ async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None
     assert mine not in list(chain(*await pages(api, created_before=at)))
     assert await pages(api, created_after="2100-01-01T00:00:00Z") == [[]]
     assert await pages(api, created_before="1000000000") == [[]]
+    assert await pages(api, created_before="0") == [[]]
 
 
 async def test_filters_find_all_jobs_over_all_pages(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,23 @@ async def test_jobs_that_match_are_retried_once_each(api: httpx.AsyncClient, fak
     assert [job["id"] for job in listed] == list(first["new_ids"].values())
 
 
+async def test_a_retry_in_pieces_does_not_retry_its_own_jobs(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching_jobs, "MAX_RETRIED", 1)
+    ids = await submit(api, 3)
+    retried: list[str] = []
+    params = {"status": "canceled"}
+    while len(retried) <= len(ids):
+        await api.post("/v1/jobs:cancel", params={"status": "queued"})
+        piece = (await api.post("/v1/jobs:retry", params=params)).json()
+        retried += piece["ids"]
+        if not piece["has_more"]:
+            break
+        params["after"] = piece["next_cursor"]
+    assert retried == ids
+
+
 async def test_a_retry_holds_its_input_images_or_says_that_they_are_gone(
     api: httpx.AsyncClient, fake_queue: Queue
 ) -> None:
