@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from harness.http_server import ROOT
 from harness.queue import lose
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from shared.config.settings import Settings
 from shared.queue import Queue
@@ -71,6 +72,22 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         context.close()
     # A response with an error status is logged too: some tests want one.
     assert [fault for fault in faults if not fault.startswith("Failed to load resource")] == []
+
+
+@pytest.fixture
+def hold() -> Callable[[Page, str | re.Pattern[str]], list[Route]]:
+    """Hold back the requests of a page for a URL, and return them as they come."""
+
+    def held(page: Page, url: str | re.Pattern[str]) -> list[Route]:
+        routes: list[Route] = []
+
+        def keep(route: Route) -> None:
+            routes.append(route)
+
+        page.route(url, keep)
+        return routes
+
+    return held
 
 
 @pytest.fixture(scope="module")

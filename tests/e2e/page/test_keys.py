@@ -34,6 +34,48 @@ def test_it_asks_for_a_key_and_keeps_it_in_memory_only(open_page: Any, keyed: An
     expect(page.locator(".worker")).to_have_count(0)
 
 
+def test_the_question_for_a_key_stays_until_there_is_one(open_page: Any, keyed: Any, create_key: Any) -> None:
+    """Chrome closes a dialog at the second Escape; a mistyped key of a change is asked for once more, not twice."""
+    page = open_page(keyed.url)
+    expect(page.get_by_label("API key")).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    enter(page, create_key("jobs:read"))
+    expect(page.locator(".tiles")).to_be_visible()
+    page.get_by_role("button", name="Change key").click()
+    enter(page, "fq_wrong")
+    expect(page.get_by_role("alert")).to_contain_text("mistyped")
+    enter(page, create_key("jobs:read"))
+    expect(page.locator(".tiles")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_page_without_its_key_asks_for_nothing(open_page: Any, keyed: Any, create_key: Any) -> None:
+    """Its stream ends, and it reads on with the next key."""
+    keyed.client.put("/v1/pauses/models/demo", json={"reason": "its job stays queued"})
+    job_id = keyed.submit(prompt="a ring that waits")
+    page = open_page(keyed.url)
+    page.clock.install()
+    page.goto(f"{keyed.url}/#/jobs/{job_id}")
+    page.reload()
+    enter(page, create_key("jobs:read,admin"))
+    expect(page.locator(".events")).to_contain_text("queued")
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    with page.expect_event("requestfailed", lambda request: "/page/live" in request.url):
+        page.get_by_role("button", name="Forget the key").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    requests.clear()
+    for _ in range(6):
+        page.clock.run_for(5_000)
+    assert requests == []
+    enter(page, create_key("jobs:read"))
+    expect(page.locator(".events")).to_contain_text("queued")
+    keyed.client.post(f"/v1/jobs/{job_id}/cancel")
+    keyed.client.delete("/v1/pauses/models/demo")
+
+
 def test_a_prompt_becomes_an_image_with_a_key(open_page: Any, keyed: Any, create_key: Any) -> None:
     """Its URL is signed; the preview and the events come with the key."""
     page = open_page(keyed.url, "#/playground")

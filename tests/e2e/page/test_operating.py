@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate
 from typing import Any
 
 from harness.waiting import wait_until
@@ -89,6 +90,65 @@ def test_queued_jobs_get_another_priority_and_canceled_ones_are_retried(open_pag
     waiting.client.post("/v1/jobs:cancel", params={"metadata.set": "p"})
 
 
+def test_the_choice_of_a_question_is_fixed_while_it_runs(open_page: Any, waiting: Any, hold: Any) -> None:
+    job_id = waiting.submit(prompt="a ring", metadata={"set": "fixed"})
+    page = open_page(waiting.url, "#/jobs?metadata=set%3Dfixed")
+    page.get_by_role("button", name="Priority of all matching").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("1 job")
+    held = hold(page, re.compile(r"jobs:update\?(?!.*dry_run)"))
+    dialog.get_by_role("button", name="Update 1 job").click()
+    expect(dialog.get_by_label("Priority")).to_be_disabled()
+    expect(dialog.get_by_role("button", name="Update")).to_be_disabled()
+    held[0].continue_()
+    expect(page.get_by_text("Updated 1 job").first).to_be_visible()
+    assert waiting.job(job_id)["priority"] == "interactive"
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_jobs_submitted_after_the_question_are_not_changed(open_page: Any, waiting: Any) -> None:
+    first = waiting.submit(prompt="a ring", metadata={"set": "late"})
+    page = open_page(waiting.url, "#/jobs?metadata=set%3Dlate")
+    page.get_by_role("button", name="Cancel all matching").click()
+    expect(page.get_by_role("dialog")).to_contain_text("1 job")
+    later = waiting.submit(prompt="a later ring", metadata={"set": "late"})
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
+    expect(page.get_by_text("Canceled 1 job").first).to_be_visible()
+    assert [waiting.job(job_id)["status"] for job_id in (first, later)] == ["canceled", "queued"]
+    waiting.client.post(f"/v1/jobs/{later}/cancel")
+
+
+def test_a_filter_that_cannot_be_read_matches_nothing(open_page: Any, waiting: Any) -> None:
+    job_id = waiting.submit(prompt="a ring")
+    for view, fault in (("metadata=order", "is not key=value"), ("after_time=soon", "soon is not a time")):
+        page = open_page(waiting.url, f"#/jobs?{view}")
+        expect(page.get_by_role("alert")).to_contain_text(fault)
+        page.get_by_role("button", name="Cancel all matching").click()
+        expect(page.locator(".toast")).to_contain_text(fault)
+    assert waiting.job(job_id)["status"] == "queued"
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_metadata_with_a_comma_or_without_a_text_is_filtered_by(open_page: Any, waiting: Any) -> None:
+    ids = [waiting.submit(prompt="a ring", metadata=one) for one in ({"list": "1,2"}, {"list": "1"}, {"list": ""})]
+    for job_id, link in ((ids[0], "list=1,2"), (ids[2], "list=")):
+        page = open_page(waiting.url, f"#/jobs/{job_id}")
+        page.get_by_role("link", name=link, exact=True).click()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        expect(page.locator("tbody tr")).to_have_attribute("data-job", job_id)
+    for job_id in ids:
+        waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_a_page_without_jobs_is_read_on_with_the_same_filters(open_page: Any, waiting: Any) -> None:
+    page = open_page(waiting.url)
+    empty = {"object": "list", "data": [], "has_more": True, "next_cursor": "next", "first_id": None, "last_id": None}
+    page.route(re.compile(r"/v1/jobs\?.*created_after=(?!.*&after=)"), lambda route: route.fulfill(json=empty))
+    with page.expect_request(re.compile(r"/v1/jobs\?.*&after=next")) as read:
+        page.goto(f"{waiting.url}/#/jobs?after_time=2026-01-31T12:00")
+    assert "created_after=2026-01-31T" in read.value.url
+
+
 def _listed(stack: Any, name: str, **query: str) -> list[Any]:
     data: list[Any] = stack.read("/v1/jobs", limit="100", **{"metadata.set": name}, **query)["data"]
     return data
@@ -98,12 +158,16 @@ def test_selected_jobs_are_canceled_with_the_keyboard(open_page: Any, waiting: A
     ids = [waiting.submit(prompt=f"a square {n}", metadata={"set": "keys"}) for n in range(3)]
     page = open_page(waiting.url, "#/jobs?metadata=set%3Dkeys")
     expect(page.locator("tbody tr")).to_have_count(3)
+    reads: list[int] = []
+    page.on("request", lambda request: reads.append(1) if request.url.endswith("/v1/queues") else None)
+    page.on("requestfinished", lambda request: reads.append(-1) if request.url.endswith("/v1/queues") else None)
     for key in "jxjx":
         page.keyboard.press(key)
     page.get_by_role("button", name="Cancel 2").click()
     expect(page.locator("tbody .badge.is-canceled")).to_have_count(2)
     states = [waiting.job(job_id)["status"] for job_id in ids]
     assert states == ["queued", "canceled", "canceled"], "the newest two are the first two rows"
+    assert max(accumulate(reads)) == 1, "one read of the overview at a time"
     waiting.client.post(f"/v1/jobs/{ids[0]}/cancel")
 
 
@@ -117,6 +181,18 @@ def test_a_dead_letter_shows_its_cause_and_is_redriven(open_page: Any, waiting: 
     expect(letter).to_have_count(0)
     assert waiting.job(job_id)["status"] == "queued"
     waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_a_job_that_is_redriven_is_open_again_on_its_page(open_page: Any, waiting: Any, dead_letter: Any) -> None:
+    job_id = dead_letter("a prompt that is tried again")
+    page = open_page(waiting.url, f"#/jobs/{job_id}")
+    expect(page.locator(".events")).to_contain_text("failed")
+    assert waiting.client.post(f"/v1/dead-letters/{job_id}/redrive").is_success
+    expect(page.locator(".job-head .badge")).to_have_text("queued")
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+    expect(page.locator(".job-head .badge")).to_have_text("canceled")
+    assert waiting.client.delete(f"/v1/jobs/{job_id}").is_success
+    expect(page.get_by_role("alert").filter(has_text="This does not exist.")).to_be_visible()
 
 
 def test_a_dead_letter_is_purged_after_a_confirmation(open_page: Any, waiting: Any, dead_letter: Any) -> None:

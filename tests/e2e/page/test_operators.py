@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness.waiting import wait_until
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 
 def pause_banner(page: Page) -> Any:
@@ -60,14 +60,9 @@ def test_now_pauses_everything_a_tenant_or_a_model(open_page: Any, resumed: Any,
     assert pause["name"] == name
 
 
-def test_a_model_is_preselected_also_when_the_models_arrive_late(open_page: Any, resumed: Any) -> None:
+def test_a_model_is_preselected_also_when_the_models_arrive_late(open_page: Any, resumed: Any, hold: Any) -> None:
     page = open_page(resumed.url)
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
-    page.route("**/v1/models", hold)
+    held = hold(page, "**/v1/models")
     page.get_by_role("button", name="Pause work").click()
     dialog = page.get_by_role("dialog", name="Pause work?")
     dialog.get_by_label("What").select_option(label="a model")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from harness.http_server import ROOT, png
-from playwright.sync_api import Page, expect
+from harness.waiting import wait_until
+from playwright.sync_api import Page, Route, expect
 
 PROMPT = "a red circle on a blue ground, left"
 SHOWN = "image => image.complete && image.naturalWidth > 0"
@@ -88,6 +89,132 @@ def test_a_pasted_image_is_used(open_page: Any, working: Any) -> None:
     expect(page.locator(".chosen img")).to_be_visible()
 
 
+def test_a_request_is_submitted_once_however_often_it_is_asked_for(open_page: Any, working: Any, hold: Any) -> None:
+    """Neither a click nor a key that is held down submits another one while the first is on its way."""
+    page = open_page(working.url, "#/playground")
+    held = hold(page, "**/page/jobs")
+    generate(page, "a grey square", steps=4)
+    expect(page.get_by_role("button", name="Generate")).to_be_disabled()
+    page.locator("textarea").focus()
+    for _ in range(2):
+        page.keyboard.down("Control")
+        page.keyboard.down("Enter")
+    assert len(held) == 1
+    held[0].continue_()
+    result(page)
+    expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+    assert len([job for job in working.read("/v1/jobs")["data"] if job["prompt"] == "a grey square"]) == 1
+
+
+def test_images_of_two_uploads_at_once_are_both_used(open_page: Any, working: Any, tmp_path: Path, hold: Any) -> None:
+    """Also when a control before them is removed meanwhile, and with the same file twice."""
+    picked = tmp_path / "edges.png"
+    picked.write_bytes(png())
+    control = {"id": "canny", "kind": "controlnet", "scale": 1.0, "max_scale": 2.0}
+
+    def with_controls(route: Route) -> None:
+        models = route.fetch().json()
+        models["data"][0]["controls"] = [control]
+        models["data"][0]["limits"]["max_controls"] = 3
+        route.fulfill(json=models)
+
+    page = open_page(working.url)
+    page.route("**/v1/models", with_controls)
+    page.goto(f"{working.url}/#/playground")
+    held = hold(page, "**/v1/inputs")
+    for _ in range(3):
+        page.get_by_role("button", name="Add canny").click()
+    controls = page.locator(".control")
+    for index in (1, 2):
+        controls.nth(index).locator("input[type=file]").set_input_files(picked)
+        assert controls.nth(index).locator("input[type=file]").input_value() == ""
+    wait_until(lambda: page.evaluate("1") and len(held) == 2, "both are uploaded")
+    controls.first.get_by_role("button", name="Remove", exact=True).click()
+    expect(controls).to_have_count(2)
+    for route in held:
+        route.continue_()
+    expect(page.locator(".chosen img")).to_have_count(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("deadline_s", "10m", "deadline_s"),
+        ("metadata", "order 12", "is not key=value"),
+        ("seed", "9007199254740993", "seed is at most"),
+    ],
+)
+def test_a_field_that_cannot_be_read_is_not_left_out(
+    open_page: Any, working: Any, name: str, text: str, fault: str
+) -> None:
+    page = open_page(working.url, "#/playground")
+    page.locator("textarea").fill(PROMPT)
+    page.get_by_text("More", exact=True).click()
+    page.locator(f"[name={name}]").fill(text)
+    button = page.get_by_role("button", name="Generate")
+    if button.is_enabled():
+        button.click()
+    expect(page.get_by_role("alert")).to_contain_text(fault)
+
+
+def test_a_task_without_its_image_is_refused(open_page: Any, working: Any) -> None:
+    page = open_page(working.url, "#/playground")
+    page.get_by_role("combobox", name="Task").select_option("image_to_image")
+    generate(page)
+    expect(page.locator(".field").filter(has=page.locator(".drops")).get_by_role("alert")).to_contain_text("needs one")
+
+
+REQUESTS = """async () => {
+    const folder = document.querySelector("script[src$='app.js']").src.replace("app.js", "");
+    const { blank, bodyFrom, valuesFrom } = await import(`${folder}views/request.js`);
+    const { bodyOf, bodyFromResult } = await import(`${folder}core/actions.js`);
+    const [demo] = (await (await fetch("v1/models")).json()).data;
+    const model = {
+        ...demo, tasks: ["text_to_image", "edit", "inpaint"], limits: { ...demo.limits, max_input_images: 2 },
+        defaults: { ...demo.defaults, negative_prompt: "text" },
+        step_cache: { ...demo.step_cache, default: "light", allowed: ["light", "strong"] },
+    };
+    const other = { ...model, id: "other", defaults: { ...demo.defaults, negative_prompt: "blur" } };
+    const values = { ...blank(model), prompt: "a circle" };
+    const from = changes => bodyFrom({ ...values, ...changes }, model);
+    const image = { id: "in_1" };
+    const job = {
+        ...(await (await fetch("v1/jobs?limit=1")).json()).data[0], negative_prompt: "", output_quality: 50,
+        task: "edit", images: [image, { id: "in_2" }], output: { put_urls: [], bucket: "results", prefix: "acme" },
+    };
+    const again = changes => bodyOf({ ...job, ...changes }, model);
+    return {
+        plain: from({}),
+        negative: from({ negative_prompt: "" }).negative_prompt,
+        edit: from({ task: "edit", images: [image] }),
+        inpaint: from({ task: "inpaint", images: [image] }).task,
+        other_model: blank(other, values, model).negative_prompt,
+        kept: blank(other, { ...values, negative_prompt: "" }, model).negative_prompt,
+        all_steps: again({ step_cache: null }).step_cache,
+        strong: again({ step_cache: model.step_cache.strong }).step_cache ?? "none",
+        light: again({ step_cache: model.step_cache.light }).step_cache ?? "none",
+        again: bodyFrom(valuesFrom(again({}), [model]), model),
+        result: bodyFrom(valuesFrom(bodyFromResult(job, model), [model]), model),
+    };
+}"""
+
+
+def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: Any, working: Any) -> None:
+    """Of a model with a negative prompt, an edit of images, and levels of step caching, but no schedules."""
+    job_id = working.submit(prompt="a circle", steps=4)
+    working.finish(job_id)
+    found = open_page(working.url).evaluate(REQUESTS)
+    assert found["plain"] == {"model": "demo", "prompt": "a circle"}
+    assert (found["negative"], found["other_model"], found["kept"]) == ("", "blur", "")
+    assert (found["edit"]["width"], found["edit"]["height"]) == (64, 64), "else those of the image"
+    assert found["inpaint"] == "inpaint", "the service names the missing mask"
+    assert (found["all_steps"], found["strong"], found["light"]) == ("off", "strong", "none")
+    again, result = found["again"], found["result"]
+    assert (again["negative_prompt"], again["output_quality"], again["images"]) == ("", 50, ["in_1", "in_2"])
+    assert again["output"] == result["output"] == {"bucket": "results", "prefix": "acme"}
+    assert (result["image"], result.get("images")) == (job_id, None)
+
+
 def test_an_invalid_field_is_named_beside_it(open_page: Any, working: Any) -> None:
     page = open_page(working.url, "#/playground")
     page.get_by_role("spinbutton", name="Width").fill("65")
@@ -101,7 +228,8 @@ def test_the_equivalent_calls_do_the_same(open_page: Any, working: Any, tmp_path
     page = open_page(working.url, "#/playground")
     page.get_by_role("spinbutton", name="Steps").fill("4")
     page.locator("[name=seed]").fill("7")
-    page.locator("textarea").fill(f'a {client} circle\'s "edge"')
+    page.get_by_role("spinbutton", name="Images").fill("2")
+    page.locator("textarea").fill(f'--a {client} circle\'s "edge"')
     page.get_by_role("group", name="Client").get_by_role("button", name=client).click()
     text = page.locator(".snippets code").inner_text()
     if client in ("curl", "CLI"):
@@ -112,6 +240,7 @@ def test_the_equivalent_calls_do_the_same(open_page: Any, working: Any, tmp_path
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     job = working.read("/v1/jobs", limit="1")["data"][0]
-    sent = {name: job[name] for name in ("model", "prompt", "steps", "seed", "status")}
-    prompt = f'a {client} circle\'s "edge"'
-    assert sent == {"model": "demo", "prompt": prompt, "steps": 4, "seed": 7, "status": "succeeded"}
+    names = ("model", "prompt", "steps", "seed", "n", "priority", "status")
+    expected = ("demo", f'--a {client} circle\'s "edge"', 4, 7, 2, "standard", "succeeded")
+    assert tuple(job[name] for name in names) == expected
+    assert len(list(tmp_path.rglob("*.png"))) == (0 if client == "curl" else 2)
