@@ -257,8 +257,12 @@ class Created(BaseModel):
 
 
 class LineFailure(Failure):
-    """Why a line of a bulk submit is refused; `errors` are all its faults, of which this is the first."""
+    """Why a line of a bulk submit is refused; `errors` are all its faults, of which this is the first.
 
+    `status` is that of the same error in response to a single submit.
+    """
+
+    status: int | None = None
     retry_after_s: float | None = None
     errors: tuple[Failure, ...] = ()
 

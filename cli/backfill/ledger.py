@@ -21,7 +21,8 @@ CREATE TABLE IF NOT EXISTS line (
     failed_attempts INTEGER NOT NULL DEFAULT 0,
     job TEXT,
     files TEXT,
-    error TEXT
+    error TEXT,
+    flagged TEXT  -- indexes of files
 );
 CREATE INDEX IF NOT EXISTS by_state ON line (state, number);
 """
@@ -42,7 +43,7 @@ class EntryState(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line; `failed_attempts` counts its failed jobs."""
+    """One line; `failed_attempts` counts its failed submits and jobs."""
 
     number: int
     body: dict[str, Any]
@@ -54,10 +55,11 @@ class Ledger:
     """The lines of one backfill. Every change is on disk when its method returns."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(folder / NAME, isolation_level=None, timeout=5)
         try:
             self._db.executescript(_SCHEMA)
+            if "flagged" not in [column[1] for column in self._db.execute("PRAGMA table_info(line)")]:
+                self._db.execute("ALTER TABLE line ADD COLUMN flagged TEXT")  # of an earlier version
         except sqlite3.Error:
             self._db.close()
             raise
@@ -93,11 +95,16 @@ class Ledger:
         counts = dict(self._db.execute("SELECT state, count(*) FROM line GROUP BY state").fetchall())
         return {state: counts.get(state, 0) for state in EntryState}
 
+    def flagged(self) -> int:
+        """Return how many lines have flagged files."""
+        (count,) = self._db.execute("SELECT count(*) FROM line WHERE flagged != '[]'").fetchone()
+        return int(count)
+
     def entries(self, state: EntryState, limit: int) -> list[Entry]:
-        """Return the first lines in a state, lines without failed attempts first."""
+        """Return the first lines in a state, those with the fewest failed attempts first."""
         rows = self._db.execute(
             "SELECT number, body, failed_attempts, job FROM line WHERE state = ? "
-            "ORDER BY failed_attempts > 0, number LIMIT ?",
+            "ORDER BY failed_attempts, number LIMIT ?",
             (state, limit),
         )
         return [Entry(number, json.loads(body), attempts, job) for number, body, attempts, job in rows]
@@ -111,17 +118,18 @@ class Ledger:
         with self._db:
             self._db.executemany("UPDATE line SET state = ?, job = ?, error = ? WHERE number = ?", states)
 
-    def done(self, number: int, files: Sequence[str]) -> None:
-        """Record the saved files of a line."""
-        query = "UPDATE line SET state = ?, files = ?, error = NULL WHERE number = ?"
-        self._db.execute(query, (EntryState.DONE, json.dumps(files), number))
+    def done(self, number: int, files: Sequence[str], flagged: Sequence[int] = ()) -> None:
+        """Record the saved files of a line, and the indexes of those that a safety checker flagged."""
+        query = "UPDATE line SET state = ?, files = ?, flagged = ?, error = NULL WHERE number = ?"
+        self._db.execute(query, (EntryState.DONE, json.dumps(files), json.dumps(flagged), number))
 
-    def failed(self, number: int, error: str, *, retry: bool) -> None:
-        """Record that a line's job failed; with `retry` the line is submitted again."""
+    def failed(self, entry: Entry, error: str, *, retry: bool) -> None:
+        """Record a failed attempt, unless the line has another job by now; with `retry` it is submitted again."""
         state = EntryState.NEW if retry else EntryState.FAILED
         self._db.execute(
-            "UPDATE line SET state = ?, error = ?, job = NULL, failed_attempts = failed_attempts + 1 WHERE number = ?",
-            (state, error, number),
+            "UPDATE line SET state = ?, error = ?, job = NULL, failed_attempts = failed_attempts + 1 "
+            "WHERE number = ? AND job IS ?",
+            (state, error, entry.number, entry.job),
         )
 
     def retry_failed(self) -> int:
@@ -130,15 +138,15 @@ class Ledger:
         return self._db.execute(query, (EntryState.NEW, EntryState.FAILED)).rowcount
 
     def write_manifest(self, path: Path) -> None:
-        """Write one JSON object per line (number, body fields, state, job, files, error), atomically."""
+        """Write one JSON object per line (number, body fields, state, job, files, flagged, error), atomically."""
         part = path.with_suffix(".part")
-        query = "SELECT number, body, state, job, files, error FROM line ORDER BY number"
+        query = "SELECT number, body, state, job, files, flagged, error FROM line ORDER BY number"
         with (
             part.open("w", encoding="utf-8", errors="backslashreplace") as file,
             closing(self._db.execute(query)) as rows,
         ):
-            for number, body, state, job, files, error in rows:
+            for number, body, state, job, files, flagged, error in rows:
                 row = {"line": number, **json.loads(body), "state": state, "job": job}
-                row |= {"files": json.loads(files or "[]"), "error": error}
+                row |= {"files": json.loads(files or "[]"), "flagged": json.loads(flagged or "[]"), "error": error}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         part.replace(path)

@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_LINES = 1_000_000
 SLUG_CHARS = 48
+OWN_BATCH = "batch_id: a backfill sets it, to find its jobs"
 
 
 class PromptsError(Exception):
@@ -31,6 +32,8 @@ def read(path: Path, common: Mapping[str, Any]) -> Iterator[tuple[int, dict[str,
             for number, body in reader(path, file):
                 if number > MAX_LINES:
                     raise PromptsError(f"{path}: more than {MAX_LINES} lines; split the file")
+                if "batch_id" in body:
+                    raise PromptsError(f"{path}:{number}: {OWN_BATCH}")
                 yield number, {**common, **body}
     except OSError as error:
         raise PromptsError(f"{path}: {error.strerror}") from error

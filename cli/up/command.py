@@ -1,7 +1,6 @@
 """Everything of `fusequeue up`: the processes it starts, their order, and how it stops."""
 
 import asyncio
-import fcntl
 import os
 import secrets
 import shlex
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from cli.up import cores, environment, ports, redis_server
+from cli.up import cores, environment, folder_lock, ports, redis_server
 from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
@@ -138,20 +137,8 @@ def locked(data_dir: Path) -> Iterator[None]:
     with writing_to(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
         withhold_parts(data_dir)
-        # Append mode: a second process must not erase the holder's process id.
-        lock = (data_dir / "lock").open("a+", encoding="ascii")
+        lock = folder_lock.lock(data_dir / "lock", "--data-dir")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip()
-            raise ConfigurationError(
-                f"{data_dir} is in use by process {holder}; stop it, or choose another --data-dir"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
         yield
 
 

@@ -87,6 +87,7 @@ def test_every_line_gets_its_image_once(start_backfill: Any, tmp_path: Path) -> 
         "submitted": 0,
         "done": LINES - 1,
         "failed": 1,
+        "flagged": 0,
         "manifest": "",
     }
     rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from cli.client_options import CommandConsole, one_line
 from cli.main import app
+from cli.up import folder_lock
 from shared.runtime.clock import VERSION
 
 BYTES = "caf\udce9"  # how Python reads an argument that is not UTF-8
@@ -18,7 +21,7 @@ LONG = "x" * 100_000
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Run in a folder with some odd files; a request would fail, as nothing listens at the URL."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FUSEQUEUE_URL", "http://127.0.0.1:9")
@@ -30,9 +33,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "backfill.sqlite").write_bytes(b"no database" * 100)
+    (tmp_path / "locked").mkdir()
     (tmp_path / "prompts.txt").write_text("a\n")
     (tmp_path / "models.toml").write_text('[[model]]\nid = "demo"\nsource = "a/b"\n')
-    return tmp_path
+    with folder_lock.lock(tmp_path / "locked" / "backfill.lock", "--out"):
+        yield tmp_path
 
 
 def fusequeue(*arguments: str) -> Result:
@@ -75,6 +80,8 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "nan.jsonl", "--out", "out"), "nan.jsonl:1: NaN is not a finite number"),
         (("backfill", "large.jsonl", "--out", "out"), "large.jsonl:1: 1e999 is not a finite number"),
         (("backfill", "deep.jsonl", "--out", "out"), "deep.jsonl:1: "),
+        (("backfill", "prompts.txt", "--out", "out", "-s", "batch_id=b"), "'--set': batch_id: a backfill sets it"),
+        (("backfill", "prompts.txt", "--out", "locked"), f"locked is in use by process {os.getpid()}; stop it"),
         (("backfill", "prompts.txt", "--out", "used"), "'--out': used/backfill.sqlite: file is not a database"),
         (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
         (("pool", "--cool-down-s", "nan"), "'--cool-down-s'"),

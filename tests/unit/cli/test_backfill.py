@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.backfill.ledger import EntryState, Ledger, LedgerError
+from cli.backfill.ledger import NAME, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
 
 LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
@@ -34,6 +36,7 @@ def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: lis
         ("p.doc", b"a", "must end in .jsonl"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: "),
         ("p.jsonl", b"[1]\n", "p.jsonl:1: a line must be a JSON object"),
+        ("p.jsonl", b'{"prompt": "a", "batch_id": "b"}\n', "p.jsonl:1: batch_id: a backfill sets it"),
         ("p.csv", b"text\na\n", "no column `prompt`"),
         ("p.csv", b"prompt,seed\na,1,2\n", "p.csv:2: more columns"),
         ("p.txt", b"\xff\xfe", "not UTF-8"),
@@ -66,11 +69,11 @@ def test_file_names_are_readable_and_stay_in_their_folder(prompt: str, name: str
 
 
 def test_a_ledger_resumes(tmp_path: Path) -> None:
-    """Lines without failed attempts are first, at fixed positions in their request."""
+    """Lines with the fewest failed attempts are first."""
     ledger = Ledger(tmp_path)
     ledger.begin(LINES)
     ledger.submitted([(1, "job_1", None), (2, "job_2", None), (4, None, "too long")])
-    ledger.failed(1, "lost", retry=True)
+    ledger.failed(ledger.entries(EntryState.SUBMITTED, 1)[0], "lost", retry=True)
     ledger.done(2, ["b.png"])
     ledger.close()
     reopened = Ledger(tmp_path)
@@ -81,6 +84,18 @@ def test_a_ledger_resumes(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="another backfill"):
         reopened.begin(LINES[:2])
     reopened.close()
+
+
+def test_a_ledger_of_an_earlier_version_resumes(tmp_path: Path) -> None:
+    """Its lines had no column for flagged files."""
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin(LINES)
+    with closing(sqlite3.connect(tmp_path / NAME)) as database:
+        database.execute("ALTER TABLE line DROP COLUMN flagged")
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin(LINES)
+        ledger.done(1, ["a.png"], [0])
+        assert ledger.flagged() == 1
 
 
 def test_an_invalid_file_stores_no_lines(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""A backfill against a service that refuses lines, and artifacts that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.backfill.command import Backfill, BackfillOptions
+from cli.backfill.ledger import EntryState, Ledger
+from fusequeue import AsyncClient, Busy, LineFailure, Unauthorized
+
+JOB = {
+    "status": "succeeded",
+    "model": "demo",
+    "seed": 1,
+    "n": 1,
+    "width": 64,
+    "height": 64,
+    "steps": 4,
+    "guidance_scale": 2.0,
+    "created_at": "2026-01-31T12:00:00Z",
+}
+ARTIFACT = {"index": 0, "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
+NOT_FETCHED = {"code": "url_not_fetched", "message": "the URL responded with status 404", "status": 422}
+QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status": 429, "retry_after_s": 0}
+
+
+class FakeService:
+    """Refuses the prompts in `refused` that many times; the jobs of the others have succeeded.
+
+    An image in `unreadable` has that status; that of the prompt `flagged` is flagged.
+    """
+
+    def __init__(self) -> None:
+        self.refused: dict[str, tuple[dict[str, Any], int]] = {}
+        self.unreadable: dict[str, int] = {}
+        self.flagged = ""
+        self.prompts: list[str] = []
+        self.jobs: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/jobs:bulk":
+            key = request.headers["Idempotency-Key"]
+            rows = [self._submit(key, at, line) for at, line in enumerate(request.content.splitlines(), 1) if line]
+            return httpx.Response(200, content="\n".join(map(json.dumps, rows)))
+        if request.url.path == "/v1/jobs":
+            return httpx.Response(200, json={"data": [*self.jobs.values()][::-1]})
+        prompt = request.url.path.rpartition("/")[2]
+        if prompt in self.unreadable:
+            return httpx.Response(self.unreadable[prompt], json={"detail": "gone", "code": "not_found"})
+        return httpx.Response(200, content=b"png")
+
+    def _submit(self, key: str, at: int, line: bytes) -> dict[str, Any]:
+        prompt = json.loads(line)["prompt"]
+        self.prompts.append(prompt)
+        error, times = self.refused.get(prompt, ({}, 0))
+        if self.prompts.count(prompt) <= times:
+            return {"line": at, "error": {**error, "retryable": True}}
+        job_id = f"job_{len(self.jobs)}"
+        artifact = {**ARTIFACT, "url": f"http://api.test/artifacts/{prompt}", "flagged": prompt == self.flagged}
+        job = {**JOB, "id": job_id, "prompt": prompt, "artifacts": [artifact]}
+        return {"line": at, "id": self.jobs.setdefault((key, at), job)["id"]}
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.backfill.command.MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr("cli.backfill.command.MAX_PAUSE_S", 0.0)
+
+
+async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **options: int) -> list[LineFailure]:
+    """Run a backfill of the prompts p0, p1, ... and return the refusals that it reports."""
+    ledger.begin((number, {"prompt": f"p{number}"}) for number in range(lines))
+    refusals: list[LineFailure] = []
+    client = AsyncClient("http://api.test", retries=0, transport=httpx.MockTransport(service))
+    async with asyncio.timeout(30), client:
+        await Backfill(client, ledger, BackfillOptions(folder, **options), lambda: None, refusals.append).run()
+    return refusals
+
+
+def rows(ledger: Ledger, folder: Path) -> dict[str, dict[str, Any]]:
+    ledger.write_manifest(folder / "manifest.jsonl")
+    manifest = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
+    return {row["prompt"]: row for row in manifest}
+
+
+async def test_a_line_whose_image_cannot_be_fetched_fails_after_its_attempts(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    """More of them than a request has lines keep none of the later lines waiting."""
+    service.refused = {f"p{number}": (NOT_FETCHED, 100) for number in range(300)}
+    await run(service, ledger, tmp_path, 310, attempts=2)
+    assert (ledger.counts()[EntryState.DONE], ledger.counts()[EntryState.FAILED]) == (10, 300)
+    assert Counter(service.prompts) == {f"p{number}": 2 if number < 300 else 1 for number in range(310)}
+    assert service.prompts.index("p309") < len(service.prompts) - 300, "before the second attempts"
+    assert rows(ledger, tmp_path)["p7"]["error"] == "the URL responded with status 404 (url_not_fetched)"
+
+
+async def test_a_line_is_submitted_again_after_a_refusal_that_ends(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    service.refused = {"p1": (NOT_FETCHED, 1), "p2": (NOT_FETCHED, 1)}
+    await run(service, ledger, tmp_path, 4, attempts=2)
+    assert ledger.counts()[EntryState.DONE] == 4
+    assert {row["error"] for row in rows(ledger, tmp_path).values()} == {None}
+
+
+async def test_a_full_service_counts_no_attempt_and_is_reported(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    service.refused = {"p1": (QUOTA, 5)}
+    refusals = await run(service, ledger, tmp_path, 3, attempts=1)
+    assert [(one.code, one.message) for one in refusals] == [("quota_exceeded", QUOTA["message"])] * 5
+    assert ledger.counts()[EntryState.DONE] == 3
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_an_image_that_cannot_be_read_fails_its_line_only(
+    service: FakeService, ledger: Ledger, tmp_path: Path, status: int
+) -> None:
+    service.unreadable = {"p1": status}
+    await run(service, ledger, tmp_path, 3)
+    assert (ledger.counts()[EntryState.DONE], ledger.counts()[EntryState.FAILED]) == (2, 1)
+    row = rows(ledger, tmp_path)["p1"]
+    assert (row["state"], row["files"]) == ("failed", [])
+    assert row["error"] == "its image cannot be read: gone (not_found)"
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, Unauthorized), (503, Busy)])
+async def test_a_refusal_that_is_no_fault_of_the_line_ends_the_run(
+    service: FakeService, ledger: Ledger, tmp_path: Path, status: int, error: type[Exception]
+) -> None:
+    """The line is saved by the next run."""
+    service.unreadable = {"p1": status}
+    with pytest.raises(error):
+        await run(service, ledger, tmp_path, 2)
+    assert ledger.counts()[EntryState.FAILED] == 0
+    service.unreadable = {}
+    await run(service, ledger, tmp_path, 2)
+    assert ledger.counts()[EntryState.DONE] == 2
+
+
+async def test_the_manifest_has_the_indexes_of_flagged_images(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    service.flagged = "p1"
+    await run(service, ledger, tmp_path, 3)
+    assert {prompt: row["flagged"] for prompt, row in rows(ledger, tmp_path).items()} == {"p0": [], "p1": [0], "p2": []}
+    assert ledger.flagged() == 1
+
+
+def test_a_failure_of_an_earlier_job_changes_nothing(ledger: Ledger) -> None:
+    ledger.begin([(1, {"prompt": "a"})])
+    ledger.submitted([(1, "job_1", None)])
+    (entry,) = ledger.entries(EntryState.SUBMITTED, 1)
+    ledger.submitted([(1, "job_2", None)])
+    ledger.failed(entry, "lost", retry=False)
+    assert [one.job for one in ledger.entries(EntryState.SUBMITTED, 1)] == ["job_2"]
