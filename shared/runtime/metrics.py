@@ -94,7 +94,9 @@ stored_bytes = _gauge("stored_bytes", "Bytes of those objects.")
 dead_letters = _gauge("dead_letters", "Dead letters.")
 dead_letters_added = _Total("dead_letters_added", "Dead letters since the queue began, also those that are gone.")
 chore_age_seconds = _gauge(
-    "chore_age_seconds", "Time since a periodic chore ended without an error; infinite if it never did.", ("chore",)
+    "chore_age_seconds",
+    "Time since a periodic chore ended without an error; infinite if it never did, 0 without work.",
+    ("chore",),
 )
 workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
 workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))

@@ -13,7 +13,7 @@ from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
 from shared.config.settings import Settings
-from shared.errors import RedisFull, RedisUnavailable
+from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import log as logging
 from worker.chores import background, maintenance, rq_queue
@@ -62,25 +62,21 @@ class ChoresWorker:
         make_room = partial(maintenance.sweep_without_rq, self._settings) if self._kind is ChoreQueue.UPKEEP else None
         with rq_queue.connect(self._settings) as connection:
             schedule = Schedule(self._settings, connection, self._kind, make_room)
+            schedule.start()
             try:
                 while not self._stopping.is_set():
-                    self._work(schedule)
+                    self._work()
                     self._stopping.wait(RECONNECT_S)
             finally:
                 schedule.stop()
                 background.close_all()
         log.info("chores_stopped", queue=self._kind.value)
 
-    def _work(self, schedule: Schedule) -> None:
-        """Run one rq worker until a stop or a Redis error, and the schedule once the queue has this version."""
+    def _work(self) -> None:
+        """Run one rq worker until a stop or a Redis error."""
         try:
             with rq_queue.connect(self._settings) as connection:
-                try:
-                    asyncio.run(_check_queue(self._settings))
-                except RedisFull:
-                    schedule.start()  # it makes room
-                    raise
-                schedule.start()
+                asyncio.run(_check_queue(self._settings))
                 self._worker = RqWorker(
                     [rq_queue.rq_queue(self._settings, connection, self._kind)],
                     connection=connection,

@@ -69,25 +69,19 @@ def due_chores(kind: ChoreQueue, now_s: float, last_s: float | None, token: str)
 
 
 def has_work(configured: Settings, kind: ChoreQueue) -> bool:
-    """Return whether webhooks or batches are pending: running their chore costs many times this check.
-
-    Without work the chore counts as ended.
-    """
+    """Return whether webhooks or batches are pending: running their chore costs many times this check."""
     if kind is ChoreQueue.UPKEEP:
         return True
 
-    async def is_pending() -> bool:
+    async def pending_work() -> tuple[bool, bool]:
         async with rq_queue.job_queue(configured) as queue:
-            webhooks, batches = await queue.maintenance.pending_work()
-            chore, pending = ("deliver", webhooks) if kind is ChoreQueue.WEBHOOKS else ("advance", batches)
-            if not pending:
-                await queue.maintenance.note_chore(chore)
-            return pending
+            return await queue.maintenance.pending_work()
 
     try:
-        return asyncio.run(is_pending())
+        webhooks, batches = asyncio.run(pending_work())
     except RedisUnavailable:
         return True
+    return webhooks if kind is ChoreQueue.WEBHOOKS else batches
 
 
 class Schedule:
@@ -114,15 +108,12 @@ class Schedule:
         self._thread = threading.Thread(target=self._run, name="chores-schedule", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, unless it has been started."""
-        if self._thread.ident is None:
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread and release the retry lock for other workers."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         try:
             self._retries.release_locks()
             self._retries.connection.close()

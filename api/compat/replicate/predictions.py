@@ -240,7 +240,8 @@ async def _response(
     if urls and _inlines(record, context):
         body = Base64Json(request, context.services.storage)
         images = [f"data:{one.content_type};base64,{body.add(one.key, one.bytes)}" for one in record.artifacts]
-        with contextlib.suppress(NotFound, Overloaded):  # just deleted: the URLs respond with 404
+        # Just deleted, and the URLs respond with 404; or no memory is free now.
+        with contextlib.suppress(NotFound, Overloaded):
             content = _prediction(record, context, images)
             return await body.response(content, param="output", status=status, headers=headers)
     return JSONResponse(_prediction(record, context, urls), status, headers)

@@ -43,14 +43,16 @@ class Maintenance(QueueComponent):
             await self._redis.hset(self._keys.chores, chore, str(now_ms()))
 
     async def chore_ages_s(self) -> dict[str, float]:
-        """Return the seconds since each of `CHORES` last ended without an error; infinity if it never did."""
+        """Return the seconds since each of `CHORES` ended without an error; infinity if it never did, 0 without work."""
+        webhooks, batches = await self.pending_work()
         with translated():
             times = await self._redis.hmget(self._keys.chores, list(CHORES))
-        now = now_ms()
-        return {
+        now, idle = now_ms(), {"deliver": not webhooks, "advance": not batches}
+        ages_s = {
             chore: math.inf if at is None else max(0, now - int(at)) / 1000
             for chore, at in zip(CHORES, times, strict=True)
         }
+        return {chore: 0.0 if idle.get(chore) else age_s for chore, age_s in ages_s.items()}
 
     async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
         """Return items whose retention has ended; remove each from storage, then call `forget_item`."""
