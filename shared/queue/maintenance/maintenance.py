@@ -43,7 +43,7 @@ class Maintenance(QueueComponent):
             await self._redis.hset(self._keys.chores, chore, str(now_ms()))
 
     async def chore_ages_s(self) -> dict[str, float]:
-        """Return the seconds since each of `CHORES` ended without an error; infinity if it never did, 0 without work."""
+        """Return the seconds since each of `CHORES` ended without an error: infinity if none did, 0 without work."""
         webhooks, batches = await self.pending_work()
         with translated():
             times = await self._redis.hmget(self._keys.chores, list(CHORES))
