@@ -33,7 +33,7 @@ CONTROLS_PER_ROW = frozenset({"UNet2DConditionModel"})
 # Denoisers that take images as a list and mask the padding.
 LIST_DENOISERS = frozenset({"ZImageTransformer2DModel"})
 
-# Classes in which dim 0 of every adapted layer holds the rows of a forward, in order.
+# Classes in which dim 0 of every adapted layer holds the rows of a forward, in order; `zero_cond_t` repeats them.
 ADAPTERS_PER_ROW = frozenset(
     {
         "UNet2DConditionModel",

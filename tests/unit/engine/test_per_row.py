@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import lora, tokens
+from tiny.images import qwen
 
 from shared.config.adapters import Adapter
 from worker.engine.lora.adapter_files import LowRank
@@ -61,6 +63,37 @@ def test_rows_use_their_own_adapters_and_hooks_are_removed() -> None:
     adapters.detach(B)
     assert adapters.idle
     assert not layer._forward_hooks
+
+
+@torch.no_grad()
+def test_rows_whose_timesteps_are_embedded_with_zeros_use_their_own_adapters() -> None:
+    """Like Qwen-Image-Edit 2511: the embedding gets the timesteps of all rows, and then a zero for each."""
+    torch.manual_seed(3)
+    module = qwen.transformer(zero_cond_t=True).eval()
+    adapters = RowAdapters(module)
+    for seed, key in enumerate((A, B)):
+        state = lora.weights(module, seed, lambda path: "img_mod" in path or "timestep_embedder" in path)
+        paths = {name.partition(".lora_")[0] for name in state}
+        adapters.attach(key, {at: LowRank(state[f"{at}.lora_A.weight"], state[f"{at}.lora_B.weight"]) for at in paths})
+    keys: list[Any] = [A, (), B]
+    hidden, text = torch.randn(3, 8, 24), torch.randn(3, 5, tokens.WIDTH)
+    times = torch.tensor([0.9, 0.5, 0.2])
+
+    def run(rows: slice) -> torch.Tensor:
+        own = keys[rows]
+        with adapters.applied(own, [1] * len(own), merge=True):
+            output: torch.Tensor = module(
+                hidden_states=hidden[rows],
+                encoder_hidden_states=text[rows],
+                encoder_hidden_states_mask=torch.ones(len(own), 5, dtype=torch.bool),
+                timestep=times[rows],
+                img_shapes=[[(1, 2, 2), (1, 2, 2)]] * len(own),
+                return_dict=False,
+            )[0]
+        return output
+
+    solo = torch.cat([run(slice(at, at + 1)) for at in range(3)])
+    torch.testing.assert_close(run(slice(0, 3)), solo, rtol=0, atol=1e-5)
 
 
 def test_least_recently_used_adapters_are_removed_first() -> None:

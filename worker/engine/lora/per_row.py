@@ -53,9 +53,11 @@ def spans(keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> li
 class _Forward:
     """The running forward: `whole` is the key of all its rows if they have one; else `spans` of its `rows` rows.
 
-    `adapted`: whether a row has adapters. Compiled blocks read nothing else.
+    `adapted`: whether a row has adapters. Compiled blocks read nothing else. Layers with several entries per row get
+    those of a row one after the other, or with `halves` the first ones of all rows before the second ones.
     """
 
+    halves: bool = False
     whole: Hashable = ()
     spans: Sequence[Span] = ()
     rows: int = 0
@@ -81,14 +83,17 @@ class _Layer:
         return output
 
     def _add_to_spans(self, layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> None:
-        # Some layers get several consecutive entries per row: Wan embeds a timestep per token.
+        # Some layers get several entries per row: Wan embeds a timestep per token, Qwen-Image-Edit 2511 a zero as well.
         entries, rest = divmod(inputs.shape[0], self.forward.rows)
         if rest:
             raise StackingError(f"{self.path} gets {inputs.shape[0]} entries for {self.forward.rows} rows")
+        consecutive = 1 if self.forward.halves else entries
         for start, stop, key in self.forward.spans:
             change = self.changes.get(key)
-            if change is not None:
-                rows = slice(start * entries, stop * entries)
+            if change is None:
+                continue
+            for first in range(0, inputs.shape[0], self.forward.rows * consecutive):
+                rows = slice(first + start * consecutive, first + stop * consecutive)
                 output[rows] += _update(layer, inputs[rows], change)
 
 
@@ -111,7 +116,8 @@ class RowAdapters:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.per_row = type(module).__name__ in ADAPTERS_PER_ROW
-        self._forward = _Forward()
+        # With `zero_cond_t` a forward embeds the timesteps of all rows, and after them a zero for each.
+        self._forward = _Forward(halves=bool(getattr(getattr(module, "config", None), "zero_cond_t", False)))
         self._paths: dict[AdapterKey, tuple[str, ...]] = {}
         self._layers: dict[str, tuple[_Layer, Any]] = {}
 
