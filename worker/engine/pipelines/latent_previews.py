@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from shared.job import Job
+from worker.engine.fusion.fused_call import is_device_lost
 from worker.engine.pipelines.call_arguments import to_pixels
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.protocol import Pixels
@@ -48,9 +49,9 @@ def _add_preview(pipeline: Pipeline, job: Job, steps: StepCounter, latents: torc
         vae_latents = None if latents is None else _to_vae_latents(pipeline, job, latents)
         if vae_latents is not None:
             steps.previews.append(_decode_small(pipeline.vae, vae_latents))
-    except torch.AcceleratorError:
-        raise
     except Exception as error:  # a VAE can fail on unfinished latents; the image continues
+        if is_device_lost(error):
+            raise
         log.warning("preview_failed", pipeline=type(pipeline).__name__, error=type(error).__name__)
     finally:
         steps.previewing = False
