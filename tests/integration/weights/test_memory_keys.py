@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.models.autoencoders.vae import Decoder
 from harness.adapters import adapters_of, load_pipeline, mixable, spec_with
 from harness.engine import DIFFUSERS_AND_NUMPY, a_job, a_spec
 from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
-from tiny import lora
+from tiny import lora, registry
 
-from shared.job import Job
+from shared.config.models_file import Limits
+from shared.job import Job, Task
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.pipelines.weights.memory import save_memory
 
@@ -83,6 +85,27 @@ def test_sizes_before_and_after_the_load_agree(family: str, tiny_models: Path) -
     loaded = {name: load(spec, folder, CPU).nbytes for name, spec in (("plain", plain), ("cast", cast))}
     assert loaded["cast"] == pytest.approx(locate(cast)[1], rel=0.1)
     assert loaded["cast"] < 0.9 * loaded["plain"]
+
+
+@pytest.mark.parametrize(("family", "task"), [("sdxl", Task.TEXT_TO_IMAGE), ("ltx-video", Task.TEXT_TO_VIDEO)])
+def test_vaes_are_on_the_device_while_the_other_weights_are_offloaded(
+    family: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their `decode` is no forward, so the hooks of the offloading would not move them; XL's is cast to `float32`."""
+
+    def without_hooks(pipeline: Any, device: torch.device, exclude_modules: Sequence[str], **_options: Any) -> None:
+        for name in exclude_modules:
+            getattr(pipeline, name).to(device)
+
+    monkeypatch.setattr(DiffusionPipeline, "enable_group_offload", without_hooks)  # its hooks need a GPU
+    folder = registry.save_tiny(family, tmp_path / family)
+    limits = Limits(multiple_of=16, max_frames=9 if task.makes_video else 1)
+    spec = a_spec(folder, tasks=(task,), limits=limits, dtype="float16", offload="group")
+    model = load(spec, folder, torch.device("meta"))
+    modules = {method.component: method.module for method in model.shared_methods}
+    dtype = torch.float32 if family == "sdxl" else torch.float16
+    assert {(weight.device.type, weight.dtype) for weight in modules.pop("vae").parameters()} == {("meta", dtype)}
+    assert {weight.device.type for module in modules.values() for weight in module.parameters()} == {"cpu"}
 
 
 class Whole(torch.nn.Module):

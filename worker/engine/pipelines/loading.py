@@ -45,7 +45,7 @@ from worker.engine.pipelines.weights.attention import use_attention
 from worker.engine.pipelines.weights.compiling import check_blocks
 from worker.engine.pipelines.weights.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.weights.ip_adapter import ImageAdapter, load_ip_adapter
-from worker.engine.pipelines.weights.memory import save_memory
+from worker.engine.pipelines.weights.memory import offload_groups, save_memory
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
@@ -235,7 +235,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         check_tokenizers(pipeline)
         save_memory(_modules(pipeline), spec, dtype)
         if spec.offload == "group" and device.type != "cpu":
-            pipeline.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1, use_stream=True)
+            offload_groups(pipeline, device)
         else:
             pipeline.to(device)
         model = _assemble(pipeline, nets, spec, device, dtype)

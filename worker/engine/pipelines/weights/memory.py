@@ -1,6 +1,7 @@
-"""Keys of a model that save memory: weights held in fewer bits, and decoding in tiles or image by image."""
+"""Keys of a model that save memory: weights in fewer bits or on the CPU, and decoding in tiles or image by image."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -17,6 +18,18 @@ def save_memory(modules: Mapping[str, torch.nn.Module], spec: ModelSpec, dtype: 
     for key, wanted in (("tiling", spec.vae_tiling), ("slicing", spec.vae_slicing)):
         if wanted:
             _enable(modules.get("vae"), key)
+
+
+def offload_groups(pipeline: Any, device: torch.device) -> None:
+    """Hold the weights on the CPU, and each block's on the device while it runs; those of VAEs stay on the device.
+
+    The blocks are moved by hooks of `forward`, which `encode` and `decode` of a VAE do not call.
+    """
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    vaes = [name for name, module in modules.items() if hasattr(module, "encode") or hasattr(module, "decode")]
+    pipeline.enable_group_offload(
+        device, offload_type="block_level", num_blocks_per_group=1, use_stream=True, exclude_modules=vaes
+    )
 
 
 def _cast(denoiser: torch.nn.Module, storage_dtype: torch.dtype, dtype: torch.dtype) -> None:
