@@ -14,11 +14,12 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.pipelines.weights import cpu_memory
-from worker.engine.pipelines.weights.cpu_memory import CpuMemory, KeptModel
+from worker.engine.pipelines.weights.cpu_memory import CpuMemory, KeptModel, KeptModels
 from worker.engine.protocol import ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
 GIB = 2**30
+CPU = torch.device("cpu")
 WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)  # subclasses, such as those of compiled graphs, may have none
 
 
@@ -75,7 +76,7 @@ def test_results_are_the_same_after_copies(family: str, tiny_models: Path, monke
     }[family]
     folder = tiny_models / ("flux" if family == "cast" else family)
     spec, other = a_spec(folder, model="one", **changes), a_spec(folder, model="two", **changes)
-    budget = int(1.2 * load(spec, folder, torch.device("cpu")).nbytes)
+    budget = int(1.2 * load(spec, folder, CPU).nbytes)
     harness = EngineHarness(spec, other, gpu_memory_bytes=budget, cpu_memory_bytes=GIB)
     with harness.started():
         images = run_in_turn(harness, ["one", "two", "one", "two", "one"])
@@ -95,7 +96,7 @@ def test_without_cpu_memory_each_switch_is_a_load(tiny_models: Path) -> None:
 def test_the_least_recently_used_kept_model_is_dropped(tiny_models: Path) -> None:
     """With room for two of three models beside the one on the device, which come back."""
     names = ("one", "two", "three", "four")
-    nbytes = load(a_spec(tiny_models / "sd"), tiny_models / "sd", torch.device("cpu")).nbytes
+    nbytes = load(a_spec(tiny_models / "sd"), tiny_models / "sd", CPU).nbytes
     harness = one_at_a_time(dict.fromkeys(names, tiny_models / "sd"), cpu_memory_bytes=int(2.5 * nbytes))
     with harness.started() as engine:
         run_in_turn(harness, names)
@@ -118,10 +119,30 @@ def test_kept_models_make_room_for_loads_where_memory_is_short(
         assert engine.status().kept_models == ()
 
 
+def test_models_evicted_at_once_are_kept_only_if_all_fit(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system counts memory as free until the copy of a kept model has ended."""
+    folder = tiny_models / "sd"
+    first, second, third = (load(a_spec(folder, model=name), folder, CPU) for name in ("one", "two", "three"))
+    memory = CpuMemory(total=8 * first.nbytes, available=3 * first.nbytes + 2**20)  # a quarter stays free
+    monkeypatch.setattr(cpu_memory, "cpu_memory", lambda: memory)
+    monkeypatch.setattr(cpu_memory, "copies_weights", lambda _: True)
+    models = KeptModels(CPU, None)
+    dropped, kept = models.add(first), models.add(second)
+    assert dropped is not None
+    assert kept is not None
+    assert models.names == ("two",)
+    for one in (dropped, kept):
+        models.move_out(one)
+    devices = [{weight.device.type for weight in module.parameters()} for module in first.watch.modules]
+    assert set().union(*devices) == {"meta"}, "its weights are freed without a copy"
+    assert models.add(third) is not None
+    assert models.names == ("two", "three"), "a copy that has ended counts no longer"
+
+
 @pytest.mark.parametrize("family", ["sd", "sdxl", "sd3", "flux"])
 def test_no_weight_stays_on_the_device(family: str, tiny_models: Path) -> None:
     """No tensor is left that shares memory with the weights from before the move."""
-    model = load(a_spec(tiny_models / family), tiny_models / family, torch.device("cpu"))
+    model = load(a_spec(tiny_models / family), tiny_models / family, CPU)
     kept, states = KeptModel(model, copies=True), [module.state_dict() for module in model.watch.modules]
     before = {weight.data_ptr() for state in states for weight in state.values()}
     values = [{name: weight.clone() for name, weight in state.items()} for state in states]

@@ -252,7 +252,7 @@ class ModelCache:
         """Move the weights of an evicted model to CPU memory, or drop it; runs on the loader's thread."""
         try:
             with torch.no_grad():
-                kept.move_out()
+                self.kept.move_out(kept)
         except (MemoryError, RuntimeError) as error:
             log.warning("model_not_kept", model=kept.model.spec.id, error=str(error))
             self._post(lambda: self._forget(kept))

@@ -84,6 +84,7 @@ class KeptModel:
     def __init__(self, model: LoadedModel, *, copies: bool) -> None:
         self.model = model
         self.moved_s = 0.0
+        self.moved = not copies  # whether the memory of its weights is in use already
         self._copies = copies
         self._block: WeightBlock | None = None
 
@@ -100,7 +101,13 @@ class KeptModel:
             self._move(block.place)
             synchronize(device)
             self._block = block
+            self.moved = True
         self.moved_s = time.monotonic() - started
+
+    def free(self) -> None:
+        """Free the weights on the device, without a copy."""
+        if self._copies:
+            self._move(lambda weight: torch.empty_like(weight, device="meta"))
 
     def move_back(self) -> LoadedModel:
         """Copy the weights to the device, and free them in CPU memory."""
@@ -150,7 +157,11 @@ class KeptModels:
     @property
     def nbytes(self) -> int:
         """Bytes of the kept models, and of those on their way back."""
-        return sum(one.model.nbytes for one in (*tuple(self._models.values()), *tuple(self._returning.values())))
+        return sum(one.model.nbytes for one in self._all)
+
+    @property
+    def _all(self) -> tuple[KeptModel, ...]:
+        return (*tuple(self._models.values()), *tuple(self._returning.values()))
 
     def move_times_s(self) -> dict[str, float]:
         """Return how long each kept model takes to come back, about; callable from any thread."""
@@ -163,6 +174,13 @@ class KeptModels:
         kept = KeptModel(model, copies=self._copies)
         self._models[model.spec.id] = kept
         return kept
+
+    def move_out(self, kept: KeptModel) -> None:
+        """Move the weights of a kept model to CPU memory, or free them if it has been dropped; on any thread."""
+        if kept in self._all:
+            kept.move_out()
+        else:
+            kept.free()
 
     def make_room(self, nbytes: int) -> bool:
         """Drop models for a load of `nbytes` where no configured budget says how many may stay; True if some were."""
@@ -201,7 +219,9 @@ class KeptModels:
             room_bytes = self._budget_bytes - self.nbytes
         else:
             memory = cpu_memory()
-            room_bytes = memory.available - int(RESERVED_SHARE * memory.total) + (0 if copied else nbytes)
+            unmoved_bytes = sum(one.model.nbytes for one in self._all if not one.moved)
+            room_bytes = memory.available - unmoved_bytes - int(RESERVED_SHARE * memory.total)
+            room_bytes += 0 if copied else nbytes
         dropped = dropped_for(nbytes, [one.in_memory for one in self._models.values()], room_bytes)
         for model in dropped or ():
             log.info("kept_model_dropped", model=model, bytes=self._models.pop(model).model.nbytes)
