@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "large.jsonl", "--out", "out"), "large.jsonl:1: 1e999 is not a finite number"),
         (("backfill", "deep.jsonl", "--out", "out"), "deep.jsonl:1: "),
         (("backfill", "prompts.txt", "--out", "out", "-s", "batch_id=b"), "'--set': batch_id: a backfill sets it"),
-        (("backfill", "prompts.txt", "--out", "locked"), f"locked is in use by process {os.getpid()}; stop it"),
+        (("backfill", "prompts.txt", "--out", "locked"), "locked is in use by process "),
         (("backfill", "prompts.txt", "--out", "used"), "'--out': used/backfill.sqlite: file is not a database"),
         (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
         (("pool", "--cool-down-s", "nan"), "'--cool-down-s'"),
