@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKLMagvit
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanDecoder3d
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecorder, a_job, a_spec
 from tiny.registry import save_tiny
@@ -96,6 +97,17 @@ def test_a_video_decoded_in_pieces_is_bit_identical(
     assert recorder.pieces > 1
     monkeypatch.setattr(decode_pieces, "MAX_DECODE_PIXELS", 2 * SIDE * SIDE * FRAMES)
     assert_same(recorder, run(spec, a_video("one")))
+
+
+def test_a_vae_that_keeps_frames_in_its_layers_is_not_divided() -> None:
+    """The pieces of two videos would get each other's frames, and those of a canceled job would stay."""
+    small: dict[str, Any] = {"latent_channels": 4, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4}
+    small |= {"layers_per_block": 1}
+    vae = AutoencoderKLMagvit(**small).eval()
+    with torch.no_grad():
+        vae.decoder(torch.zeros(1, 4, 1, 2, 2))
+    assert any(getattr(layer, "prev_features", None) is not None for layer in vae.decoder.modules())
+    assert decode_pieces.decoder_pieces(vae) is None
 
 
 def test_steps_of_batch_mates_run_between_pieces(wan: Path, recorder: Order) -> None:

@@ -49,7 +49,7 @@ from worker.engine.pipelines.weights.memory import offload_groups, save_memory
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
-from worker.engine.scheduling.decode_pieces import DecoderPieces, decode_limit, divide_decodes
+from worker.engine.scheduling.decode_pieces import decode_limit, decoder_pieces, divide_decodes
 
 log = structlog.get_logger()
 
@@ -310,7 +310,7 @@ def _assemble(
         watch=ModuleWatch(modules),
         controls=controls,
         controlled_templates=_controlled(pipelines, nets, stand_ins, device),
-        decoder_pieces=_decoder_pieces(modules.get("vae"), spec),
+        decoder_pieces=decoder_pieces(modules.get("vae")),
     )
 
 
@@ -327,13 +327,6 @@ def _controlled(
     if nets and not templates:
         raise ValueError("none of its tasks takes controls; remove them")
     return templates
-
-
-def _decoder_pieces(vae: torch.nn.Module | None, spec: ModelSpec) -> SharedMethod | None:
-    decoder = getattr(vae, "decoder", None)
-    if not isinstance(decoder, torch.nn.Module) or spec.offload != "none":  # offloading expects calls of the whole VAE
-        return None
-    return SharedMethod("vae", "decode", DecoderPieces(decoder))
 
 
 def _modules(pipeline: Pipeline) -> dict[str, torch.nn.Module]:

@@ -12,6 +12,22 @@ from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod
 # Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
 MAX_DECODE_PIXELS = 4 * 1024 * 1024
 
+# VAEs whose decoders get what they keep between two pieces as arguments, or keep nothing. Others, such as that of
+# EasyAnimate, keep frames in their layers, which the pieces of two videos would mix.
+DIVISIBLE = frozenset(
+    {
+        "AutoencoderKLAllegro",
+        "AutoencoderKLCogVideoX",
+        "AutoencoderKLCosmos",
+        "AutoencoderKLHunyuanVideo",
+        "AutoencoderKLHunyuanVideo15",
+        "AutoencoderKLLTX2Video",
+        "AutoencoderKLLTXVideo",
+        "AutoencoderKLMochi",
+        "AutoencoderKLWan",
+    }
+)
+
 
 def decode_limit(job: Job) -> int:
     """Return how many images or videos of a job's size can be decoded together; large ones by themselves."""
@@ -42,6 +58,14 @@ class DecoderPieces(torch.nn.Module):
         for name, value in lists.items():
             kwargs[name][:] = value
         return output
+
+
+def decoder_pieces(vae: torch.nn.Module | None) -> SharedMethod | None:
+    """Return the method that decodes a piece of a video; None if the VAE cannot be divided."""
+    decoder = getattr(vae, "decoder", None)
+    if type(vae).__name__ not in DIVISIBLE or not isinstance(decoder, torch.nn.Module):
+        return None
+    return SharedMethod("vae", "decode", DecoderPieces(decoder))
 
 
 class _DecoderProxy(ModuleProxy):
