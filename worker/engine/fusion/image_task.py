@@ -6,7 +6,7 @@ arguments; `resume` continues it with its rows of the output.
 
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import greenlet
@@ -17,13 +17,12 @@ from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
+from worker.engine.fusion.rng_state import RngState
 from worker.engine.fusion.step_caching import StepCache
 from worker.engine.fusion.task_greenlet import TaskGreenlet
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
-
-RngState = tuple[torch.Tensor, ...]
 
 
 class ImageTask:
@@ -52,7 +51,7 @@ class ImageTask:
         self._watch = watch
         self._changes: Sequence[Change] = ()
         self._autocast: torch.dtype | None = None
-        self._rng_state: RngState | None = None
+        self._rng_state: AbstractContextManager[None] = nullcontext()
         self._greenlet: TaskGreenlet | None = None
 
     @property
@@ -66,6 +65,7 @@ class ImageTask:
     def start(self, device: torch.device) -> None:
         """Run up to the first parked call."""
         self._greenlet = TaskGreenlet(self._run, self.step_cache)
+        self._rng_state = RngState(device)
         self._switch(device, self._greenlet)
 
     def resume(self, device: torch.device, output_or_error: Any) -> None:
@@ -89,19 +89,18 @@ class ImageTask:
 
     def _switch(self, device: torch.device, task: TaskGreenlet, value: object = None) -> None:
         # Autocast, grad mode and global generators belong to the thread, so to all its greenlets. Each task keeps its
-        # autocast and rng state over a switch; gradients stay off for all.
+        # autocast over a switch, and its rng state also for calls that run by themselves; gradients stay off for all.
         if self._autocast is not None:
             _set_autocast(device, self._autocast)
-        if self._rng_state is not None:
-            _set_rng_state(device, self._rng_state)
-        call = self._watched(task, value)
-        self._rng_state = None if self.done else tuple([generator.get_state() for generator in _generators(device)])
+        with self._rng_state:
+            call = self._watched(task, value)
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
             _set_autocast(device, None)
         torch.set_grad_enabled(False)
         if not self.done:
             self.parked_call = call
+            call.rng_state = self._rng_state
             if call.shared_method in self._solo_methods:
                 call.run_solo()
             if self._adapter:
@@ -143,27 +142,3 @@ def _set_autocast(device: torch.device, dtype: torch.dtype | None) -> None:
     torch.set_autocast_enabled(device.type, dtype is not None)
     if dtype is not None:
         torch.set_autocast_dtype(device.type, dtype)
-
-
-def seed_globally(device: torch.device, seed: int) -> None:
-    """Seed the global generators, for pipelines that draw from them.
-
-    `torch.manual_seed` seeds every kind of device, and took 0.2 ms with only a CPU.
-    """
-    for generator in _generators(device):
-        generator.manual_seed(seed)
-
-
-def _set_rng_state(device: torch.device, state: RngState) -> None:
-    for generator, own in zip(_generators(device), state, strict=True):
-        generator.set_state(own)
-
-
-@cache  # read at each switch; torch's current device does not change
-def _generators(device: torch.device) -> tuple[Any, ...]:
-    """Return the CPU's global generator, and that of `device` if it is a GPU."""
-    if device.type != "cuda":
-        return (torch.default_generator,)
-    cuda: Any = torch.cuda
-    at = torch.cuda.current_device() if device.index is None else device.index
-    return (torch.default_generator, cuda.default_generators[at])

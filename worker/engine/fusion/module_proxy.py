@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -59,8 +59,7 @@ class SharedMethod:
         lean: bool = False,
         adapters: RowAdapters | None = None,
     ) -> None:
-        self.component = component
-        self.method = method
+        self.component, self.method = component, method
         self.name = f"{component}.{method}"
         self.module = module
         self.cast = cast
@@ -191,8 +190,7 @@ class ParkedCall:
 
     def __init__(self, shared_method: SharedMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.shared_method = shared_method
-        self.args = args
-        self.kwargs = kwargs
+        self.args, self.kwargs = args, kwargs
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
         self.preview = False
@@ -200,6 +198,7 @@ class ParkedCall:
         self.changes: Sequence[Change] = ()
         self.changes_key: Hashable = None
         self.private = False  # with changes of the module that only its own image task makes
+        self.rng_state: AbstractContextManager[None] = nullcontext()  # of its image task, for a run by itself
         self._solo = False
         self.read_rules()
 
@@ -268,7 +267,7 @@ class ParkedCall:
 
     def run(self) -> Any:
         """Run this call by itself, with the pipeline's own arguments."""
-        with applied(self.changes):
+        with applied(self.changes), self.rng_state:
             return self.shared_method.run(*self.args, **self.kwargs)
 
 

@@ -19,9 +19,10 @@ from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import Job, Task
 from shared.signature import DENOISERS
 from worker.engine.fusion.fused_call import is_out_of_memory, text_of
-from worker.engine.fusion.image_task import ImageTask, seed_globally
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
+from worker.engine.fusion.rng_state import seed_globally
 from worker.engine.fusion.step_caching import StepCache
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
 from worker.engine.parallel.context_parallel import check_divisible

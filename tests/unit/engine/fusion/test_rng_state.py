@@ -1,0 +1,64 @@
+"""Modules that draw from the global generators: each call does so from the state of its own image task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from worker.engine.fusion.fused_call import FusedCall
+from worker.engine.fusion.image_task import ImageTask
+from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
+
+CPU = torch.device("cpu")
+
+
+class NoisyDecoder(torch.nn.Module):
+    """A decoder that injects noise, like the VAE of LTX; it can fail after the draw."""
+
+    fails = False
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(2)
+        if self.fails:
+            raise torch.OutOfMemoryError
+        return z + noise
+
+
+@pytest.fixture(autouse=True)
+def grad_mode() -> Iterator[None]:
+    """Image tasks disable gradients for their thread, which is also the thread of other tests."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+def drawn_by_torch(seed: int) -> list[float]:
+    torch.manual_seed(seed)
+    return [number for _ in range(4) for number in torch.rand(2).tolist()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_module_draws_the_same_with_and_without_batch_mates(fails: bool) -> None:
+    """Also at another try after memory ran out. What a pipeline draws afterwards follows."""
+    decoder = NoisyDecoder()
+    proxy = ModuleProxy(decoder, shared_methods_of("vae", decoder), CPU, torch.float32)
+
+    def body(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        draws = [tensor for _ in range(2) for tensor in (torch.rand(2), proxy.decode(torch.zeros(2)))]
+        return [number for tensor in draws for number in tensor.tolist()]
+
+    def free_memory(_failed: int, _next_calls: int) -> None:
+        decoder.fails = False
+
+    tasks = [ImageTask(lambda seed=seed: body(seed)) for seed in (1, 2)]  # type: ignore[misc]
+    for task in tasks:
+        task.start(CPU)
+    while not all(task.done for task in tasks):
+        for task in tasks:
+            assert task.parked_call is not None
+            decoder.fails = fails
+            (output,) = FusedCall([task.parked_call], free_memory=free_memory).run()
+            task.resume(CPU, output)
+    assert [task.result for task in tasks] == [drawn_by_torch(1), drawn_by_torch(2)]
