@@ -3,6 +3,7 @@
 import asyncio
 import json
 import zlib
+from bisect import bisect_right
 from io import BytesIO
 
 import numpy as np
@@ -23,8 +24,9 @@ SOFTWARE = "fusequeue"
 _PNG = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 _WEBP_METHOD = 2  # Pillow's default of 4 takes twice the time for the same size
 _EXIF_SOFTWARE, _EXIF_FOLDER, _EXIF_USER_COMMENT = 0x0131, 0x8769, 0x9286
-# EXIF holds 64 KiB in a JPEG: two texts of this length, with up to four bytes per character, leave room for the rest.
-_MAX_TEXT = 7000
+# EXIF holds 64 KiB in a JPEG, and text in UTF-16: two texts of this size as JSON leave room for the rest.
+_MAX_TEXT_BYTES = 28_000
+_UTF16 = "utf-16-be"  # the byte order is not specified; most readers use big endian
 _PREVIEW_QUALITIES = (80, 60, 40, 20)
 
 
@@ -50,16 +52,25 @@ def encode(pixels: Pixels, job: Job, index: int) -> bytes:
 
 
 def parameters_json(job: Job, index: int) -> str:
-    """Return the parameters that reproduce output `index`, as JSON; texts are cut to `_MAX_TEXT` characters."""
+    """Return the parameters that reproduce output `index`, as JSON; long texts are cut to `_MAX_TEXT_BYTES`."""
     names = {"model", "adapters", "width", "height", "steps", "guidance_scale", "guidance_scale_2", "scheduler"}
     names |= {"strength", "step_cache", "controls"} | ({"frames", "fps"} if job.task.makes_video else set())
     parameters = {
-        "prompt": job.prompt[:_MAX_TEXT],
-        "negative_prompt": job.negative_prompt[:_MAX_TEXT],
+        "prompt": _cut(job.prompt),
+        "negative_prompt": _cut(job.negative_prompt),
         "seed": job.seed_of(index),
         **job.model_dump(mode="json", include=names, exclude_none=True),
     }
     return json.dumps(parameters, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    """Return as much of a text as fits. JSON writes a control character as up to six characters."""
+
+    def size(length: int) -> int:
+        return len(json.dumps(text[:length], ensure_ascii=False).encode(_UTF16, "replace")) - len('""'.encode(_UTF16))
+
+    return text[: bisect_right(range(1, min(len(text), _MAX_TEXT_BYTES) + 1), _MAX_TEXT_BYTES, key=size)]
 
 
 def _png_text(parameters: str | None) -> PngImagePlugin.PngInfo | None:
@@ -76,8 +87,8 @@ def _exif(parameters: str | None) -> bytes:
         return b""
     exif = Image.Exif()
     exif[_EXIF_SOFTWARE] = SOFTWARE
-    # EXIF 2.3: eight bytes name the character code. The byte order is not specified; most readers use big endian.
-    exif.get_ifd(_EXIF_FOLDER)[_EXIF_USER_COMMENT] = b"UNICODE\0" + parameters.encode("utf-16-be", "replace")
+    # EXIF 2.3: eight bytes name the character code.
+    exif.get_ifd(_EXIF_FOLDER)[_EXIF_USER_COMMENT] = b"UNICODE\0" + parameters.encode(_UTF16, "replace")
     return exif.tobytes()
 
 

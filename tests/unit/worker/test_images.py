@@ -103,6 +103,21 @@ def test_longest_prompt_fits(output_format: OutputFormat) -> None:
     assert json.loads(text)["prompt"] == "🎨" * 7000
 
 
+@pytest.mark.parametrize("output_format", IMAGE_FORMATS)
+@pytest.mark.parametrize("character", ["\x01", '"', "\n", "a", "—"])
+def test_texts_are_cut_by_the_bytes_that_they_take(output_format: OutputFormat, character: str) -> None:
+    """JSON escapes some characters, a control character as six."""
+    text = character * 100_000
+    data = encode(_pixels(), _job(output_format, prompt=text, negative_prompt=text, embed_parameters=True), 0)
+    embedded = _parameters_in(data)
+    assert embedded is not None
+    parameters = json.loads(embedded)
+    for name in ("prompt", "negative_prompt"):
+        size = len(json.dumps(parameters[name], ensure_ascii=False)[1:-1].encode("utf-16-be"))
+        assert 28_000 - 6 * 2 < size <= 28_000
+        assert text.startswith(parameters[name])
+
+
 def test_lower_quality_makes_smaller_files() -> None:
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     for output_format in (OutputFormat.JPEG, OutputFormat.WEBP):
