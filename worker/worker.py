@@ -210,18 +210,19 @@ class Worker:
             log.warning("claims_not_given_up", error=str(error), remedy="none: their leases expire")
 
     def _start_job(self, claim: Claim) -> None:
-        job = claim.job
-        try:
-            claimed = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
-            earlier = self._claimed_jobs.setdefault(claim.key, claimed)
-            if earlier is not claimed:
-                run = self._claimed_again(earlier)
-            else:
+        job, earlier = claim.job, self._claimed_jobs.get(claim.key)
+        if earlier is not None:
+            run = self._claimed_again(earlier)
+        else:
+            try:
+                claimed = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
                 collectors.claimed(claim)
                 self._batch_log.admit(claimed)
+            except Exception as error:
+                run = self._runner.fail(claim, error)
+            else:
+                self._claimed_jobs[claimed.claim_key] = claimed
                 run = self._run_job(claimed)
-        except Exception as error:
-            run = self._runner.fail(claim, error)
         task = asyncio.create_task(run, name=claim.key)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
