@@ -40,7 +40,7 @@ FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
 PAGE_SIZE = 100
-MAX_REQUESTS = 100  # at a time, beside streams and waits, whose number is the caller's own concurrency
+MAX_REQUESTS = 100  # at a time, beside streams and waits: their number is the caller's own concurrency
 ERRORS: dict[int, type[RefusedError]] = {
     **dict.fromkeys((400, 413, 415, 422), Invalid),
     **dict.fromkeys((401, 403), Unauthorized),

@@ -228,7 +228,7 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     async def _claimed_again(self, earlier: ClaimedJob) -> None:
-        """Let the earlier run of a claim go on, whose epoch a failover of Redis has given out again, or end it here."""
+        """Let the earlier run of a claim go on, or end it here: a failover of Redis has given out its epoch again."""
         log.info("job_claimed_again", job_id=earlier.job.id, ended=earlier.abandoned)
         if earlier.abandoned:
             epochs = {earlier.job.id: earlier.claim.epoch}

@@ -3,7 +3,7 @@
 OpenAI's SDKs send no Idempotency-Key of their own; the only sign of a retry is the header `x-stainless-retry-count`. A
 retry waits for the job of its earlier attempt, or finds its video, file or batch, unless that response was delivered.
 The earlier attempt can also have been refused, while equal requests wait for jobs of their own: a retry joins a job
-that a request has left, or whose process has died. A key that a client does send decides by itself.
+that a request has left, or that of a process that has died. A key that a client does send decides by itself.
 """
 
 import asyncio

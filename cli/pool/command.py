@@ -41,7 +41,7 @@ def pool(
     poll_interval_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between polls.")] = 0.5,
     data_dir: Annotated[
         Path,
-        typer.Option(help="Folder for logs, and of `fusequeue up`, whose Redis, storage, models and URL are used."),
+        typer.Option(help="Folder for logs, and of the `fusequeue up` that gives Redis, storage, models and URL."),
     ] = Path("data"),
     models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
     log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append a line of JSON for each change.")] = None,

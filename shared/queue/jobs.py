@@ -225,8 +225,8 @@ class Jobs(QueueComponent):
 
 
 class SyncCalls(QueueComponent):
-    """Per tenant and request digest, a sorted set of the jobs whose response is not delivered, with the API process of
-    the request that waits.
+    """Per tenant and request digest, a sorted set of the jobs with a response that is not delivered, with the API
+    process of the request that waits.
 
     Score: 1000 per retry, plus 1 while a request waits. A retry joins the lowest score for which no request of a living
     process waits: the job with the fewest retries, then the oldest. An unchanged score shows that no request joined.

@@ -60,22 +60,20 @@ class FootprintCounter(QueueComponent):
                     self._count.add(tenant, _numbers(size))
 
     async def _count_retained(self) -> None:
-        cursor, seen = 0, set[str]()  # a scan can return a row twice
+        cursor = 0
         while True:
             await self._extend()
             with translated():
                 cursor, rows = await self._redis.zscan(self._keys.retention, cursor, count=_ROWS)
             for row, _ in rows:
                 kind, tenant, item_id, _, *size = row.split("|")
-                new, known = item_id not in seen, item_id in self._unfinished
-                seen.add(item_id)
-                if kind != "file" and any(size) and new and not known:
+                if kind != "file" and any(size) and item_id not in self._unfinished:
                     self._count.add(tenant, _numbers(size[0]))
             if not int(cursor):
                 return
 
     async def _count_files(self) -> None:
-        seen: set[str] = set()
+        seen: set[str] = set()  # a scan can return a key twice
         async for names, _ in self._scan("file_parts"):
             await self._extend()
             new = [name for name in dict.fromkeys(names) if name not in seen]

@@ -119,8 +119,8 @@ def test_a_job_with_an_idempotency_key_outlives_its_client(start: Callable[..., 
 
 
 async def test_retries_of_refused_calls_make_jobs_of_their_own(start: Callable[..., Server]) -> None:
-    """Equal calls that still wait keep their jobs; a retry waits for one whose client has left or whose process has
-    died. No worker ends the jobs."""
+    """Equal calls that still wait keep their jobs; a retry waits for one that its client has left, or that of a process
+    that has died. No worker ends the jobs."""
     server = await asyncio.to_thread(start, sync_wait_s="60")
     queue = Queue.connect(server.settings)
     body = {"model": "demo", "prompt": "equal"}

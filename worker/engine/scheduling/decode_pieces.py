@@ -12,7 +12,7 @@ from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod
 # Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
 MAX_DECODE_PIXELS = 4 * 1024 * 1024
 
-# VAEs whose decoders get what they keep between two pieces as arguments, or keep nothing. Others, such as that of
+# VAEs with decoders that get what they keep between two pieces as arguments, or keep nothing. Others, such as that of
 # EasyAnimate, keep frames in their layers, which the pieces of two videos would mix.
 DIVISIBLE = frozenset(
     {

@@ -9,7 +9,6 @@ local worker, token, sig, lowest, now = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV
 local request = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
 local own = redis.call('HGET', key.signature(sig), 'model')
 local URGENT_READ = 8
-local TENANTS_SEARCHED = 512
 
 -- Whether other signatures are overdue in this step.
 local function others_overdue(step)
@@ -58,7 +57,7 @@ local function row_of(part)
           ready = ready, rank = part.rank, tenant = row.tenant, start_by = placed and dated.start_by_of(placed)}, true, now)
       end
     end
-  until #rows < count or count >= TENANTS_SEARCHED
+  until #rows < count or count >= tenants.SEARCHED
 end
 
 -- The first row of this signature in a step, or nil.

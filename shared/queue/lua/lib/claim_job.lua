@@ -4,6 +4,7 @@
 local claim_job = {}
 local HOLD_BACK_MS = 60000
 local UNKNOWN_SLOT_S = 1
+local EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
 
 -- Seconds that a slot of the batch is expected to cost.
 local function slot_cost(batch)
@@ -77,6 +78,9 @@ function claim_job.reserves_slots(id, worker, now)
   if waited < conf.overdue_ms or waited > conf.overdue_ms + HOLD_BACK_MS then return false end
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end
+
+-- Whether a claim has expired as many jobs as one may.
+function claim_job.has_expired_most(batch) return batch.expired >= EXPIRED end
 
 -- Expire a queued job past its latest start, and count it in batch.expired; returns whether it has.
 function claim_job.expired(batch, id, job)

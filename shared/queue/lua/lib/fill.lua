@@ -3,7 +3,6 @@
 
 local fill = {}
 local LOST_READ = 16
-local LOST_EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
 local LOST_SEARCHED = 512 -- lost jobs of tenants that are paused or at their quota, behind which others are found
 
 -- The lost jobs of a page that the quotas of their tenants allow, and how many of the page stay lost.
@@ -31,7 +30,7 @@ local function first_lost(batch, rank)
     ids = queue.of_rank(key.solo(batch.sig), rank, skipped, LOST_READ)
     jobs, refused = allowed_lost(batch, ids)
     skipped = skipped + refused
-  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED or batch.expired >= LOST_EXPIRED
+  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED or claim_job.has_expired_most(batch)
   table.sort(jobs, function(one, other)
     if one.usage ~= other.usage then return one.usage < other.usage end
     return one.at < other.at

@@ -4,11 +4,9 @@
 
 local lane_turns = {}
 local TENANTS_READ, PAGES = 64, 4
-local TENANTS_SEARCHED = 512 -- of which none can start a job, before others that can
 local RETURNED_READ = 16
 local SKIPS = 4
 local READS = 600
-local EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
 
 -- Read the next entries of a lane through its group.
 local function read_entries(lane, count)
@@ -109,7 +107,7 @@ end
 
 -- Claim released, skipped and dated jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
 local function from_returned(batch, turn, enough)
-  while turn.returned[1] and #batch.claims < enough and batch.left > 0 and not batch.held and batch.expired < EXPIRED do
+  while turn.returned[1] and #batch.claims < enough and batch.left > 0 and not batch.held and not claim_job.has_expired_most(batch) do
     local id = turn.returned[1]
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
@@ -141,7 +139,7 @@ local function take_turn(batch, turn, count)
   if not from_returned(batch, turn, enough) then return false end
   while #batch.claims < enough and batch.left > 0 and not batch.held do
     if not from_stream(batch, turn, enough - #batch.claims) then return false end
-    if turn.skips >= SKIPS or turn.reads >= READS or batch.expired >= EXPIRED then return false end
+    if turn.skips >= SKIPS or turn.reads >= READS or claim_job.has_expired_most(batch) then return false end
   end
   return batch.left > 0
 end
@@ -171,7 +169,7 @@ local function next_turns(batch, request, s, part)
   had.read, had.refused = #rows, not turns[1]
   -- Tenants that are ahead are the first ones.
   local all_read = #rows < count or (part.ahead and not choice.includes(request, part, rows[#rows].usage))
-  return turns, not all_read and count < TENANTS_SEARCHED
+  return turns, not all_read and count < tenants.SEARCHED
 end
 
 -- The next turns of all parts, by usage. A tenant with jobs in two parts has its turn of the second one later.
