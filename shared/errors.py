@@ -5,9 +5,11 @@ FusequeueError
 │   ├── InvalidJson
 │   ├── UnknownModel
 │   ├── InputRejected         an image that is unreadable, too large, or not allowed
+│   │   └── InputNotFetched    an image at a URL whose host does not respond, or is busy
 │   ├── AdapterRejected       an uploaded adapter that is no valid file, or does not fit its model
 │   ├── FetchRefused          a URL that is not allowed
 │   ├── FetchFailed           a URL without a usable response
+│   │   └── FetchInterrupted   without a complete one, or with one of a host that is busy
 │   └── PayloadTooLarge
 ├── Unauthenticated           no valid API key
 │   ├── InvalidApiKey
@@ -139,13 +141,19 @@ class UnknownModel(InvalidRequest, code="model_not_found"): ...
 class InputRejected(InvalidRequest, code="invalid_input_image"): ...
 
 
+class InputNotFetched(InputRejected, code="url_not_fetched", retryable=True): ...
+
+
 class AdapterRejected(InvalidRequest, code="invalid_adapter"): ...
 
 
 class FetchRefused(InvalidRequest, code="url_not_allowed"): ...
 
 
-class FetchFailed(InvalidRequest, code="url_not_fetched", retryable=True): ...
+class FetchFailed(InvalidRequest): ...
+
+
+class FetchInterrupted(FetchFailed): ...
 
 
 class PayloadTooLarge(InvalidRequest, code="payload_too_large"): ...

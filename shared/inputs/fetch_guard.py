@@ -21,7 +21,7 @@ import httpx
 
 from shared.config.destinations import MAX_PUT_URL_CHARS
 from shared.config.settings import Settings
-from shared.errors import FetchFailed, FetchRefused
+from shared.errors import FetchFailed, FetchInterrupted, FetchRefused
 from shared.inputs import resolver
 from shared.inputs.addresses import Network, is_within, refusal
 from shared.runtime.shares import SharedPool, SharedTurns
@@ -120,6 +120,11 @@ class FetchResponse:
     body: bytes | None
 
 
+def is_busy(status: int) -> bool:
+    """Return whether a host with this status can respond otherwise later."""
+    return status >= 500 or status in (408, 425, 429)
+
+
 @dataclass(frozen=True)
 class _Request:
     """What is sent, what holds the memory of the response, and whether the body of a success is read."""
@@ -186,7 +191,8 @@ class FetchGuard:
             if response.status in (301, 302, 303, 307, 308):
                 raise FetchFailed("the URL redirects; use its final address")
             if response.status != 200:
-                raise FetchFailed(f"the URL responded with status {response.status}")
+                error = FetchInterrupted if is_busy(response.status) else FetchFailed
+                raise error(f"the URL responded with status {response.status}")
             if response.body is None:
                 raise FetchFailed(f"the URL has more than {self.rules.max_bytes} bytes")
             yield response.body
@@ -205,8 +211,8 @@ class FetchGuard:
                 return await self._call(target, request)
         except TimeoutError as error:
             if self.until_s <= time.monotonic():
-                raise FetchFailed("the URLs of the request took too long together") from error
-            raise FetchFailed(f"no complete response within {self.rules.timeout_s:g} s") from error
+                raise FetchInterrupted("the URLs of the request took too long together") from error
+            raise FetchInterrupted(f"no complete response within {self.rules.timeout_s:g} s") from error
 
     def _left_s(self) -> float:
         return min(self.rules.timeout_s, max(0.0, self.until_s - time.monotonic()))
@@ -241,9 +247,9 @@ class FetchGuard:
             async with asyncio.timeout(_RESOLVE_S):
                 addresses = tuple(await self._resolve(host, port))
         except (OSError, UnicodeError, TimeoutError) as error:
-            raise FetchFailed(f"cannot resolve {host}") from error
+            raise FetchInterrupted(f"cannot resolve {host}") from error
         if not addresses:
-            raise FetchFailed(f"cannot resolve {host}")
+            raise FetchInterrupted(f"cannot resolve {host}")
         if len(addresses) > _MAX_ADDRESSES:
             raise FetchRefused(f"{host} has more than {_MAX_ADDRESSES} addresses")
         return addresses
@@ -261,8 +267,8 @@ class FetchGuard:
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 connect_error = error
             except (httpx.HTTPError, ValueError) as error:  # ValueError: h11 reads a length of 5,000 digits
-                raise FetchFailed(f"the request to {target.host} failed: {type(error).__name__}") from error
-        raise FetchFailed(f"cannot reach {target.host}") from connect_error
+                raise FetchInterrupted(f"the request to {target.host} failed: {type(error).__name__}") from error
+        raise FetchInterrupted(f"cannot reach {target.host}") from connect_error
 
     async def _call_at(self, address: str, target: FetchTarget, request: _Request) -> FetchResponse:
         own = {"host": target.url.netloc.decode("ascii"), "accept-encoding": "identity"}

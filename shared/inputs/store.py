@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from shared.config.settings import Settings
-from shared.errors import FetchFailed, FetchRefused, InputRejected, NotFound
+from shared.errors import FetchFailed, FetchInterrupted, FetchRefused, InputNotFetched, InputRejected, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.validation import ImageFile, inspect
 from shared.job import InputRef
@@ -120,6 +120,8 @@ class InputStore:
         try:
             async with guard.fetched(url) as data:
                 return await self.put(data, param)
+        except FetchInterrupted as error:
+            raise InputNotFetched(f"{param}: {error.message}", param=param) from error
         except (FetchRefused, FetchFailed) as error:
             raise InputRejected(f"{param}: {error.message}", param=param) from error
 

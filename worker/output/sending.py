@@ -10,7 +10,7 @@ import structlog
 
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused, NotFound, OutputNotSent, OutputRejected, Overloaded, Unavailable
-from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
+from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules, is_busy
 from shared.job import State
 from shared.queue import Claim, Queue
 from shared.runtime.asyncio_tools import retry_while_unavailable
@@ -29,7 +29,6 @@ SPOOL_SHARE = 2  # outputs on their way hold half of the spool at most, those of
 MAX_WAITING = 32  # outputs of one tenant that wait for a part of it
 TURN_S = 15.0
 
-_TEMPORARY = frozenset({408, 425, 429})
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 
 
@@ -121,4 +120,4 @@ def check_response(response: FetchResponse) -> None:
         raise OutputRejected("the URL redirects; sign its final address")
     code = _ERROR_CODE.search(response.body or b"")
     reason = f"the URL responded with status {status}{f' ({code[1].decode()})' if code else ''}"
-    raise OutputNotSent(reason) if status >= 500 or status in _TEMPORARY else OutputRejected(reason)
+    raise OutputNotSent(reason) if is_busy(status) else OutputRejected(reason)

@@ -28,7 +28,7 @@ JOB = {
     "created_at": "2026-01-31T12:00:00Z",
 }
 ARTIFACT = {"index": 0, "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
-NOT_FETCHED = {"code": "url_not_fetched", "message": "the URL responded with status 404", "status": 422}
+NOT_FETCHED = {"code": "url_not_fetched", "message": "image: cannot reach a.test", "status": 422}
 QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status": 429, "retry_after_s": 0}
 
 
@@ -112,7 +112,7 @@ async def test_a_line_whose_image_cannot_be_fetched_fails_after_its_attempts(
     assert (ledger.counts()[EntryState.DONE], ledger.counts()[EntryState.FAILED]) == (10, 300)
     assert Counter(service.prompts) == {f"p{number}": 2 if number < 300 else 1 for number in range(310)}
     assert service.prompts.index("p309") < len(service.prompts) - 300, "before the second attempts"
-    assert rows(ledger, tmp_path)["p7"]["error"] == "the URL responded with status 404 (url_not_fetched)"
+    assert rows(ledger, tmp_path)["p7"]["error"] == "image: cannot reach a.test (url_not_fetched)"
 
 
 async def test_a_line_is_submitted_again_after_a_refusal_that_ends(
