@@ -163,9 +163,12 @@ class SyncCall:
                 await self._delivered()
                 return failed_response(request.scope, record)
             response = await build(record)
-        except FusequeueError as error:
-            if not isinstance(error, WaitTimeout):
-                self.abandon()
+        except WaitTimeout:
+            with contextlib.suppress(Unavailable):
+                await self._leave()  # a retry waits for the same job
+            raise
+        except FusequeueError:
+            self.abandon()
             raise
         response.pieces = self.track(response.pieces)
         return response
@@ -214,6 +217,11 @@ class SyncCall:
         sync_calls = self.context.services.queue.sync_calls
         await sync_calls.delivered(self.context.tenant, self.digest.attempt, self.job_id)
 
+    async def _leave(self) -> int | None:
+        """Record that this request no longer waits; returns the score for `abandon`."""
+        queue = self.context.services.queue
+        return await queue.sync_calls.leave(self.context.tenant, self.digest.attempt, self.job_id)
+
     def abandon(self) -> None:
         """Stop waiting; the job is canceled unless a retry joins it within `disconnect_grace_s`."""
         task = asyncio.ensure_future(self._abandon())
@@ -223,15 +231,15 @@ class SyncCall:
     async def _abandon(self, *, retryable: bool = True) -> None:
         queue, closing = self.context.services.queue, self.context.services.closing
         try:
-            version = await queue.sync_calls.leave(self.context.tenant, self.digest.attempt, self.job_id)
-            if version is None:
+            score = await self._leave()
+            if score is None:
                 return
             if retryable:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.context.services.settings.disconnect_grace_s):
                         await closing.wait()
                     return  # a retry finds the job in another API process
-            if await queue.sync_calls.abandon(self.context.tenant, self.digest.attempt, self.job_id, version):
+            if await queue.sync_calls.abandon(self.context.tenant, self.digest.attempt, self.job_id, score):
                 log.info("job_abandoned", job_id=self.job_id)
                 await queue.jobs.cancel(self.job_id)
         except Unavailable as error:

@@ -38,7 +38,7 @@ from api.http.bodies import max_json_bytes, read_body, read_form
 from api.http.direct_routes import DirectRoute, route_of
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import IMAGE_ID, event_stream
-from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
+from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, count_response, sse_message, sse_response
 from api.submission import IdempotencyKey, idempotency_key
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
@@ -198,7 +198,7 @@ async def _answer(request: Request, context: RequestContext, parsed: ImageReques
     """Return the stream of a call's job, or its images when it has ended."""
     services = context.services
     if parsed.fields.stream:
-        return sse_response(call.track(ImageStream(call.job_id, parsed, context, request.scope).events()))
+        return sse_response(call.track(ImageStream(call.job_id, parsed, context, request).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
         response_format, body = parsed.fields.response_format, Base64Json(request, services.storage)
@@ -226,7 +226,7 @@ class ImageStream:
     _job_id: str
     _parsed: ImageRequest
     _context: RequestContext
-    _scope: Mapping[str, Any]
+    _request: Request
     _sent: set[str] = field(default_factory=set)
     _job: Job | None = None
 
@@ -239,7 +239,7 @@ class ImageStream:
             if record is None or not record.state.terminal:
                 raise Unavailable("the stream was interrupted; send the request again")
             if record.state is not State.SUCCEEDED:
-                yield _error_event(failed_response(self._scope, record))
+                yield _error_event(failed_response(self._request.scope, record))
                 return
             async for message in self._previews():
                 yield message
@@ -247,7 +247,7 @@ class ImageStream:
                 yield message
         except (Unavailable, NotFound) as error:  # the response status was sent already
             code = error.code if error.code in STATUSES else Unavailable.code
-            yield _error_event(problem(self._scope, code, error.public))
+            yield _error_event(problem(self._request.scope, code, error.public))
             raise StreamInterrupted from error
 
     async def _until_end(self) -> AsyncGenerator[bytes]:
@@ -286,6 +286,8 @@ class ImageStream:
 
     async def _images(self, record: JobRecord) -> AsyncGenerator[bytes]:
         """Yield one event per image; `index` extends OpenAI's event, which has no number."""
+        largest = 4 * max(artifact.bytes for artifact in record.artifacts) // 3  # as base64
+        count_response(self._request, largest, largest)
         for artifact in record.artifacts:
             fields = {
                 "b64_json": await read_base64(self._context.services.storage, artifact.key),

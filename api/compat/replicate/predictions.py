@@ -20,6 +20,7 @@ from api.http.base64_json import Base64Json
 from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import request_body
+from api.http.streaming import count_response
 from api.responses import existing_job
 from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
@@ -267,16 +268,18 @@ def _inlines(record: JobRecord, context: RequestContext) -> bool:
     return small and not context.base_url.startswith("https:")
 
 
-async def outputs_of(record: JobRecord, context: RequestContext) -> list[str]:
-    """Return the images of a job as URLs or data URLs."""
+async def outputs_of(request: Request, record: JobRecord, context: RequestContext) -> list[str]:
+    """Return the images of a job as URLs or data URLs, which count as memory until the request ends."""
     if not _inlines(record, context):
         return _urls(record, context)
+    size = 4 * sum(artifact.bytes for artifact in record.artifacts) // 3  # as base64
     try:
+        count_response(request, size, size)
         images = [
             (image.content_type, await read_base64(context.services.storage, image.key)) for image in record.artifacts
         ]
         return [f"data:{content_type};base64,{data}" for content_type, data in images]
-    except NotFound:  # just deleted: the URL responds with 404
+    except (NotFound, Overloaded):  # just deleted, and the URLs respond with 404; or no memory is free now
         return _urls(record, context)
 
 

@@ -48,15 +48,15 @@ async def stream_prediction(
     `urls.stream` of a prediction needs no key."""
     record = await context.find_job(prediction_id)
     context.waiters.check()
-    return sse_response(_events(record, context, request.headers.getlist("authorization")))
+    return sse_response(_events(request, record, context))
 
 
-async def _events(record: JobRecord, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
+async def _events(request: Request, record: JobRecord, context: RequestContext) -> AsyncGenerator[bytes]:
     """Yield the events of a job: its logs, keep-alives, then its images and `done`, or one `error`.
 
-    Every event has an id: clients ignore events without one. `key` has the authorization headers; the stream
-    ends when the key is revoked or its URL expires.
+    Every event has an id: clients ignore events without one. It ends when its key is revoked or its URL expires.
     """
+    key = request.headers.getlist("authorization")
     job, services, last = record.job, context.services, Progress()
     yield sse_message("logs", logs(job, last), "seed")
     try:
@@ -76,7 +76,7 @@ async def _events(record: JobRecord, context: RequestContext, key: list[str]) ->
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")
         if ended.state is State.SUCCEEDED:
-            for index, output in enumerate(await outputs_of(ended, context)):
+            for index, output in enumerate(await outputs_of(request, ended, context)):
                 yield sse_message("output", output, f"output:{index}")
         elif ended.state is not State.CANCELED:
             yield sse_message("error", prediction(ended, context.base_url, "")["error"], "error")

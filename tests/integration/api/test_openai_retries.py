@@ -118,6 +118,17 @@ def test_a_job_with_an_idempotency_key_outlives_its_client(start: Callable[..., 
     assert len(states()) == 2
 
 
+def test_a_retry_after_the_longest_wait_waits_for_the_same_job(start: Callable[..., Server]) -> None:
+    """OpenAI's SDKs send a call again after a 504, with its number. No worker ends the job."""
+    server = start(sync_wait_s="1")
+    body = {"model": "demo", "prompt": "slow"}
+    for retry in range(3):
+        headers = {"x-stainless-retry-count": str(retry)}
+        answer = httpx.post(f"{server.url}/v1/images/generations", json=body, headers=headers, timeout=60)
+        assert answer.json()["code"] == "wait_timeout", answer.text
+    assert len(httpx.get(f"{server.url}/v1/jobs", timeout=60).json()["data"]) == 1
+
+
 async def test_retries_of_refused_calls_make_jobs_of_their_own(start: Callable[..., Server]) -> None:
     """Equal calls that still wait keep their jobs; a retry waits for one that its client has left, or that of a process
     that has died. No worker ends the jobs."""

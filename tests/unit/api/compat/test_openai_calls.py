@@ -93,6 +93,17 @@ async def test_a_stream_is_repeated_by_its_key(api: httpx.AsyncClient, fake_queu
     assert "image_generation.completed" in first
 
 
+async def test_the_images_of_a_stream_count_as_memory_of_responses(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that do not read their streams cannot fill the memory of the process."""
+    monkeypatch.setattr("api.app.RESPONSE_BYTES", 16)
+    async with serving(fake_queue, tmp_path) as api, working(fake_queue, tmp_path):
+        stream = await api.post(GENERATIONS, json={**BODY, "stream": True})
+    assert "event: error" in stream.text
+    assert '"code":"overloaded"' in stream.text
+
+
 @pytest.mark.parametrize(("headers", "state"), [({}, State.CANCELED), (KEY, State.QUEUED)])
 async def test_a_stream_that_is_interrupted_leaves_no_job_without_a_key(
     fake_queue: Queue, tmp_path: Path, headers: dict[str, str], state: State

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 from harness.http_server import claimed, deliver, finish, png, serving
 
+from api import app
 from shared.auth import Scope
 from shared.queue import Queue
 
@@ -42,6 +44,22 @@ async def test_a_prediction_is_streamed_by_its_signed_url(fake_queue: Queue, tmp
         assert (await api.get(path, headers=await bearer(fake_queue))).status_code == 200
         write_only, _ = await fake_queue.api_keys.create("acme", frozenset((Scope.JOBS_WRITE,)))
         assert (await api.get(path, headers={"Authorization": f"Bearer {write_only}"})).status_code == 403
+
+
+async def test_a_stream_has_urls_where_its_images_find_no_memory(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data URLs count as memory of responses until the stream has been read."""
+    outputs = []
+    for memory in (2**20, 16):
+        monkeypatch.setattr(app, "RESPONSE_BYTES", memory)
+        async with serving(fake_queue, tmp_path) as api:
+            made = (await api.post(PREDICTIONS, json=BODY)).json()
+            await finish(fake_queue, tmp_path, made["id"])
+            streamed = (await api.get(made["urls"]["stream"])).text
+        outputs.append(streamed.partition("event: output\ndata: ")[2].partition("\n")[0])
+    assert outputs[0].startswith("data:image/png;base64,")
+    assert outputs[1].startswith("http://")
 
 
 async def test_a_stream_ends_when_its_url_expires(fake_queue: Queue, tmp_path: Path) -> None:
