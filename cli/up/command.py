@@ -37,6 +37,15 @@ def print_status(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def print_ready(url: str) -> None:
+    """Print the ready line to stdout, if it can still be written: the processes keep running without it."""
+    try:
+        print(f"ready {url}", flush=True)
+    except OSError:
+        # Python flushes stdout again when it exits, and would fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 async def up(
     host: str,
     port: int,
@@ -76,7 +85,7 @@ async def up(
             def on_ready() -> None:
                 if probes.keyless and settings.auth == "auto":
                     print_status(first_key(data_dir))
-                print(f"ready {url}", flush=True)
+                print_ready(url)
 
             placing = asyncio.create_task(cores.keep_free(supervisor.pids, least=api_workers))
             try:

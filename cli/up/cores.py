@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-PERIOD_S = 0.25
+PERIOD_S = 0.5  # a look takes 2 to 3 ms of CPU
 BUSY_SHARE = 1 / 3  # of a core, from which a thread of an engine computes
 ENGINE = b"worker.engine."  # in the command line of processes that compute
 PROC = Path("/proc")

@@ -46,7 +46,7 @@ def children(pid: int) -> dict[int, str]:
 class UpCommand:
     """A running `fusequeue up`."""
 
-    def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, stdout: int | None = None, **env: str) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.out, self.err = folder / "stdout", folder / "stderr"
@@ -54,7 +54,12 @@ class UpCommand:
         command = (sys.executable, "-m", "cli.main", "up", "--data-dir", str(folder / "data"), *arguments)
         with self.out.open("wb") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=err, env=inherited | env, start_new_session=True
+                command,
+                cwd=ROOT,
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+                env=inherited | env,
+                start_new_session=True,
             )
 
     def ready(self) -> str:
@@ -255,6 +260,20 @@ def test_several_api_processes_share_the_port(up):
     assert command.process.wait(TIMEOUT_S) == 0, command.messages()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz")
+
+
+def test_it_keeps_running_without_a_reader_of_its_ready_line(tmp_path):
+    """Its stdout is a pipe without a reader; a signal stops it as usual."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = UpCommand(tmp_path / "up", "--port", str(free_port()), "--workers", "0", stdout=writer)
+    os.close(writer)
+    try:
+        wait_until(lambda: "no API keys yet" in command.messages() or command.process.poll() is not None, "up is ready")
+        assert command.end(signal.SIGTERM) == 0, command.messages()
+        assert command.messages().splitlines()[-1] == "stopped"
+    finally:
+        command.process.kill()
 
 
 @pytest.mark.timeout(290)
