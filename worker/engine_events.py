@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import structlog
 
 from shared.job import Phase, Progress
+from worker.claims.claimed_job import ClaimedJob
 from worker.engine import protocol
 from worker.engine.protocol import EngineEvent, ForwardDone, JobEvent, ModelLoaded
-from worker.job_runner import ClaimedJob
 from worker.metrics import collectors
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader

@@ -16,9 +16,9 @@ from shared.errors import RedisUnavailable
 from shared.job import Phase, Priority
 from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import VERSION
+from worker.claims.claimed_job import ClaimedJob
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineInterface, EngineStatus, ForwardDone
-from worker.job_runner import ClaimedJob
 from worker.model_availability import unavailable_models
 
 log = structlog.get_logger()

@@ -20,14 +20,15 @@ from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailabl
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
-from worker.claiming import ClaimLoop
+from worker.claims.claimed_job import ClaimedJob, StopReason
+from worker.claims.claiming import ClaimLoop
+from worker.claims.leases import Leases
 from worker.cost_curves import CostCurves
 from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineFactory, ForwardDone, ModelLoaded
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
-from worker.job_runner import ClaimedJob, JobRunner, StopReason
-from worker.leases import Leases
+from worker.job_runner import JobRunner
 from worker.metrics import collectors
 from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability, ModelOrderReader
@@ -261,7 +262,8 @@ class Worker:
         self._progress.mark_changed(claimed)
         if claimed.engine_done.done():
             self._batch_log.remove(claimed)
-        if not claimed.occupies_slots:
+        occupied, claimed.occupied_slots = claimed.occupied_slots, claimed.occupies_slots
+        if occupied and not claimed.occupied_slots:
             self._claim_loop.end_pause()
 
     def _forward_done(self, forward: ForwardDone) -> None:

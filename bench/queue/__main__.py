@@ -24,7 +24,7 @@ from bench.queue.private_redis import MeasuredClient, ScriptCost, private_redis
 from bench.queue.rounds import Measurements, Rounds
 from shared.config.settings import Settings
 from shared.queue import Queue
-from shared.queue.client import connect_blocking, connect_commands
+from shared.queue.connections.pools import connect_blocking, connect_commands
 
 TURNS = 20
 

@@ -20,7 +20,8 @@ from shared.auth import (
     tenant_name,
 )
 from shared.errors import Conflict, InvalidRequest, QuotaExceeded
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import paired
 from shared.runtime import metrics
 

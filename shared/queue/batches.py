@@ -8,7 +8,9 @@ from shared.errors import Conflict, NotFound
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue.api_keys import quota_exceeded
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
+from shared.runtime.clock import id_time_ms
 
 MAX_BATCHES = 1000
 """Batches of one tenant, including ended ones until they expire."""
@@ -143,7 +145,8 @@ class Files(QueueComponent):
         Raises `Conflict` if its upload took too long.
         """
         names = [] if parts is None else [f"{part.bytes} {part.name}" for part in parts]
-        values = (file.filename, file.purpose, file.bytes, file.created_at_ms, file.expires_at_ms)
+        id_ms = id_time_ms(file.id) or file.created_at_ms
+        values = (file.filename, file.purpose, file.bytes, file.created_at_ms, id_ms, file.expires_at_ms)
         if not await self._scripts.put_file(file.tenant, file.id, *values, *names):
             raise Conflict("the upload took too long and was given up; upload the file again")
 

@@ -10,7 +10,9 @@ from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, encode, is_newer
-from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
+from shared.queue.client import QueueClient, QueueComponent
+from shared.queue.connections.errors import translated
+from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.maintenance.tenant_usage import used_by
 from shared.queue.records import ARTIFACTS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
@@ -204,10 +206,8 @@ class Claims(QueueComponent):
 
         A worker that cannot use a wake-up passes it to `list_as_waiting`.
         """
-        with translated():
-            reply = await self._blocking.blpop(
-                [self._keys.wakeup(worker)], max(0.01, min(MAX_BLOCK_MS / 1000, timeout_s))
-            )
+        block_s = max(0.01, min(MAX_BLOCK_MS / 1000, timeout_s))
+        reply = await self._client.command("BLPOP", self._keys.wakeup(worker), block_s, blocking=True)
         return None if reply is None else str(reply[1])
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:

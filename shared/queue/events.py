@@ -14,8 +14,9 @@ import structlog
 
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
-from shared.queue.client import MAX_BLOCK_MS, translated
-from shared.queue.records import JobEvent
+from shared.queue.connections.errors import translated
+from shared.queue.connections.pools import MAX_BLOCK_MS
+from shared.queue.records import Fields, JobEvent, paired
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import now_ms
@@ -266,12 +267,10 @@ class EventFeed:
         self._last = await self._newest()
         self._reading.set()
         await self._resync()
+        after = ("XREAD", "COUNT", EVENTS_READ, "BLOCK", MAX_BLOCK_MS, "STREAMS", client.redis_keys.events)
         used_s = checked_s = loop.time()
         while client.failover.count == failovers and (self._subscriptions or loop.time() - used_s < IDLE_S):
-            with translated():
-                reply = await client.blocking.xread(
-                    {client.redis_keys.events: self._last}, count=EVENTS_READ, block=MAX_BLOCK_MS
-                )
+            reply = await client.command(*after, self._last, blocking=True)
             rows = reply[0][1] if reply else ()
             if len(rows) == EVENTS_READ and await self._is_trimmed(self._last):
                 log.warning("feed_fell_behind", last=self._last)
@@ -287,12 +286,12 @@ class EventFeed:
             if len(rows) < EVENTS_READ:
                 await asyncio.sleep(GATHER_S)
 
-    def _distribute(self, rows: Sequence[tuple[str, dict[str, str]]]) -> None:
+    def _distribute(self, rows: Sequence[tuple[str, Fields]]) -> None:
         for event_id, fields in rows:
             self._last = event_id
             # A stream id begins with Redis time, which can differ from this machine's clock.
             metrics.event_lag_seconds.observe(max(0.0, (now_ms() - _order(event_id)[0]) / 1000))
-            event = _event(event_id, fields)
+            event = _event(event_id, paired(fields))
             for subscription in self._subscriptions.get(event.job_id, ()):
                 subscription.change(event)
 

@@ -12,7 +12,8 @@ from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, OnDeadline, encode
 from shared.queue.api_keys import quota_exceeded
-from shared.queue.client import LIST_ROUNDS, QueueComponent, translated
+from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.scripts import SubmitArgs
 from shared.runtime.clock import now_ms
@@ -114,24 +115,28 @@ class Jobs(QueueComponent):
     ) -> tuple[list[JobRecord], str | None]:
         """Return up to `limit` jobs of a tenant, and the cursor `after` of the next page, if any.
 
-        `after` is the id of the last job seen, which can have been deleted. `created_ms`: first, and end.
+        `after` is the id of the last job seen, which can have been deleted; a page can be empty although another one
+        follows, where many have expired. `created_ms`: first, and end.
         """
         index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
         limit = max(1, min(limit, MAX_LISTED))
         with translated():
             start = await self._start(index, after, created_ms, newest_first)
         found: list[JobRecord] = []
+        count, more = limit + 1, True
         for _ in range(LIST_ROUNDS):
-            wanted = limit - len(found)
             with translated():
-                rows = await self._redis.zrange(index, start, start + wanted, desc=newest_first, withscores=True)
-            start += wanted
+                rows = await self._redis.zrange(index, start, start + count - 1, desc=newest_first, withscores=True)
             ids = [row[0] for row in rows if created_ms[0] <= row[1] < created_ms[1]]
-            more = len(ids) > wanted
-            found += [one for one in await self.get_many(ids[:wanted]) if one is not None]
-            if not more or len(found) >= limit:
-                return found, found[-1].job.id if more and found else None
-        return found, found[-1].job.id if found else None
+            found += [one for one in await self.get_many(ids) if one is not None]
+            more = len(ids) == count
+            if not more or len(found) > limit:
+                break
+            start, count, after = start + count, EXPIRED_ROWS, ids[-1]
+        shown = found[:limit]
+        if not more and len(found) <= limit:
+            return shown, None
+        return shown, shown[-1].job.id if shown else after
 
     async def _start(self, index: str, after: str | None, created: tuple[float, float], newest_first: bool) -> int:
         """Return the rank of a page's first job: after the cursor and within the times."""
@@ -253,8 +258,7 @@ class SyncCalls(QueueComponent):
 
     async def delivered(self, tenant: str, digest: str, job_id: str) -> None:
         """Remove a job whose response was delivered: an equal request then creates a new one."""
-        with translated():
-            await self._redis.zrem(self._keys.sync_calls(tenant, digest), self._call(job_id))
+        await self._client.command("ZREM", self._keys.sync_calls(tenant, digest), self._call(job_id))
 
     def _call(self, object_id: str) -> str:
         return f"{object_id} {self._client.process}"

@@ -6,7 +6,8 @@ from shared.config.settings import Settings
 from shared.queue.api_keys import ApiKeys
 from shared.queue.batches import Batches, Files
 from shared.queue.claims import Claims
-from shared.queue.client import QueueClient, RedisTrait, examine
+from shared.queue.client import QueueClient
+from shared.queue.connections.redis_traits import RedisTrait, examine
 from shared.queue.jobs import Jobs, SyncCalls
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog

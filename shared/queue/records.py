@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -31,6 +31,10 @@ _RESULTS: dict[str, TypeAdapter[Any]] = {
 }
 RANKS = tuple(Priority)
 """Priorities by rank: 0, 1, 2 in the scripts."""
+
+
+Fields: TypeAlias = Sequence[str] | dict[str, str]
+"""A hash, or the fields of a stream entry: a flat list from Redis, a dict from redis-py."""
 
 
 @dataclass(frozen=True)
@@ -319,9 +323,9 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
         return None
 
 
-def paired(flat: Sequence[str]) -> dict[str, str]:
-    """Return a hash that a script returned as a flat list."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+def paired(flat: Fields) -> dict[str, str]:
+    """Return fields as a dict."""
+    return flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 async def start_after(redis: Any, index: str, after: str, *, newest_first: bool = True) -> int:

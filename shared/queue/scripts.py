@@ -273,6 +273,7 @@ class Scripts(Protocol):
         purpose: str,
         size: int,
         created_at_ms: int,
+        id_ms: int,
         expires_at_ms: int,
         *parts: str,
     ) -> bool: ...

@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import structlog
+
 from shared.auth import Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.errors import NotFound
+from shared.errors import NotFound, Unavailable
 from shared.job import JobRecord, State
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batch_lines import BatchLine
@@ -20,6 +22,8 @@ from shared.queue import Queue
 from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import SyncedClock
 from shared.storage import Storage
+
+log = structlog.get_logger()
 
 WAIT_MS = 2_000
 ENDS_MS = 10_000
@@ -131,9 +135,18 @@ class BatchWriter:
         grace_over = self._context.clock.now_ms() >= batch.expires_at_ms + GRACE_MS
         for (line, end), is_job, record in zip(group, accepted, records, strict=True):
             self._waiting = is_job and record is not None and not record.state.terminal and not grace_over
-            if self._waiting or self._full():
+            if self._waiting or (self._lines and self._full()):  # at least one line: a slow read can take all of a step
                 return
-            await self._write_line(line, is_job, record)
+            try:
+                await self._write_line(line, is_job, record)
+            except Unavailable:
+                raise
+            except Exception:  # one line must not keep its batch from its end
+                log.exception("batch_result_failed", batch_id=batch.id, line=line.ordinal)
+                path = f"/v1/jobs/{line_job_id(batch, line.ordinal)}"
+                self._add_error(
+                    line, "internal_error", f"the result of this line could not be written; read it at {path}"
+                )
             self._lines += 1
             self._size += len(self._results[-1]) if self._results else 0
             self._offset = end

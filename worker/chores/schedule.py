@@ -19,7 +19,7 @@ from rq.scheduler import RQScheduler
 
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.queue.client import REFUSED_WHEN_FULL
+from shared.queue.connections.errors import REFUSED_WHEN_FULL
 from worker.chores import rq_queue
 from worker.chores.rq_queue import ADVANCE, DELIVER, MOVE_ON, RECONCILE, SWEEP, ChoreQueue
 

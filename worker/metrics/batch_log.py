@@ -9,8 +9,8 @@ from shared.config.models_file import Catalog
 from shared.job import Job
 from shared.runtime import metrics
 from shared.signature import mismatched_fields
+from worker.claims.claimed_job import ClaimedJob
 from worker.engine.protocol import ForwardDone
-from worker.job_runner import ClaimedJob
 from worker.metrics.batch_trace import BatchTotals, BatchTrace
 
 log = structlog.get_logger()

@@ -1,1 +1,1 @@
-"""Connections to Redis: those that follow a failover, and the one that callers share."""
+"""Connections to Redis: pools, failover, the connection that callers share, their errors, and what the queue needs."""

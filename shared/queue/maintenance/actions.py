@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import structlog
 
 from shared.errors import InvalidRequest, Unavailable
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 
 log = structlog.get_logger()
 

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from shared.errors import Conflict
 from shared.job import JobRecord, Priority, State, decode, encode
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 
 CANCELED_AT_ONCE = 16
 UPDATED_AT_ONCE = 8

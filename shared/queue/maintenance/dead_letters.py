@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import DeadLetter, page_after, record
 
 

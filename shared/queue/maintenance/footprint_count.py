@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.auth import Footprint
-from shared.queue.client import QueueClient, QueueComponent, translated
+from shared.queue.client import QueueClient, QueueComponent
+from shared.queue.connections.errors import translated
 
 NAMES = tuple(Footprint.__dataclass_fields__)
 _PART_RECORD_BYTES = 150  # as in `footprint.lua`

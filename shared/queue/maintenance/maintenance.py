@@ -6,7 +6,8 @@ from contextlib import suppress
 from shared.errors import Conflict, RedisUnavailable
 from shared.inputs import adapter_store
 from shared.protocols.openai import files
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.maintenance.reconcile import Reconciliation
 from shared.queue.records import ExpiredItem
 from shared.runtime.clock import now_ms

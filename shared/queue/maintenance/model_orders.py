@@ -13,7 +13,8 @@ from enum import StrEnum
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import Conflict
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import WorkerInfo
 
 MAX_ORDERS = 1000

@@ -9,7 +9,8 @@ from enum import StrEnum
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import Conflict
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 
 MAX_PAUSES = 1000
 MAX_REASON_CHARS = 200

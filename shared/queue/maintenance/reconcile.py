@@ -16,7 +16,8 @@ from typing import Literal
 
 from redis.exceptions import ResponseError
 
-from shared.queue.client import QueueClient, QueueComponent, translated
+from shared.queue.client import QueueClient, QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.maintenance.footprint_count import FootprintCounter
 
 PHASES = ("jobs", "lanes", "queued", "running", "footprint")

@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias, get_args
 
 from shared.errors import InvalidRequest
 from shared.job import Outcome
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 
 UsageGroup: TypeAlias = Literal["day", "tenant", "model"]
 GROUPS: tuple[UsageGroup, ...] = get_args(UsageGroup)

@@ -10,7 +10,8 @@ from shared.config.models_file import ModelSpec
 from shared.errors import Conflict, NotFound
 from shared.inputs.adapter_store import prefix
 from shared.queue.api_keys import quota_exceeded
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import ExpiredItem, page_after
 
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Json, TypeAdapter
 
 from shared.errors import Conflict, NotFound
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import page_after, paired
 from shared.runtime.clock import now_ms
 from shared.webhooks import (

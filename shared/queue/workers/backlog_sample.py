@@ -14,7 +14,8 @@ from typing import NamedTuple
 from shared.autoscaling import DatedSlots, LimitedTenant
 from shared.job import Priority
 from shared.protocols.openai.batches import BatchStatus
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import RANKS, ModelDepth
 
 _DEADLINES = 128

@@ -6,7 +6,8 @@ import base64
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 
 MAX_PREVIEW_BYTES = 64 * 1000
 PREVIEWS_KEPT_S = 60

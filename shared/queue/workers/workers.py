@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.autoscaling import Backlog, SignatureLoad
 from shared.job import Priority
-from shared.queue.client import QueueComponent, translated
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.records import RANKS, CostCurve, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
 from shared.queue.workers.backlog_sample import BacklogSample

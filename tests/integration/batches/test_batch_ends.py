@@ -10,8 +10,9 @@ from integration.batches.batch_steps import create, error_lines, line, validated
 
 from api.compat.openai.batches import batch_object
 from shared import job_builder
-from shared.job import Job, OnDeadline, State
-from shared.protocols.openai import files
+from shared.job import Job, JobRecord, OnDeadline, State
+from shared.protocols.openai import batch_lines, files
+from shared.protocols.openai.batch_lines import BatchLine
 from shared.protocols.openai.batches import GRACE_MS, Batch, BatchStatus, line_job_id
 from shared.runtime.clock import SyncedClock, now_ms
 from worker.chores import batch_files
@@ -103,6 +104,40 @@ async def test_a_failed_batch_names_the_files_that_it_has_written(
     batch_id = await create(context, "default", [{"custom_id": "a"}])
     shown = batch_object(await ended(context, await context.queue.batches.get("default", batch_id)))
     assert (shown["status"], shown["output_file_id"], shown["error_file_id"]) == ("failed", None, None)
+
+
+async def test_a_line_without_a_result_does_not_keep_its_batch_from_its_end(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault at one line is the line's error."""
+    failed_line = batch_lines.failed_line
+
+    def fail(batch: Batch, one: BatchLine, record: JobRecord) -> bytes:
+        if one.ordinal == 2:
+            raise OverflowError("an odd record")
+        return failed_line(batch, one, record)
+
+    monkeypatch.setattr(batch_lines, "failed_line", fail)
+    batch = await validated(context, "default", [line(number) for number in (1, 2, 3)])
+    batch = await advance(context, batch)
+    for ordinal in (1, 2, 3):
+        await context.queue.jobs.cancel(line_job_id(batch, ordinal))
+    batch = await ended(context, batch)
+    assert batch.status is BatchStatus.COMPLETED
+    codes = {row["custom_id"]: row["error"]["code"] for row in await error_lines(context, batch)}
+    assert codes == {"line-1": "job_canceled", "line-2": "internal_error", "line-3": "job_canceled"}
+
+
+async def test_a_batch_ends_although_each_read_of_its_file_takes_all_of_a_step(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step writes at least one line."""
+    monkeypatch.setattr(batch_files, "STEP_S", -1.0)
+    batch = await validated(context, "default", [line(number) for number in (1, 2, 3)])
+    batch = await advance(context, batch)
+    for ordinal in (1, 2, 3):
+        await context.queue.jobs.cancel(line_job_id(batch, ordinal))
+    assert (await ended(context, batch)).written == 3
 
 
 @pytest.mark.parametrize("deadline_s", [1, 100_000])

@@ -11,7 +11,9 @@ from harness.queue import put
 from integration.batches.batch_steps import create, line
 
 from shared.job import Task
+from shared.protocols.openai.files import File
 from shared.queue import Submission
+from shared.runtime.clock import new_id, now_ms
 from worker.chores.batch_files import BatchContext
 
 COUNT = 9
@@ -48,3 +50,27 @@ async def test_objects_that_have_expired_do_not_end_a_list(
         assert objects
         seen += [getattr(one, "job", one).id for one in objects]
     assert seen == [ids[0], *ids[6:8]]
+
+
+async def test_a_list_goes_on_after_a_file_that_was_deleted(context: BatchContext) -> None:
+    """The id of a batch's output is as old as the batch, and the file as new as its end."""
+    files, now = context.queue.files, now_ms()
+    ids = [new_id("file", now - age_ms) for age_ms in (3000, 2000, 1000)]
+    for file_id, created_ms in zip(ids, (now, now - 2000, now - 1000), strict=True):
+        file = File(
+            id=file_id,
+            tenant="default",
+            filename="out.jsonl",
+            purpose="batch_output",
+            bytes=0,
+            created_at_ms=created_ms,
+            expires_at_ms=now + 600_000,
+        )
+        await files.put(file)
+    seen: list[str] = []
+    more = True
+    while more:
+        (file,), more = await files.page("default", seen[-1] if seen else None, 1, True)
+        await files.forget("default", file.id)
+        seen.append(file.id)
+    assert sorted(seen) == sorted(ids)

@@ -20,11 +20,11 @@ from tiny import registry
 from shared.config.models_file import Limits
 from shared.errors import ConfigurationError
 from shared.job import Task
+from worker.claims.leases import StallLimits, stalled
 from worker.engine import remote
 from worker.engine.channel import SharedArray
 from worker.engine.protocol import ModelLoadFailed
 from worker.engine.remote import EngineProcess, RemoteEngine
-from worker.leases import StallLimits, stalled
 
 LIMITS = StallLimits(factor=20, floor_s=60)
 

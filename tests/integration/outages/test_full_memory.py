@@ -85,7 +85,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await scripts.pause("tenant|paused", "{}", 10)
     await scripts.create_key("known", "digest", "default", "", "", None)
     await scripts.begin_file("default", "file_1", 10, 60_000, 1)
-    await scripts.put_file("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part")
+    await scripts.put_file("default", "file_1", "a", "batch", 1, 0, 0, 2**50, "1 part")
     await scripts.create_batch("default", "batch_1", "file_1", 10, 0, "status", "in_progress", "rev", 1)
     endpoint = {"id": "we_1", "url": "https://x.test", "states": ["succeeded"], "enabled": True}
     await scripts.put_endpoint("default", "we_1", None, json.dumps(endpoint), 16)
@@ -143,7 +143,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "put_adapter": ("default", "adapter_1", "{}"),
         "put_endpoint": ("default", "we_2", None, '{"states": []}', 16),
         "put_preview": (job, epoch, "0-0", "x", 1000),
-        "put_file": ("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part"),
+        "put_file": ("default", "file_1", "a", "batch", 1, 0, 0, 2**50, "1 part"),
         "put_input": ("default", "in_1", "{}", 1000, "name", 1),
         "queue_depths": (signature,),
         "queue_position": (queued,),

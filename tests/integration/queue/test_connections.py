@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, IncompatibleRedis, RedisUnavailable, ScriptFailed
-from shared.queue import Queue, Submission, client
+from shared.queue import Queue, Submission
+from shared.queue.connections import pools
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -135,9 +136,9 @@ async def test_a_burst_waits_for_connections(own_queue: Queue, make_submission: 
     """More concurrent calls than connections are no outage: each is served in turn."""
     one = make_submission()
     await own_queue.jobs.submit([one])
-    answers = await asyncio.gather(*(own_queue.jobs.get(one.job.id) for _ in range(8 * client.CONNECTIONS)))
+    answers = await asyncio.gather(*(own_queue.jobs.get(one.job.id) for _ in range(8 * pools.CONNECTIONS)))
     assert {answer and answer.job.id for answer in answers} == {one.job.id}
-    assert len(await own_queue.client.redis.client_list()) <= client.CONNECTIONS + 1
+    assert len(await own_queue.client.redis.client_list()) <= pools.CONNECTIONS + 1
 
 
 async def test_a_hung_redis_times_out(
@@ -148,7 +149,7 @@ async def test_a_hung_redis_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hung server holds a caller for two timeouts at most, and a canceled submit is safe to repeat."""
-    monkeypatch.setattr(client, "COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(pools, "COMMAND_TIMEOUT_S", 0.2)
     impatient = Queue.connect(own_queue.client.settings)
 
     async def connected() -> bool:
@@ -177,7 +178,7 @@ async def test_clients_are_set_as_measured(settings_for: Callable[..., Settings]
     blocking = queue.client.blocking.connection_pool.connection_kwargs
     assert commands["socket_timeout"] <= 5
     assert commands["retry"].get_retries() <= 1
-    assert blocking["socket_timeout"] > client.MAX_BLOCK_MS / 1000 + 1
+    assert blocking["socket_timeout"] > pools.MAX_BLOCK_MS / 1000 + 1
     assert blocking["retry"].get_retries() == 0
     assert commands["health_check_interval"] > 0
     assert blocking["health_check_interval"] > 0

@@ -14,7 +14,7 @@ from api.responses import QueuePositions
 from shared.auth import TenantLimits
 from shared.errors import InvalidRequest
 from shared.job import Priority
-from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo
+from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo, jobs
 from shared.queue.workers import workers
 from shared.runtime.clock import new_id
 
@@ -94,6 +94,23 @@ async def test_a_list_leaves_out_what_is_gone(queue: Queue, make_submission: Mak
     await queue.client.redis.delete(*[queue.client.redis_keys.job(job_id) for job_id in ids[1:7]])
     records, _ = await queue.jobs.page("default", limit=3)
     assert [record.job.id for record in records] == [ids[0], ids[7], ids[8]]
+
+
+@pytest.mark.parametrize("expired_rows", [200, 10])
+async def test_a_list_goes_on_past_jobs_that_have_expired(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch, expired_rows: int
+) -> None:
+    """Their rows in the index are removed later; a page of a few reads can be empty, and names the next one."""
+    monkeypatch.setattr(jobs, "EXPIRED_ROWS", expired_rows)
+    *gone, last = await put(queue, *(make_submission() for _ in range(101)))
+    await queue.client.redis.delete(*map(queue.client.redis_keys.job, gone))
+    seen, after, pages = [], None, 0
+    while not pages or after is not None:
+        records, after = await queue.jobs.page("default", after=after, limit=1, newest_first=False)
+        seen += [record.job.id for record in records]
+        pages += 1
+    assert seen == [last]
+    assert pages == (1 if expired_rows == 200 else 3)
 
 
 async def test_a_list_goes_on_after_a_job_that_was_deleted(queue: Queue, make_submission: Make) -> None:

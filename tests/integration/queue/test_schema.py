@@ -17,7 +17,7 @@ from redis import Redis
 from shared.errors import IncompatibleRedis
 from shared.job import QUEUE_SCHEMA
 from shared.queue import Queue
-from shared.queue.client import examine
+from shared.queue.connections.redis_traits import examine
 
 OLD_DATA = {"schema": str(QUEUE_SCHEMA - 1), "auth": "keys", "paying:demo:64x64": "4"}
 

@@ -16,7 +16,7 @@ from integration.queue_model.model import MAX_ATTEMPTS, MAX_QUEUED_JOBS, MAX_QUE
 
 from shared.config.settings import Settings
 from shared.queue import Queue, QueueClient, Submission
-from shared.queue.client import connect_commands
+from shared.queue.connections.pools import connect_commands
 
 STEPS = int(os.environ.get("QUEUE_MODEL_STEPS", "900"))
 """Operations in all; `QUEUE_MODEL_STEPS=10000` is the long form."""

@@ -14,7 +14,8 @@ from harness.tcp_proxy import TcpProxy, script_pattern
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import State
-from shared.queue import Queue, Submission, claims, client
+from shared.queue import Queue, Submission, claims
+from shared.queue.connections import pools
 
 Make = Callable[..., Submission]
 
@@ -117,7 +118,7 @@ async def test_a_command_that_times_out_is_applied_once(
     proxy: TcpProxy, queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection stays open without a reply, as behind a firewall that forgot it."""
-    monkeypatch.setattr(client, "COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(pools, "COMMAND_TIMEOUT_S", 0.3)
     proxied = Queue.connect(queue.client.settings.model_copy(update={"redis_url": proxy.redis_url}))
     ids = await put(queue, make_submission(), make_submission())
     for script in ("claim", "admit"):
@@ -214,15 +215,15 @@ async def test_a_lease_is_renewed_in_time_over_connections_that_hang(
     one = make_submission()
     await put(proxied, one)
     (claimed,) = await proxied.claims.claim("w1", MODELS, 1)
-    proxy.drop_replies(b"TIME", client.CONNECTIONS, then="silent")
-    reads = [asyncio.create_task(proxied.client.now_ms()) for _ in range(client.CONNECTIONS)]
-    while proxy.dropped < client.CONNECTIONS:
+    proxy.drop_replies(b"TIME", pools.CONNECTIONS, then="silent")
+    reads = [asyncio.create_task(proxied.client.now_ms()) for _ in range(pools.CONNECTIONS)]
+    while proxy.dropped < pools.CONNECTIONS:
         await asyncio.sleep(0.01)
     proxy.drop_replies(script_pattern("renew", settings), then="silent")
     async with asyncio.timeout(lease_s):
         renewal = await proxied.claims.renew("w1", {claimed.job.id: claimed.epoch})
     assert not renewal.lost
-    assert proxy.dropped == client.CONNECTIONS + 1
+    assert proxy.dropped == pools.CONNECTIONS + 1
     proxy.cut()
     await asyncio.gather(*reads, return_exceptions=True)
     await proxied.close()

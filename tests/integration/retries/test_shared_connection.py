@@ -10,8 +10,8 @@ import pytest
 from harness.tcp_proxy import TcpProxy, script_pattern
 
 from shared.config.settings import Settings
-from shared.queue import Queue, Submission, client
-from shared.queue.connections import shared_connection
+from shared.queue import Queue, Submission
+from shared.queue.connections import pools, shared_connection
 
 Make = Callable[..., Submission]
 
@@ -25,7 +25,7 @@ async def proxy(redis_server: Any) -> AsyncIterator[TcpProxy]:
 @pytest.fixture
 async def proxied(proxy: TcpProxy, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Queue]:
     """The namespace of `queue` through the proxy, with short timeouts; its calls share a connection."""
-    monkeypatch.setattr(client, "COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(pools, "COMMAND_TIMEOUT_S", 1.0)
     settings: Settings = queue.client.settings.model_copy(update={"redis_url": proxy.redis_url})
     proxied = Queue.connect(settings)
     await share(proxied, proxy)
@@ -45,9 +45,9 @@ async def share(queue: Queue, proxy: TcpProxy) -> None:
 
 
 async def test_concurrent_calls_share_one_connection(proxied: Queue, make_submission: Make, proxy: TcpProxy) -> None:
-    before = len(proxy.connections)
     one = make_submission()
-    await proxied.jobs.submit([one])
+    await proxied.jobs.submit([one])  # a script that Redis does not know goes through the pool
+    before = len(proxy.connections)
     records = await asyncio.gather(*(proxied.jobs.get(one.job.id) for _ in range(100 + before)))
     assert {record and record.job.id for record in records} == {one.job.id}
     assert len(proxy.connections) == before
@@ -83,14 +83,30 @@ async def test_concurrent_calls_after_a_pause_open_one_connection(
     monkeypatch.setattr(shared_connection, "IDLE_S", 0.0)
     opened = proxy.opened
     assert (
-        await asyncio.gather(*(proxied.jobs.get("job_none") for _ in range(client.CONNECTIONS)))
-        == [None] * client.CONNECTIONS
+        await asyncio.gather(*(proxied.jobs.get("job_none") for _ in range(pools.CONNECTIONS)))
+        == [None] * pools.CONNECTIONS
     )
     assert proxy.opened - opened == 1
 
 
 async def test_the_first_concurrent_calls_open_one_connection(queue: Queue, proxy: TcpProxy) -> None:
     first = Queue.connect(queue.client.settings.model_copy(update={"redis_url": proxy.redis_url}))
-    await asyncio.gather(*(first.jobs.get("job_none") for _ in range(client.CONNECTIONS)))
+    await asyncio.gather(*(first.jobs.get("job_none") for _ in range(pools.CONNECTIONS)))
     assert proxy.opened == 1
     await first.close()
+
+
+async def test_a_blocking_read_goes_on_after_its_connection_was_cut(proxied: Queue, proxy: TcpProxy) -> None:
+    """The others of its kind, before and after, share one connection with it."""
+    key = proxied.client.redis_keys.wakeup("w")
+    opened = proxy.opened
+    for _ in range(3):
+        assert await proxied.claims.wait_wakeup("w", 0.01) is None
+    assert proxy.opened - opened == 1
+    reading = asyncio.create_task(proxied.claims.wait_wakeup("w", 2.0))
+    await asyncio.sleep(0)
+    proxy.cut()
+    await proxied.client.redis.rpush(key, "0 signature")
+    assert await reading == "0 signature"
+    await proxied.client.redis.rpush(key, "1 signature")
+    assert await proxied.claims.wait_wakeup("w", 1.0) == "1 signature"

@@ -12,7 +12,8 @@ from harness.stub_engine import StubFleet
 
 from shared.job import Job, JobRecord, State
 from shared.queue import Queue
-from worker.job_runner import ClaimedJob, JobRunner
+from worker.claims.claimed_job import ClaimedJob
+from worker.job_runner import JobRunner
 from worker.output import upload
 
 Eventually = Callable[..., Awaitable[None]]

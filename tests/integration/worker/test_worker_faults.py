@@ -12,7 +12,7 @@ from harness.stub_engine import StubFleet
 
 from shared.job import Job, JobRecord, Priority
 from shared.queue import Queue
-from worker import leases
+from worker.claims import leases
 
 Eventually = Callable[..., Awaitable[None]]
 MakeJob = Callable[..., Job]

@@ -15,8 +15,8 @@ from shared.job import Job
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import mismatched_fields, signature
+from worker.claims.claimed_job import ClaimedJob
 from worker.engine.protocol import ForwardDone
-from worker.job_runner import ClaimedJob
 from worker.metrics.batch_log import BatchLimits, BatchLog
 
 

@@ -12,8 +12,8 @@ import pytest
 from shared.job import Job, Priority
 from shared.queue import UnavailableModel, WorkerInfo
 from shared.queue.claims import WaitingList
-from worker import claiming
-from worker.claim_policy import (
+from worker.claims import claiming
+from worker.claims.claim_policy import (
     HINT_TTL_S,
     MAX_LOAD_S,
     UNKNOWN_LOAD_S,
@@ -23,12 +23,14 @@ from worker.claim_policy import (
     RunningJob,
     Wait,
     claim_requests,
+    emptied_signature,
+    likely_requests,
     load_times_ms,
     longest_pause_s,
     preempted_tenants,
     running_signature,
 )
-from worker.claiming import ClaimLoop
+from worker.claims.claiming import ClaimLoop
 from worker.engine.protocol import LoadFailure
 from worker.model_availability import claimable_models, models_only_here
 
@@ -108,6 +110,44 @@ def test_tenants_that_are_preempted(
 def test_claim_requests(running: list[RunningJob], max_preempted: int, requests: list[ClaimRequest], why: str) -> None:
     """Eight slots of the running signature fit into a forward, sixteen of another one might."""
     assert claim_requests(running, batch_slots=8, max_batch=16, max_preempted=max_preempted) == requests, why
+
+
+OWN, OWN_INTERACTIVE, OTHER = (
+    ClaimRequest("a", 3),
+    ClaimRequest("a", 8, INTERACTIVE),
+    ClaimRequest(None, 16, INTERACTIVE),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_interactive", "emptied", "requests", "why"),
+    [
+        ([OWN, OWN_INTERACTIVE, OTHER], True, None, [OWN, OWN_INTERACTIVE, OTHER], "all can return jobs"),
+        ([OWN, OWN_INTERACTIVE, OTHER], False, None, [OWN], "no interactive job is queued"),
+        ([OWN, OWN_INTERACTIVE, OTHER], True, "a", [OWN_INTERACTIVE, OTHER], "preempting jobs may use more slots"),
+        ([OWN, OTHER], False, "b", [OWN], "another signature had no more jobs"),
+        ([ClaimRequest(None, 16)], False, None, [ClaimRequest(None, 16)], "an idle worker"),
+    ],
+)
+def test_requests_that_can_return_jobs(
+    wanted: list[ClaimRequest], has_interactive: bool, emptied: str | None, requests: list[ClaimRequest], why: str
+) -> None:
+    assert likely_requests(wanted, interactive=has_interactive, emptied=emptied) == requests, why
+
+
+@pytest.mark.parametrize(
+    ("request_", "claimed_slots", "emptied"),
+    [
+        (OWN, [1, 1], "a"),
+        (OWN, [1, 2], None),  # more jobs can be queued
+        (OWN_INTERACTIVE, [1], None),  # standard jobs can be queued
+        (ClaimRequest(None, 16), [1], None),  # a new batch is limited to the efficient rows
+    ],
+)
+def test_signature_of_which_a_join_leaves_no_job_that_fits(
+    request_: ClaimRequest, claimed_slots: list[int], emptied: str | None
+) -> None:
+    assert emptied_signature(request_, claimed_slots) == emptied
 
 
 def test_running_signature_is_that_of_the_first_interactive_job() -> None:
@@ -274,13 +314,14 @@ async def test_free_slots_lead_to_a_request_only_while_jobs_are_queued(
 async def test_an_interactive_job_that_is_queued_during_an_attempt_is_claimed_at_once(
     loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt does not look for interactive jobs, as there were none a moment ago; then its wake-up comes."""
+    """The attempt does not look for interactive jobs, as there were none a moment ago; then a wake-up comes."""
     interactive = ClaimRequest("a", 3, Priority.INTERACTIVE)
     monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 1), interactive])
     loop._hint.clear(loop._hint.count)
 
     async def wake(*_: object, **__: object) -> list[object]:
-        loop._hint.set()
+        loop._wakeups += 1
+        claims.list_as_waiting.return_value = WaitingList(1, False, True, ())
         return []
 
     claims.join.side_effect = wake
@@ -302,3 +343,37 @@ async def test_an_interactive_job_that_woke_no_worker_is_claimed_at_once(
     assert await loop._pause(pause_s), "the pause ends at once"
     await loop._claim()
     assert claims.join.await_args.kwargs["min_priority"] is Priority.INTERACTIVE
+
+
+async def test_a_join_that_leaves_slots_free_is_not_repeated_unless_jobs_are_queued(
+    loop: ClaimLoop, claims: Any, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 3)])
+    claims.join.return_value = [SimpleNamespace(job=make_job())]
+    await loop._claim()
+    claims.join.return_value = []
+    claims.list_as_waiting.return_value = WaitingList(1, True, False, ())
+    _, pause_s = await loop._claim()
+    assert claims.join.await_count == 1
+    assert await loop._pause(pause_s), "a job was queued after the join: the pause ends at once"
+    loop._pause_ended.clear()
+    _, pause_s = await loop._claim()
+    assert claims.join.await_count == 2
+    assert not await loop._pause(pause_s), "the job needs more slots: the worker pauses"
+
+
+async def test_the_worker_that_was_woken_claims_an_interactive_job_when_it_is_ready(
+    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other workers try later; it has passed its wake-up on before it looked for interactive jobs."""
+    monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest(None, 8, Priority.INTERACTIVE)])
+    loop._hint.clear(loop._hint.count)
+    loop._unused_wakeups = ["0 b"]
+    claims.claim = AsyncMock(return_value=[])
+    claims.list_as_waiting.return_value = WaitingList(5, False, True, ())
+    claims.next_ready_ms.return_value = 300
+    await loop._claim()
+    loop._unused_wakeups.clear()
+    assert await loop._claim() == ([], 0.3)
+    _, later_s = await loop._claim()
+    assert later_s != 0.3

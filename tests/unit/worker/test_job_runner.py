@@ -21,9 +21,10 @@ from shared.job import InputRef, OnDeadline, State
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.storage.folder import FolderStorage
+from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
-from worker.job_runner import ClaimedJob, JobRunner, StopReason
+from worker.job_runner import JobRunner
 from worker.model_availability import ModelAvailability
 from worker.output.sending import OutputSender
 from worker.output.upload import Uploader

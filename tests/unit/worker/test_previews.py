@@ -17,7 +17,7 @@ from PIL import Image
 from shared.job import OutputFormat
 from shared.queue import Queue, Submission
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
-from worker.job_runner import ClaimedJob
+from worker.claims.claimed_job import ClaimedJob
 from worker.output.image_encoding import PreviewPublisher, encode_preview
 
 Make = Callable[..., Submission]

@@ -111,6 +111,30 @@ def claim_requests(
     return requests
 
 
+def likely_requests(wanted: Sequence[ClaimRequest], *, interactive: bool, emptied: str | None) -> list[ClaimRequest]:
+    """Return the requests that can return jobs: those for interactive jobs only if such jobs can be queued.
+
+    `emptied`: a signature in which the last join left no job that fits.
+    """
+
+    def is_likely(request: ClaimRequest) -> bool:
+        if request.min_priority is Priority.INTERACTIVE:
+            return interactive
+        return emptied is None or request.signature != emptied
+
+    return [one for one in wanted if is_likely(one)]
+
+
+def emptied_signature(request: ClaimRequest, claimed_slots: Sequence[int]) -> str | None:
+    """Return the signature of a join of all priorities that left slots free; None for another request.
+
+    A new batch can be smaller than requested although more jobs are queued.
+    """
+    if request.min_priority is Priority.INTERACTIVE or sum(claimed_slots) >= request.slots:
+        return None
+    return request.signature
+
+
 def preempted_tenants(running: Iterable[Job], min_priority: Priority) -> set[str]:
     """Return the tenants of the running jobs that claimed ones would preempt: only interactive jobs preempt others."""
     if min_priority is not Priority.INTERACTIVE:
@@ -136,8 +160,8 @@ def load_times_ms(
 class InteractiveHint:
     """Cached hint whether interactive jobs can be queued. Saves a full worker most of its requests to Redis.
 
-    Set by wake-ups; cleared when the queue has none, for `HINT_TTL_S` only: a wake-up can be missed, or a model
-    loaded in the meantime.
+    Set when this worker is listed as waiting while some are queued; cleared when the queue has none, for `HINT_TTL_S`
+    only: a model can be loaded in the meantime.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

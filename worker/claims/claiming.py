@@ -16,7 +16,7 @@ from shared.job import Priority
 from shared.queue import Claim, Queue
 from shared.queue.claims import Models, WaitingList
 from shared.runtime.asyncio_tools import retry_while_unavailable
-from worker.claim_policy import (
+from worker.claims.claim_policy import (
     MAX_FLEET_PAUSE_S,
     MAX_PAUSE_S,
     ClaimRequest,
@@ -25,14 +25,16 @@ from worker.claim_policy import (
     RunningJob,
     Wait,
     claim_requests,
+    emptied_signature,
+    likely_requests,
     load_times_ms,
     longest_pause_s,
     preempted_tenants,
     running_signature,
 )
+from worker.claims.claimed_job import ClaimedJob
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineInterface, allowed_rows
-from worker.job_runner import ClaimedJob
 from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability
 from worker.output.upload import Uploader
@@ -61,7 +63,10 @@ class ClaimLoop:
         self._hint = InteractiveHint()
         self._pause_ended = asyncio.Event()
         self._stopped = False
+        self._wakeups = 0
         self._unused_wakeups: list[str] = []
+        self._emptied: str | None = None
+        self._woken_for_interactive = False
         self._fruitless = 0
         self._wait: Wait | None = None
 
@@ -100,7 +105,7 @@ class ClaimLoop:
             if wakeup is None:
                 continue
             self._unused_wakeups.append(wakeup)
-            self._hint.set()
+            self._wakeups += 1
             self.end_pause()
             if self._stopped:
                 await self._stop_waiting()
@@ -120,15 +125,15 @@ class ClaimLoop:
 
     async def _claim(self) -> tuple[list[Claim], float]:
         """Return new claims, or how long to pause when there are none, in seconds."""
-        wanted, wakeups = self._requests(), self._hint.count
+        wanted, wakeups = self._requests(), self._wakeups
         if self._wait and (left_s := self._wait.left_s(self._listing(wanted), wakeups, time.monotonic())):
             return [], left_s
         self._wait = None  # a claim takes this worker off the lists
-        # Interactive jobs only while some can be queued.
-        likely = self._hint.likely
-        requests = [one for one in wanted if likely or one.min_priority is not Priority.INTERACTIVE]
+        emptied, self._emptied = self._emptied, None
+        requests = likely_requests(wanted, interactive=self._hint.likely, emptied=emptied)
         for request in requests:
             if claims := await self._send(request):
+                self._emptied = emptied_signature(request, [claim.job.slots for claim in claims])
                 return claims, 0.0
         return [], await self._prepare_pause(wanted, requests, wakeups)
 
@@ -189,20 +194,23 @@ class ClaimLoop:
 
         `requests` are those of `wanted` that were sent and returned no jobs, after so many `wakeups`.
         """
-        had_wakeup, listing = bool(self._unused_wakeups), self._listing(wanted)
+        sent_own = any(one.signature is not None and one.min_priority is Priority.BULK for one in requests)
+        had_wakeup = bool(self._unused_wakeups) or self._woken_for_interactive
+        self._woken_for_interactive = False
+        listing = self._listing(wanted)
         waiting = await self._list_as_waiting(listing)
         ready_in_ms, interactive_in_ms = 0 if waiting.is_queued else None, None
+        if waiting.is_queued and not sent_own:  # since the last join
+            self.end_pause()
         if any(one.signature is None and one.min_priority is Priority.BULK for one in wanted):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
         elif any(request.min_priority is Priority.INTERACTIVE for request in requests):
-            seen = self._hint.count
-            loaded = self.engine.status().loaded_models
-            interactive_in_ms = await self.queue.claims.next_ready_ms(loaded, min_priority=Priority.INTERACTIVE)
-            if interactive_in_ms is None:
-                self._hint.clear(seen)
-            elif any(request.signature is None for request in requests):
+            interactive_in_ms = await self._interactive_in_ms()
+            if interactive_in_ms is not None and any(request.signature is None for request in requests):
                 ready_in_ms = min(interactive_in_ms, interactive_in_ms if ready_in_ms is None else ready_in_ms)
-        elif waiting.has_interactive:  # since the hint, or while this worker was not listed
+        elif waiting.has_interactive:
+            interactive_in_ms = 0
+            self._woken_for_interactive = had_wakeup  # the next attempt is the one for this wake-up
             self._hint.set()
             self.end_pause()
         # A worker with a wake-up for jobs claims them when they are ready; the others do so later, if it has not.
@@ -214,6 +222,14 @@ class ClaimLoop:
         none_queued = ready_in_ms is None and interactive_in_ms is None
         self._wait = Wait(listing, wakeups, time.monotonic() + pause_s) if none_queued else None
         return pause_s
+
+    async def _interactive_in_ms(self) -> int | None:
+        """Return ms until interactive jobs of the loaded models are ready, None without one."""
+        seen, loaded = self._hint.count, self.engine.status().loaded_models
+        ready_in_ms = await self.queue.claims.next_ready_ms(loaded, min_priority=Priority.INTERACTIVE)
+        if ready_in_ms is None:
+            self._hint.clear(seen)
+        return ready_in_ms
 
     def _listing(self, wanted: Sequence[ClaimRequest]) -> Listing:
         idle = any(one.signature is None and one.min_priority is Priority.BULK for one in wanted)

@@ -12,8 +12,8 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import metrics
+from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.engine.protocol import Activity, EngineInterface
-from worker.job_runner import ClaimedJob, StopReason
 
 log = structlog.get_logger()
 
