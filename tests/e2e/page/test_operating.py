@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
 from typing import Any
 
 from harness.waiting import wait_until
@@ -154,20 +153,39 @@ def _listed(stack: Any, name: str, **query: str) -> list[Any]:
     return data
 
 
+def _reads_at_once(page: Any, path: str) -> list[int]:
+    """For each request for path from now on: how many of them were open when it began, with itself."""
+    open_reads: list[Any] = []
+    counts: list[int] = []
+
+    def begin(request: Any) -> None:
+        if request.url.endswith(path):
+            open_reads.append(request)
+            counts.append(len(open_reads))
+
+    def end(request: Any) -> None:
+        if request in open_reads:  # one that was open before is not counted
+            open_reads.remove(request)
+
+    page.on("request", begin)
+    page.on("requestfinished", end)
+    page.on("requestfailed", end)
+    return counts
+
+
 def test_selected_jobs_are_canceled_with_the_keyboard(open_page: Any, waiting: Any) -> None:
     ids = [waiting.submit(prompt=f"a square {n}", metadata={"set": "keys"}) for n in range(3)]
     page = open_page(waiting.url, "#/jobs?metadata=set%3Dkeys")
     expect(page.locator("tbody tr")).to_have_count(3)
-    reads: list[int] = []
-    page.on("request", lambda request: reads.append(1) if request.url.endswith("/v1/queues") else None)
-    page.on("requestfinished", lambda request: reads.append(-1) if request.url.endswith("/v1/queues") else None)
+    reads = _reads_at_once(page, "/v1/queues")
     for key in "jxjx":
         page.keyboard.press(key)
-    page.get_by_role("button", name="Cancel 2").click()
+    with page.expect_request("**/v1/queues"):
+        page.get_by_role("button", name="Cancel 2").click()
     expect(page.locator("tbody .badge.is-canceled")).to_have_count(2)
     states = [waiting.job(job_id)["status"] for job_id in ids]
     assert states == ["queued", "canceled", "canceled"], "the newest two are the first two rows"
-    assert max(accumulate(reads)) == 1, "one read of the overview at a time"
+    assert max(reads) == 1, "one read of the overview at a time"
     waiting.client.post(f"/v1/jobs/{ids[0]}/cancel")
 
 
