@@ -1,80 +1,15 @@
-"""One name per concept: classes, files and folders across packages, and the links of the docs."""
+"""What the docs name and link to is there."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
-from collections import defaultdict
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "bench", "cli", "demo", "fusequeue", "shared", "worker")
-MAX_ENTRIES = 16
-
-SAME_CLASS = {
-    "the client reads what the service writes": {
-        "Artifact",
-        "Batch",
-        "BatchError",
-        "BatchingStats",
-        "CostCurve",
-        "CostPoint",
-        "DeadLetter",
-        "Defaults",
-        "DeliveryAttempt",
-        "Failure",
-        "Job",
-        "Limits",
-        "ModelOnWorker",
-        "ModelOrder",
-        "Pause",
-        "Progress",
-        "QueueDepth",
-        "QueuePosition",
-        "RequestCounts",
-        "Scale",
-        "TenantLimits",
-        "TenantUse",
-        "UnavailableModel",
-        "UploadedAdapter",
-        "UsageRow",
-        "WebhookDelivery",
-        "WebhookEndpoint",
-        "WorkerInfo",
-    },
-    "the client raises what the service responds with": {"NotFound", "WaitTimeout"},
-    "the client sends what the service selects by": {"JobFilters", "LetterFilters"},
-}
-SAME_FILE = {
-    "every package has one": {"__init__.py", "__main__.py", "errors.py"},
-    "the command of its folder": {"command.py"},
-    "API keys and tenants: over HTTP, and what a key is": {"auth.py"},
-    "one resource: its routes, its protocol, its keys in Redis, its chore": {
-        "adapters.py",
-        "batches.py",
-        "cost_curves.py",
-        "dead_letters.py",
-        "events.py",
-        "files.py",
-        "images.py",
-        "jobs.py",
-        "model_orders.py",
-        "models.py",
-        "operations.py",
-        "pauses.py",
-        "predictions.py",
-        "usage.py",
-        "videos.py",
-        "webhooks.py",
-    },
-    "changes of all that match: the client's, and the commands": {"matching.py"},
-    "the upkeep of the queue: its scripts, and the chore that runs them": {"maintenance.py"},
-    "a benchmark has the name of what it measures": {"pool.py"},
-}
-RETIRED_PHRASES = re.compile(r"\b(those who|who waits|what is due|(stands?|waits?|waiting|puts?) in line)\b")
 
 
 def tracked() -> list[PurePosixPath]:
@@ -87,50 +22,7 @@ def tracked() -> list[PurePosixPath]:
 
 
 FILES = tracked()
-MODULES = [path for path in FILES if path.suffix == ".py" and path.parts[0] in PACKAGES]
 PAGES = [path for path in FILES if path.suffix == ".md" and path.parts[0] not in ("tests",)]
-
-
-def test_two_packages_share_a_class_name_only_for_the_same_thing() -> None:
-    owners: defaultdict[str, set[str]] = defaultdict(set)
-    for module in MODULES:
-        for node in ast.parse((ROOT / module).read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                owners[node.name].add(module.parts[0])
-    shared = {name: sorted(packages) for name, packages in owners.items() if len(packages) > 1}
-    excused = set().union(*SAME_CLASS.values())
-    assert {name: packages for name, packages in shared.items() if name not in excused} == {}
-    assert excused - shared.keys() == set(), "no longer shared: remove from SAME_CLASS"
-
-
-def test_a_file_name_occurs_twice_only_for_the_same_concept() -> None:
-    folders: defaultdict[str, list[str]] = defaultdict(list)
-    for module in MODULES:
-        folders[module.name].append(str(module.parent))
-    repeated = {name: where for name, where in folders.items() if len(where) > 1}
-    excused = set().union(*SAME_FILE.values())
-    assert {name: where for name, where in repeated.items() if name not in excused} == {}
-    assert excused - repeated.keys() == set(), "no longer repeated: remove from SAME_FILE"
-
-
-def test_no_folder_has_more_entries_than_a_reader_takes_in() -> None:
-    entries: defaultdict[PurePosixPath, set[str]] = defaultdict(set)
-    for path in FILES:
-        for parent in path.parents:
-            entries[parent].add(path.relative_to(parent).parts[0])
-    visible = {parent: {name for name in names if not name.startswith(".")} for parent, names in entries.items()}
-    assert {str(parent): len(names) for parent, names in visible.items() if len(names) > MAX_ENTRIES} == {}
-
-
-def test_no_text_uses_a_retired_phrase() -> None:
-    texts = [path for path in FILES if path.suffix in {".py", ".lua", ".md", ".toml", ".yaml"}]
-    found = {
-        f"{path}: {match.group()}"
-        for path in texts
-        if path.name not in ("test_layout.py", "CHANGELOG.md") and path.parts[0] != "constraints.txt"
-        for match in RETIRED_PHRASES.finditer((ROOT / path).read_text("utf-8"))
-    }
-    assert found == set()
 
 
 def anchors(page: Path) -> set[str]:

