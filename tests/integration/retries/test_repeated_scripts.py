@@ -333,6 +333,7 @@ async def sync_calls(queue: Queue, make: Make) -> None:
     assert await queue.sync_calls.abandon(*call, "job_a", score)
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("name", CASES)
 async def test_a_script_that_is_sent_again_changes_nothing(queue: Queue, make_submission: Make, name: str) -> None:
     repeater = Repeater(queue)
