@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http peers bench-peers clean
+.PHONY: demo up test test-ci clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -16,8 +16,15 @@ demo: $(READY)
 up: $(READY)
 	$(BIN)/fusequeue up
 
+# A file's tests run in one process, which starts their servers and models once; files with long tests come first.
+TWO_PROCESSES := -q -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/pytest -q -n 2 --dist loadgroup
+	$(BIN)/pytest $(TWO_PROCESSES)
+
+# As `make test`; failed tests run once more by themselves.
+test-ci: $(READY)
+	$(BIN)/python .ci/run_tests.py $(TWO_PROCESSES) --durations=50
 
 # Real clients from their registries (docs/clients-tested.md); needs Node.js 20. `make clients ONLY="replicate fal"`.
 clients: $(READY)

@@ -12,7 +12,6 @@ import pytest
 
 MAX_RERUNS = 20
 RERUN_TIMEOUT_S = 600
-GROUP = "@ports"  # that xdist's loadgroup adds to node ids
 
 
 class FirstFailures:
@@ -27,7 +26,7 @@ class FirstFailures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.texts.setdefault(report.nodeid.removesuffix(GROUP), report.longreprtext)
+            self.texts.setdefault(report.nodeid, report.longreprtext)
 
 
 def passes_alone(node_id: str, options: list[str]) -> bool:

@@ -32,19 +32,10 @@ from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 
 START_TIMEOUT_S = 30.0
-TESTS = Path(__file__).parent
 
 # In the background of a shell, SIGINT is ignored, which child processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests of commands that choose their ports themselves in one process, one after the other."""
-    for item in items:
-        if item.path.is_relative_to(TESTS / "e2e") or item.path.is_relative_to(TESTS / "unit" / "bench"):
-            item.add_marker(pytest.mark.xdist_group("ports"))
 
 
 def _executables() -> dict[str, str]:
