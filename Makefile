@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test test-ci clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http peers bench-peers clean
+.PHONY: demo up test test-all test-ci clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -21,6 +21,10 @@ TWO_PROCESSES := -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	$(BIN)/pytest $(TWO_PROCESSES)
+
+# With the slow tests: compilers, whole benchmarks, attacks, planted bugs, ten thousand jobs.
+test-all: $(READY)
+	$(BIN)/pytest $(TWO_PROCESSES) -m "not gpu and not parity and not parity_more"
 
 # As `make test`; failed tests run once more by themselves.
 test-ci: $(READY)

@@ -10,7 +10,7 @@ from chaos.processes import redis_executable
 from attack import victim
 from attack.__main__ import measure
 
-pytestmark = pytest.mark.skipif(redis_executable() is None, reason="no redis-server")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(redis_executable() is None, reason="no redis-server")]
 SLOW_MACHINE = 5  # times the bounds
 
 

@@ -52,6 +52,7 @@ async def test_jobs_outlive_a_kill_of_redis(launcher: Launcher, tmp_path: Path) 
     assert not report.problems, "\n".join(report.lines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(WITH_BUGS))
 async def test_the_checker_reports_a_planted_bug(bug: str, launcher: Launcher, tmp_path: Path) -> None:
     scenario, problem = WITH_BUGS[bug]

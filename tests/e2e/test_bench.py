@@ -8,6 +8,8 @@ import pytest
 from bench import devices, idle, interactive, over_http, step_cache
 from bench.api import traces
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(300)
 def test_over_http_measures_all_figures(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def pieces(stack: Stack, path: str, **options: Any) -> list[str]:
         params["after"] = piece["next_cursor"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_queued_jobs_are_canceled_and_redis_serves_others(full: Stack) -> None:
     """Each ends once; the long form takes less than a minute where no other program needs the cores."""
@@ -107,6 +108,7 @@ def test_all_queued_jobs_are_canceled_and_redis_serves_others(full: Stack) -> No
     assert full.terminal_events() == dict.fromkeys(canceled, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_controls_take_effect_at_once_among_many_queued_jobs(full: Stack) -> None:
     """Over HTTP and by command."""

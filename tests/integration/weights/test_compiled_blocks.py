@@ -79,6 +79,7 @@ def run_batches(spec: ModelSpec) -> tuple[EventRecorder, list[int]]:
     return harness.recorder, graphs
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.timeout(600)  # a compiler on a busy machine
 @pytest.mark.parametrize("family", ["flux", "qwen-image", "sd"])
@@ -99,6 +100,7 @@ def test_nothing_is_compiled_after_the_warm_up(family: str, tmp_path: Path, monk
         assert off <= TOLERANCE, f"{key} is off by {off}"
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.timeout(600)
 def test_compiled_code_is_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
