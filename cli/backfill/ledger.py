@@ -24,7 +24,8 @@ CREATE TABLE IF NOT EXISTS line (
     error TEXT,
     flagged TEXT  -- indexes of files
 );
-CREATE INDEX IF NOT EXISTS by_state ON line (state, number);
+DROP INDEX IF EXISTS by_state;  -- of an earlier version
+CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
 """
 
 
@@ -100,8 +101,14 @@ class Ledger:
         (count,) = self._db.execute("SELECT count(*) FROM line WHERE flagged != '[]'").fetchone()
         return int(count)
 
-    def entries(self, state: EntryState, limit: int) -> list[Entry]:
-        """Return the first lines in a state, those with the fewest failed attempts first."""
+    def is_finished(self) -> bool:
+        """Return whether every line is done or failed."""
+        query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state IN (?, ?))"
+        (finished,) = self._db.execute(query, (EntryState.NEW, EntryState.SUBMITTED)).fetchone()
+        return bool(finished)
+
+    def entries(self, state: EntryState, limit: int = -1) -> list[Entry]:
+        """Return the first lines in a state, by default all of them, those with the fewest failed attempts first."""
         rows = self._db.execute(
             "SELECT number, body, failed_attempts, job FROM line WHERE state = ? "
             "ORDER BY failed_attempts, number LIMIT ?",
@@ -123,14 +130,22 @@ class Ledger:
         query = "UPDATE line SET state = ?, files = ?, flagged = ?, error = NULL WHERE number = ?"
         self._db.execute(query, (EntryState.DONE, json.dumps(files), json.dumps(flagged), number))
 
-    def failed(self, entry: Entry, error: str, *, retry: bool) -> None:
-        """Record a failed attempt, unless the line has another job by now; with `retry` it is submitted again."""
-        state = EntryState.NEW if retry else EntryState.FAILED
-        self._db.execute(
+    def failed(self, failures: Sequence[tuple[Entry, str, bool]]) -> None:
+        """Record (entry, error, whether it is submitted again) of failed attempts.
+
+        A line that has another job by now is left as it is.
+        """
+        states = [
+            (EntryState.NEW if again else EntryState.FAILED, error, entry.number, entry.job)
+            for entry, error, again in failures
+        ]
+        query = (
             "UPDATE line SET state = ?, error = ?, job = NULL, failed_attempts = failed_attempts + 1 "
-            "WHERE number = ? AND job IS ?",
-            (state, error, entry.number, entry.job),
+            "WHERE number = ? AND job IS ?"
         )
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            self._db.executemany(query, states)
 
     def retry_failed(self) -> int:
         """Set all failed lines to NEW and return how many."""

@@ -73,7 +73,7 @@ def test_a_ledger_resumes(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.begin(LINES)
     ledger.submitted([(1, "job_1", None), (2, "job_2", None), (4, None, "too long")])
-    ledger.failed(ledger.entries(EntryState.SUBMITTED, 1)[0], "lost", retry=True)
+    ledger.failed([(ledger.entries(EntryState.SUBMITTED, 1)[0], "lost", True)])
     ledger.done(2, ["b.png"])
     ledger.close()
     reopened = Ledger(tmp_path)

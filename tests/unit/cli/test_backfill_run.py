@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from cli.backfill.command import Backfill, BackfillOptions
 from cli.backfill.ledger import EntryState, Ledger
+from cli.backfill.pipeline import CHUNK_LINES, DOWNLOADS, Backfill, BackfillOptions, lines_to_submit
 from fusequeue import AsyncClient, Busy, LineFailure, Unauthorized
 
 JOB = {
@@ -35,7 +35,8 @@ QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status
 class FakeService:
     """Refuses the prompts in `refused` that many times; the jobs of the others have succeeded.
 
-    An image in `unreadable` has that status; that of the prompt `flagged` is flagged.
+    An image in `unreadable` has that status; that of the prompt `flagged` is flagged. Images are sent while
+    `sends_images` is set; `most_unsaved` is the largest number of jobs whose images were not sent.
     """
 
     def __init__(self) -> None:
@@ -44,17 +45,23 @@ class FakeService:
         self.flagged = ""
         self.prompts: list[str] = []
         self.jobs: dict[tuple[str, int], dict[str, Any]] = {}
+        self.sends_images = asyncio.Event()
+        self.sends_images.set()
+        self.sent = self.most_unsaved = 0
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/jobs:bulk":
             key = request.headers["Idempotency-Key"]
             rows = [self._submit(key, at, line) for at, line in enumerate(request.content.splitlines(), 1) if line]
+            self.most_unsaved = max(self.most_unsaved, len(self.jobs) - self.sent)
             return httpx.Response(200, content="\n".join(map(json.dumps, rows)))
         if request.url.path == "/v1/jobs":
             return httpx.Response(200, json={"data": [*self.jobs.values()][::-1]})
         prompt = request.url.path.rpartition("/")[2]
         if prompt in self.unreadable:
             return httpx.Response(self.unreadable[prompt], json={"detail": "gone", "code": "not_found"})
+        await self.sends_images.wait()
+        self.sent += 1
         return httpx.Response(200, content=b"png")
 
     def _submit(self, key: str, at: int, line: bytes) -> dict[str, Any]:
@@ -83,8 +90,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.backfill.command.MIN_PAUSE_S", 0.0)
-    monkeypatch.setattr("cli.backfill.command.MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr("cli.backfill.pipeline.MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr("cli.backfill.pipeline.MAX_PAUSE_S", 0.0)
 
 
 async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **options: int) -> list[LineFailure]:
@@ -93,7 +100,7 @@ async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **
     refusals: list[LineFailure] = []
     client = AsyncClient("http://api.test", retries=0, transport=httpx.MockTransport(service))
     async with asyncio.timeout(30), client:
-        await Backfill(client, ledger, BackfillOptions(folder, **options), lambda: None, refusals.append).run()
+        await Backfill(client, ledger, BackfillOptions(folder, **options), refusals.append).run()
     return refusals
 
 
@@ -131,6 +138,38 @@ async def test_a_full_service_counts_no_attempt_and_is_reported(
     refusals = await run(service, ledger, tmp_path, 3, attempts=1)
     assert [(one.code, one.message) for one in refusals] == [("quota_exceeded", QUOTA["message"])] * 5
     assert ledger.counts()[EntryState.DONE] == 3
+
+
+async def test_lines_are_submitted_while_images_are_downloaded_and_bounded(
+    service: FakeService, ledger: Ledger, tmp_path: Path, eventually: Callable[..., Awaitable[None]]
+) -> None:
+    """As many results as jobs in flight wait to be saved, so that a slow download bounds the client's memory."""
+    service.sends_images.clear()
+    running = asyncio.create_task(run(service, ledger, tmp_path, 40, in_flight=3))
+    bound = 3 + 3 + DOWNLOADS
+    await eventually(lambda: len(service.jobs) == bound or running.done(), "lines are submitted")
+    service.sends_images.set()
+    await running
+    assert ledger.counts()[EntryState.DONE] == 40
+    assert service.most_unsaved == bound
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "limit", "lines"),
+    [
+        (0, 1_000, CHUNK_LINES),
+        (750, 1_000, CHUNK_LINES),
+        (751, 1_000, 0),
+        (0, 12, 12),
+        (9, 12, 3),  # without waiting for all of them
+        (10, 12, 0),
+        (0, 1, 1),
+        (1, 1, 0),
+        (30, 12, 0),  # resumed with a smaller limit
+    ],
+)
+def test_lines_are_submitted_when_a_part_of_the_limit_is_free(in_flight: int, limit: int, lines: int) -> None:
+    assert lines_to_submit(in_flight, limit) == lines
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
@@ -173,5 +212,5 @@ def test_a_failure_of_an_earlier_job_changes_nothing(ledger: Ledger) -> None:
     ledger.submitted([(1, "job_1", None)])
     (entry,) = ledger.entries(EntryState.SUBMITTED, 1)
     ledger.submitted([(1, "job_2", None)])
-    ledger.failed(entry, "lost", retry=False)
+    ledger.failed([(entry, "lost", False)])
     assert [one.job for one in ledger.entries(EntryState.SUBMITTED, 1)] == ["job_2"]

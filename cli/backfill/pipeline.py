@@ -1,0 +1,215 @@
+"""The lines of a backfill on their way: submits, lists and downloads overlap, so that workers never wait for files."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cli.backfill.ledger import Entry, EntryState, Ledger
+from cli.backfill.prompts import file_name
+from fusequeue import AsyncClient, Job, LineFailure, NotFound, RefusedError
+from fusequeue.transport import RETRIED
+
+CHUNK_LINES = 250  # per request; a line always belongs to the same chunk, so its idempotency key never changes
+DOWNLOADS = 8  # concurrent
+MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
+SERVICE_FULL = frozenset({429, 503})  # or unavailable: no fault of a line
+NOT_OF_THE_LINE = RETRIED | {401}  # of a download: the service is full or unavailable, or refuses the API key
+
+
+@dataclass(frozen=True)
+class BackfillOptions:
+    """`in_flight` limits the jobs queued or running at a time, `attempts` the submits and jobs of one line."""
+
+    folder: Path
+    in_flight: int = 1_000
+    attempts: int = 3
+
+
+class Backfill:
+    """Submits and saves all lines of a ledger.
+
+    One task submits, one lists the jobs that have ended, and `DOWNLOADS` save their results. At most `in_flight` jobs
+    are queued or running, and at most as many have ended and wait to be saved: with more, listing pauses, and so does
+    submitting. Calls `on_refusal` for each line that the service refuses for now.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        ledger: Ledger,
+        options: BackfillOptions,
+        on_refusal: Callable[[LineFailure], None],
+    ) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._options = options
+        self._on_refusal = on_refusal
+        self._in_flight: dict[str, Entry] = {}  # by job
+        self._ended: asyncio.Queue[tuple[Entry, Job | None]] = asyncio.Queue(options.in_flight)
+        self._has_submitted = asyncio.Event()
+        self._can_submit = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until every line is done or failed."""
+        self._in_flight = {entry.job: entry for entry in self._ledger.entries(EntryState.SUBMITTED) if entry.job}
+        self._check_finished()
+        parts = (
+            self._finished.wait(),
+            self._submit_all(),
+            self._list_all(),
+            *(self._save_all() for _ in range(DOWNLOADS)),
+        )
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _submit_all(self) -> None:
+        """Submit lines whenever enough jobs have ended."""
+        pause_s = MIN_PAUSE_S
+        while True:
+            self._can_submit.clear()
+            entries = self._ledger.entries(
+                EntryState.NEW, lines_to_submit(len(self._in_flight), self._options.in_flight)
+            )
+            if not entries:
+                await self._can_submit.wait()
+            elif await self._submit(entries):
+                pause_s = MIN_PAUSE_S
+            else:
+                await asyncio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, pause_s * 1.5)
+
+    async def _submit(self, entries: Sequence[Entry]) -> int:
+        """Submit lines and return how many were accepted or refused.
+
+        Idempotency keys are the same after a crash: a line has a fixed position in its chunk, and each of its attempts
+        a key.
+        """
+        submitted = 0
+        for (attempt, chunk), group in groupby(entries, lambda one: (one.failed_attempts, one.number // CHUNK_LINES)):
+            lines = {entry.number % CHUNK_LINES + 1: entry for entry in group}
+            submitted += await self._submit_lines(lines, f"{self._ledger.run_id}-{chunk}-{attempt}")
+        return submitted
+
+    async def _submit_lines(self, lines: Mapping[int, Entry], key: str) -> int:
+        """Submit the lines of one request, by position; a line that is refused for now stays NEW and does not count."""
+        bodies = [self._body(lines[at]) if at in lines else None for at in range(1, CHUNK_LINES + 1)]
+        accepted: dict[str, Entry] = {}
+        refused: list[tuple[int, str]] = []
+        failed: list[tuple[Entry, str, bool]] = []
+        async for result in self._client.submit_many(bodies, idempotency_key=key):
+            entry, error = lines[result.line], result.error
+            if error is None:
+                job_id = result.id or ""
+                accepted[job_id] = replace(entry, job=job_id)
+            elif not error.retryable:
+                refused.append((entry.number, f"{error.message} ({error.code})"))
+            elif error.status in SERVICE_FULL:
+                self._on_refusal(error)
+            else:  # the line itself can be the reason: the URL of its image does not respond
+                failed.append(self._failure(entry, f"{error.message} ({error.code})"))
+        jobs = [(entry.number, job_id, None) for job_id, entry in accepted.items()]
+        self._ledger.submitted([*jobs, *((number, None, error) for number, error in refused)])
+        self._ledger.failed(failed)
+        self._in_flight |= accepted
+        self._has_submitted.set()
+        self._check_finished()
+        return len(accepted) + len(refused) + len(failed)
+
+    def _body(self, entry: Entry) -> dict[str, Any]:
+        return {"priority": "bulk", **entry.body, "batch_id": self._ledger.run_id}
+
+    async def _list_all(self) -> None:
+        """Hand over the jobs that have ended, while there are jobs in flight."""
+        pause_s = MIN_PAUSE_S
+        while True:
+            if not self._in_flight:
+                self._has_submitted.clear()
+                await self._has_submitted.wait()
+            started = time.monotonic()
+            ended = await self._list_ended()
+            listing_s = time.monotonic() - started
+            for entry, job in ended:
+                await self._ended.put((entry, job))
+                del self._in_flight[entry.job or ""]
+                self._can_submit.set()
+            # A list costs the service a page per hundred jobs: limited to a quarter of the time.
+            pause_s = MIN_PAUSE_S if ended else min(MAX_PAUSE_S, pause_s * 1.5)
+            await asyncio.sleep(max(pause_s, 3 * listing_s))
+
+    async def _list_ended(self) -> list[tuple[Entry, Job | None]]:
+        """Return the lines in flight whose jobs have ended; without a job if it no longer exists."""
+        unlisted = {**self._in_flight}
+        ended: list[tuple[Entry, Job | None]] = []
+        async with aclosing(self._client.jobs(batch_id=self._ledger.run_id)) as jobs:
+            async for job in jobs:
+                entry = unlisted.pop(job.id, None)
+                if entry is not None and job.ended:
+                    ended.append((entry, job))
+                if not unlisted:
+                    break
+        for job_id, entry in unlisted.items():  # deleted, or past their retention
+            unlisted_job = await self._get(job_id)
+            if unlisted_job is None or unlisted_job.ended:
+                ended.append((entry, unlisted_job))
+        return ended
+
+    async def _get(self, job_id: str) -> Job | None:
+        try:
+            return await self._client.get(job_id)
+        except NotFound:
+            return None
+
+    async def _save_all(self) -> None:
+        """Save the results of jobs that have ended."""
+        while True:
+            entry, job = await self._ended.get()
+            if job is None:
+                self._failed(entry, "the job no longer exists: deleted, or past its retention", retry=False)
+            elif job.status != "succeeded":
+                failure = f"{job.error.message} ({job.error.code})" if job.error else job.status
+                self._failed(entry, failure, retry=bool(job.error and job.error.retryable))
+            else:
+                await self._download(entry, job)
+            self._check_finished()
+
+    async def _download(self, entry: Entry, job: Job) -> None:
+        name = file_name(entry.number, job.prompt)
+        try:
+            files = await self._client.download(job, self._options.folder, name=name)
+        except RefusedError as error:
+            if error.status in NOT_OF_THE_LINE:
+                raise
+            self._failed(entry, f"its image cannot be read: {error.message} ({error.code})", retry=False)
+        else:
+            self._ledger.done(entry.number, [file.name for file in files], job.flagged)
+
+    def _failed(self, entry: Entry, error: str, *, retry: bool) -> None:
+        self._ledger.failed([self._failure(entry, error, retry=retry)])
+        self._can_submit.set()
+
+    def _failure(self, entry: Entry, error: str, *, retry: bool = True) -> tuple[Entry, str, bool]:
+        """Return a failed attempt for the ledger; with `retry` another one follows, up to the limit."""
+        return entry, error, retry and entry.failed_attempts + 1 < self._options.attempts
+
+    def _check_finished(self) -> None:
+        if self._ledger.is_finished():
+            self._finished.set()
+
+
+def lines_to_submit(in_flight: int, limit: int) -> int:
+    """Return how many lines to submit: none until a quarter of the limit is free, so that requests have many lines."""
+    free = limit - in_flight
+    return min(free, CHUNK_LINES) if free >= min(CHUNK_LINES, max(1, limit // 4)) else 0
