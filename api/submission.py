@@ -161,13 +161,18 @@ async def submit_entries(
 async def submit_retries(jobs: Sequence[Job], services: Services) -> list[SubmitResult | FusequeueError]:
     """Queue a new job for each of some ended ones, and return the results in order; a repetition queues no more.
 
-    Each of several has a trace of its own.
+    Ends with the jobs among which one is refused for now. Each of several has a trace of its own.
     """
     retry = _retry if len(jobs) == 1 else _retry_in_new_trace
     results: list[SubmitResult | FusequeueError] = []
     for start in range(0, len(jobs), RETRIED_AT_ONCE):
         piece = jobs[start : start + RETRIED_AT_ONCE]
-        results += await submit_entries(await asyncio.gather(*(retry(job, services) for job in piece)), services)
+        try:
+            results += await submit_entries(await asyncio.gather(*(retry(job, services) for job in piece)), services)
+        except FusequeueError as error:
+            results.append(error)
+        if any(isinstance(one, FusequeueError) and not isinstance(one, InvalidRequest) for one in results[start:]):
+            break
     return results
 
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -14,9 +14,10 @@ from api.http.lists import SCANS, After, known_parameters
 from api.http.openapi import problems
 from api.routes.job_changes import UPDATE_BODY, delete_ended, read_update
 from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
-from api.submission import RETRIED, submit_retries
+from api.submission import RETRIED, IdempotencyKey, idempotency, reserved_id, submit_retries
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord
+from shared.queue.jobs import SubmitResult
 from shared.runtime.clock import now_ms
 
 router = APIRouter(tags=["jobs"])
@@ -54,13 +55,20 @@ class RetryPiece(JobPiece):
     new_ids: dict[str, str] = Field(description="The new jobs, by the ids of those retried.")
 
 
+class _Applied(NamedTuple):
+    """The ids of the jobs changed; `left` is the first job that is left to the next request."""
+
+    ids: list[str]
+    left: JobRecord | None = None
+
+
 @dataclass(frozen=True)
 class _Change:
-    """What to do to the jobs that match; `apply` returns the ids of those changed."""
+    """What to do to the jobs that match."""
 
     name: str
     affects: Callable[[JobRecord], bool]
-    apply: Callable[[list[JobRecord]], Awaitable[list[str]]]
+    apply: Callable[[list[JobRecord]], Awaitable[_Applied]]
     most: int
     newest_first: bool = True
     makes_jobs: bool = False
@@ -77,7 +85,7 @@ async def cancel_jobs(request: Request, context: MatchingContext, query: Matchin
     """Cancel the jobs that match the filters, of which at least one is required: queued ones at once, running ones at
     their next step. A request handles a bounded number of jobs, newest first."""
 
-    async def cancel(records: list[JobRecord]) -> list[str]:
+    async def cancel(records: list[JobRecord]) -> _Applied:
         ids = [record.job.id for record in records]
         return _chosen(ids, await context.services.queue.changes.cancel(ids))
 
@@ -96,7 +104,7 @@ async def update_jobs(request: Request, context: MatchingContext, query: Matchin
     A request handles a bounded number of jobs, oldest first: they keep their order."""
     update = await read_update(request)
 
-    async def apply(records: list[JobRecord]) -> list[str]:
+    async def apply(records: list[JobRecord]) -> _Applied:
         ids = [record.job.id for record in records]
         states = await context.services.queue.changes.update(ids, update)
         return _chosen(ids, [state == "queued" for state in states])
@@ -106,27 +114,43 @@ async def update_jobs(request: Request, context: MatchingContext, query: Matchin
 
 
 @router.post("/v1/jobs:retry", openapi_extra=_EXAMPLE, responses=problems(422, 429, 503), dependencies=[_KNOWN])
-async def retry_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> RetryPiece:
+async def retry_jobs(
+    request: Request, context: MatchingContext, query: MatchingQuery, key: IdempotencyKey = None
+) -> RetryPiece:
     """Queue new jobs with the parameters of the failed, canceled and expired jobs that match the filters, of which at
-    least one is required. A repetition, such as after a full queue (429), returns the same new jobs. A request handles
-    a bounded number of jobs, oldest first. Jobs whose model or input image is gone, and those with presigned URLs, are
-    skipped."""
+    least one is required; those created before the first request, oldest first. A request handles a bounded number of
+    jobs. One that is refused (429) has queued none; where the queue is full after some, the response has those, and
+    `next_cursor`. A repetition returns the same new jobs. With an Idempotency-Key it retries none of them, even if they
+    have failed since: send one where the response can be lost. Jobs whose model or input image is gone, and those with
+    presigned URLs, are skipped."""
     new_ids: dict[str, str] = {}
 
-    async def retry(records: list[JobRecord]) -> list[str]:
+    async def retry(records: list[JobRecord]) -> _Applied:
         results = await submit_retries([record.job for record in records], context.services)
-        for record, result in zip(records, results, strict=True):
+        handled = handled_retries(results)
+        for record, result in zip(records[:handled], results[:handled], strict=True):
             if not isinstance(result, FusequeueError):
                 new_ids[record.job.id] = result.job_id
-            elif not isinstance(result, InvalidRequest):
-                raise result
-        return list(new_ids)
+        return _Applied(list(new_ids), records[handled] if handled < len(records) else None)
 
     change = _Change(
         "retry", lambda record: record.state in RETRIED, retry, MAX_RETRIED, newest_first=False, makes_jobs=True
     )
-    piece = await _change(request, context, query, change)
+    piece = await _change(request, context, query, change, key)
     return RetryPiece(**piece.model_dump(), new_ids=new_ids)
+
+
+def handled_retries(results: Sequence[SubmitResult | FusequeueError]) -> int:
+    """Return how many retries come before the first one that is refused for now; raises the refusal if no job is new.
+
+    A refused request that had queued jobs would retry them too when it is repeated.
+    """
+    for handled, result in enumerate(results):
+        if isinstance(result, FusequeueError) and not isinstance(result, InvalidRequest):
+            if not handled and all(isinstance(one, FusequeueError) or one.replayed for one in results):
+                raise result
+            return handled
+    return len(results)
 
 
 @router.delete("/v1/jobs", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_KNOWN])
@@ -134,7 +158,7 @@ async def delete_jobs(request: Request, context: MatchingContext, query: Matchin
     """Delete the jobs that match the filters, of which at least one is required, and their images. Jobs that have not
     ended are skipped: cancel them first. A request handles a bounded number of jobs, newest first."""
 
-    async def delete(records: list[JobRecord]) -> list[str]:
+    async def delete(records: list[JobRecord]) -> _Applied:
         done: list[bool] = []
         for start in range(0, len(records), _CONCURRENT):
             piece = records[start : start + _CONCURRENT]
@@ -145,7 +169,9 @@ async def delete_jobs(request: Request, context: MatchingContext, query: Matchin
     return await _change(request, context, query, change)
 
 
-async def _change(request: Request, context: ChangeContext, query: MatchingJobsQuery, change: _Change) -> JobPiece:
+async def _change(
+    request: Request, context: ChangeContext, query: MatchingJobsQuery, change: _Change, key: str | None = None
+) -> JobPiece:
     """Apply a change to the next jobs that match, or return what it would change."""
     jobs = Selection.of(query, request, newest_first=change.newest_first)
     if jobs.is_empty:
@@ -153,11 +179,15 @@ async def _change(request: Request, context: ChangeContext, query: MatchingJobsQ
             "status: send at least one filter: status, model, batch_id, created_after, created_before or metadata.KEY",
             param="status",
         )
-    after, end_ms = _piece_after(query.after) if change.makes_jobs else (query.after, math.inf)
+    after, end_ms = await _piece_after(query, jobs, context, key) if change.makes_jobs else (query.after, math.inf)
     async with SCANS.turn(context.tenant, 1):
         records, cursor = await jobs.page(context, after, change.most, end_ms=end_ms)
         affected = [record for record in records if change.affects(record)]
-        ids = [record.job.id for record in affected] if query.dry_run else await change.apply(affected)
+        would = _Applied([record.job.id for record in affected])
+        ids, left = would if query.dry_run else await change.apply(affected)
+    if left is not None:
+        records = records[: records.index(left)]
+        cursor = records[-1].job.id if records else after or ""
     if ids and not query.dry_run:
         detail = ", ".join(filter(None, (change.detail, jobs.text)))
         await context.log(change.name, f"tenant {context.tenant}", len(ids), detail)
@@ -170,14 +200,20 @@ async def _change(request: Request, context: ChangeContext, query: MatchingJobsQ
     )
 
 
-def _piece_after(cursor: str | None) -> tuple[str | None, int]:
-    """Return the last job of the piece before, and the end of the jobs of all pieces: the time of the first one.
+async def _piece_after(
+    query: MatchingJobsQuery, jobs: Selection, context: ChangeContext, key: str | None
+) -> tuple[str | None, int]:
+    """Return the last job of the piece before, and the end of the jobs of all pieces: the time of the first request.
 
-    The new jobs can match too: if they fail at once, a retry without an end would retry them for ever.
+    The new jobs can match too: if they fail at once, a retry without an end would retry them for ever. The end is that
+    of an earlier request with the same Idempotency-Key.
     """
-    job_id, _, end_ms = (cursor or "").partition(":")
-    return job_id or None, int(end_ms) if end_ms.isdecimal() else now_ms()
+    job_id, _, end = (query.after or "").partition(":")
+    if end.isdecimal() or query.dry_run:
+        return job_id or None, int(end) if end.isdecimal() else now_ms()
+    first = await reserved_id(idempotency(key, f"retry {jobs.text}".encode()), str(now_ms()), context)
+    return job_id or None, int(first)
 
 
-def _chosen(ids: Sequence[str], chosen: Sequence[bool]) -> list[str]:
-    return [job_id for job_id, is_chosen in zip(ids, chosen, strict=True) if is_chosen]
+def _chosen(ids: Sequence[str], chosen: Sequence[bool]) -> _Applied:
+    return _Applied([job_id for job_id, is_chosen in zip(ids, chosen, strict=True) if is_chosen])

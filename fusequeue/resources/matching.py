@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from pydantic import Field
 
-from fusequeue.arguments import finite_seconds, mapping
+from fusequeue.arguments import finite_seconds, key, mapping
 from fusequeue.errors import InvalidArgument
 from fusequeue.params import JobState, PriorityName
 from fusequeue.response_types import Resource
@@ -86,10 +87,21 @@ class AsyncMatching:
         return await self._change("POST", "/v1/jobs:update", query, dry_run, json=body)
 
     async def retry(
-        self, *, status: States = None, tenant: str | None = None, dry_run: bool = False, **filters: Unpack[JobFilters]
+        self,
+        *,
+        status: States = None,
+        tenant: str | None = None,
+        dry_run: bool = False,
+        idempotency_key: str | None = None,
+        **filters: Unpack[JobFilters],
     ) -> Changes:
-        """Queue new jobs with the parameters of failed, canceled and expired ones; a repetition queues no more."""
-        return await self._change("POST", "/v1/jobs:retry", job_query(status, filters, tenant=tenant), dry_run)
+        """Queue new jobs with the parameters of failed, canceled and expired ones, created before the call.
+
+        A repetition queues no more; under the same key it also retries none of the new jobs that have failed since.
+        """
+        headers = {"Idempotency-Key": key(idempotency_key, uuid.uuid4().hex)}
+        query = job_query(status, filters, tenant=tenant)
+        return await self._change("POST", "/v1/jobs:retry", query, dry_run, headers=headers)
 
     async def delete(
         self, *, status: States = None, tenant: str | None = None, dry_run: bool = False, **filters: Unpack[JobFilters]
@@ -129,7 +141,12 @@ def job_query(status: States, filters: JobFilters, *, tenant: str | None = None)
     states = status if status is None or isinstance(status, str) else ",".join(status)
     query = _plain(filters)
     metadata = mapping("metadata", query.pop("metadata", None))
-    return {"status": states, "tenant": tenant, **query, **{f"metadata.{key}": text for key, text in metadata.items()}}
+    return {
+        "status": states,
+        "tenant": tenant,
+        **query,
+        **{f"metadata.{name}": text for name, text in metadata.items()},
+    }
 
 
 def update_body(priority: PriorityName | None, deadline_s: float | None, remove_deadline: bool) -> dict[str, Any]:

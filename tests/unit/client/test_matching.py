@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 
 from api.routes import job_lists, matching_jobs
@@ -74,3 +75,19 @@ async def test_dead_letters_that_match_are_redriven_and_purged(
     assert (await api.matching.redrive(tenant="other")).ids == []
     assert (await api.matching.purge(model="demo")).ids == ids
     assert [letter async for letter in api.dead_letters()] == []
+
+
+async def test_a_repeated_retry_has_the_same_key() -> None:
+    """A service that lost its response knows by it which jobs are the new ones."""
+    keys: list[str] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        if len(keys) == 1:
+            raise httpx.ReadError("lost")
+        return httpx.Response(200, json={"ids": ["job_1"], "has_more": False, "new_ids": {"job_1": "job_2"}})
+
+    async with AsyncClient("http://api.test", transport=httpx.MockTransport(respond)) as client:
+        assert (await client.matching.retry(status="failed")).new_ids == {"job_1": "job_2"}
+        await client.matching.retry(status="failed")
+    assert (len(keys), keys[0] == keys[1] != keys[2]) == (3, True)

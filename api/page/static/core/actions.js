@@ -35,9 +35,10 @@ async function changed(request) {
 
 /** Submit a request body with previews, and return the job. A repetition by the browser is the same job. */
 export async function submit(body) {
-  const key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
-  return changed(call("page/jobs", { method: "POST", json: body, headers: { "Idempotency-Key": key } }));
+  return changed(call("page/jobs", { method: "POST", json: body, headers: newKey() }));
 }
+
+const newKey = () => ({ "Idempotency-Key": crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` });
 
 const CHANGES = {
   cancel: ["POST", "v1/jobs:cancel"],
@@ -71,10 +72,11 @@ export async function countMatching(action, query, { json, signal }) {
  * the number so far.
  */
 export async function changeMatching(action, query, { json, progress, signal }) {
+  const headers = newKey(); // a retry that is repeated does not reach its own new jobs
   let done = 0;
   let after;
   for (;;) {
-    const piece = await nextPiece(action, { ...query, after }, { json, signal });
+    const piece = await nextPiece(action, { ...query, after }, { json, headers, signal });
     done += piece.ids.length;
     progress(done);
     after = piece.next_cursor;

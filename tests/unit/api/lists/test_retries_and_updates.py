@@ -12,8 +12,10 @@ from harness.http_server import BODY, WORKER, finish, png, serving, without_wind
 
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
+from shared.errors import FusequeueError, InvalidRequest, QueueFull
 from shared.job import Failure, Outcome, Priority, State
 from shared.queue import Queue
+from shared.queue.jobs import SubmitResult
 
 CHANGES = [
     ("POST", "/v1/jobs:cancel", None),
@@ -195,15 +197,56 @@ async def test_a_job_with_presigned_urls_is_not_retried(api: httpx.AsyncClient) 
 
 
 async def test_retries_count_for_the_quota_and_continue(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """A request that is refused has queued none: a repetition would retry them too."""
     ids = await submit(api, 3)
     await api.post("/v1/jobs:cancel", params={"status": "queued"})
     await fake_queue.api_keys.set_limits("default", TenantLimits(queued_jobs=2))
-    refused = await api.post("/v1/jobs:retry", params={"status": "canceled"})
+    params = {"status": "canceled"}
+    piece = (await api.post("/v1/jobs:retry", params=params)).json()
+    assert (piece["ids"], piece["has_more"]) == (ids[:2], True)
+    refused = await api.post("/v1/jobs:retry", params=params | {"after": piece["next_cursor"]})
     assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
-    await fake_queue.api_keys.set_limits("default", TenantLimits())
-    piece = (await api.post("/v1/jobs:retry", params={"status": "canceled"})).json()
-    assert list(piece["new_ids"]) == ids
-    assert len((await api.get("/v1/jobs", params={"status": "queued"})).json()["data"]) == 3
+    await api.post("/v1/jobs:cancel", params={"status": "queued"})
+    rest = (await api.post("/v1/jobs:retry", params=params | {"after": piece["next_cursor"]})).json()
+    assert (rest["ids"], rest["has_more"]) == (ids[2:], False), "and none of the new jobs"
+
+
+async def test_a_retry_whose_response_was_lost_does_not_retry_its_own_jobs(api: httpx.AsyncClient) -> None:
+    """The Idempotency-Key keeps the end of the first request; other filters are another request."""
+    ids = await submit(api, 2)
+    await api.post("/v1/jobs:cancel", params={"status": "queued"})
+    options: dict[str, Any] = {"params": {"status": "canceled"}, "headers": {"Idempotency-Key": "nightly"}}
+    await api.post("/v1/jobs:retry", **{**options, "params": {"status": "canceled", "dry_run": "true"}})
+    lost = (await api.post("/v1/jobs:retry", **options)).json()
+    await api.post("/v1/jobs:cancel", params={"status": "queued"})
+    repeated = (await api.post("/v1/jobs:retry", **options)).json()
+    assert repeated["new_ids"] == lost["new_ids"]
+    assert list(lost["new_ids"]) == ids
+    other = await api.post("/v1/jobs:retry", **{**options, "params": {"model": "demo"}})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+
+
+NEW, AGAIN = SubmitResult(job_id="job_1", replayed=False), SubmitResult(job_id="job_1", replayed=True)
+FULL, GONE = QueueFull("full", retry_after_s=1), InvalidRequest("gone")
+
+
+@pytest.mark.parametrize(
+    ("results", "handled"),
+    [
+        ([NEW, GONE, AGAIN], 3),
+        ([NEW, FULL], 1),
+        ([GONE, FULL], 1),
+        ([FULL, NEW], 0),  # a smaller job within the quota: the next request has the end of this one
+        ([FULL, AGAIN], None),
+        ([FULL], None),
+    ],
+)
+def test_a_refused_retry_ends_its_piece(results: list[SubmitResult | FusequeueError], handled: int | None) -> None:
+    if handled is None:
+        with pytest.raises(QueueFull):
+            matching_jobs.handled_retries(results)
+    else:
+        assert matching_jobs.handled_retries(results) == handled
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)
