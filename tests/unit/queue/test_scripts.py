@@ -31,7 +31,8 @@ LIB = (
     "recount",
 )
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
-SCRIPTS = [name for name, path in script_files().items() if path.parent.name not in PARTS]
+FILES = script_files().items()
+SCRIPTS = [name for name, path in FILES if path.parent.name not in PARTS]
 ALL_KEYS = lua_keys(" ".join(f"key.{name}" for name in KEYS))
 
 
@@ -93,6 +94,30 @@ def test_each_script_states_its_reply(name: str) -> None:
     """Each script begins with comments, which end with its reply."""
     head = "\n".join(takewhile(lambda line: line.startswith("--"), script_files()[name].read_text("utf-8").split("\n")))
     assert "\n-- Returns  " in head
+
+
+NEEDS = {name: " ".join(re.findall(r"^-- NEEDS (.*)$", path.read_text("utf-8"), re.M)).split() for name, path in FILES}
+CODE = {name: re.sub(r"'[^'\n]*'|\"[^\"\n]*\"|--[^\n]*", "''", path.read_text("utf-8")) for name, path in FILES}
+OWNERS = {
+    table: name
+    for name, path in FILES
+    if path.parent.name in PARTS
+    for table in re.findall(r"^(?:function )?(\w+)\.\w+ *[(=]", CODE[name], re.MULTILINE)
+}
+"""The part that defines each table of functions."""
+
+
+def included(name: str) -> set[str]:
+    """Return the parts that are sent with a file: those that it needs, and those that these need."""
+    return {*NEEDS[name]}.union(*map(included, NEEDS[name]))
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_each_file_uses_the_parts_that_it_needs_and_no_others(name: str) -> None:
+    """Redis compiles and sends a part that nothing uses: with `job_state`, 1,300 lines instead of 37."""
+    used = {OWNERS[table] for table in re.findall(r"(?<![.\w])(\w+)[.\[]", CODE[name]) if table in OWNERS} - {name}
+    assert used >= {*NEEDS[name]}, f"unused: {sorted({*NEEDS[name]} - used)}"
+    assert used <= included(name), f"missing: {sorted(used - included(name))}"
 
 
 def test_each_method_has_a_script() -> None:

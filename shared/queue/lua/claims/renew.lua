@@ -1,4 +1,3 @@
--- NEEDS job_state
 -- RUNS when Redis is full
 -- Renew the leases of those claims that are still this worker's.
 -- ARGV     worker, claims...

@@ -1,4 +1,3 @@
--- NEEDS dated
 -- Part of the scripts that queue or end jobs: the latest start of a job with a deadline, which is the deadline minus the
 -- time that jobs of its signature take. A job's hash has it as `start_by`, with `steps` and `on_deadline`, 'run' for a job
 -- that runs on when it can no longer meet its deadline. `deadlines` lists the queued jobs that can still meet theirs.

@@ -1,4 +1,3 @@
--- NEEDS tenants
 -- Part of claim and join: bulk jobs get a share of the slots however many others are queued. bulk_credit has the slots that
 -- are due to the bulk jobs of a model. It grows with the slots of others that start while bulk jobs are ready, and shrinks
 -- with bulk slots down to a debt: a batch takes more than is due. While a slot is due, bulk precedes standard.
