@@ -10,7 +10,7 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.config.adapters import Adapter
 from shared.config.controls import Control
@@ -22,7 +22,11 @@ QUEUE_SCHEMA = 2
 """Version of the queue's keys and fields in Redis; a program refuses to start on any other."""
 
 JOB_FORM = 3
-"""Wire form of a job, its `schema_version`: the latest that this program reads. Workers release jobs of a later one."""
+"""Wire form of a job, its `schema_version`: the latest that this program reads. Workers release jobs of a later one.
+
+A new field is left out at its default (`exclude_if`), or raises the form: older programs refuse fields that they do not
+know. `tests/unit/shared/wire_forms.json` has each form as it was recorded.
+"""
 
 
 class Matching(StrEnum):
@@ -364,13 +368,25 @@ def encode(job: Job) -> str:
     return job.model_dump_json()
 
 
+_UNKNOWN = frozenset({"extra_forbidden", "enum", "literal_error"})
+"""Pydantic's errors for fields and values that a model does not have."""
+
+
 def is_newer(wire: str | bytes) -> bool:
-    """Return whether a job that `decode` rejects has a later form than this program reads."""
+    """Return whether a later program has written a job that `decode` rejects.
+
+    Such a job has a later form, or is valid but for fields and values that this program does not know.
+    """
     try:
         version = json.loads(wire).get("schema_version")
+        if not isinstance(version, int) or version != JOB_FORM:
+            return isinstance(version, int) and version > JOB_FORM
+        decode(wire)
+    except ValidationError as error:
+        return all(fault["type"] in _UNKNOWN for fault in error.errors(include_url=False, include_context=False))
     except (ValueError, AttributeError, RecursionError):
         return False
-    return isinstance(version, int) and version > JOB_FORM
+    return False
 
 
 def decode(wire: str | bytes) -> Job:

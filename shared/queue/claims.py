@@ -151,7 +151,10 @@ class Claims(QueueComponent):
             log.warning("claims_not_released", worker=worker, reason=error.message)
 
     async def _reject(self, worker: str, row: ClaimRow, error: Exception) -> None:
-        """Release a job of a newer version; fail any other that cannot be read, and keep it as a dead letter."""
+        """Release a job of a newer version; fail any other that cannot be read, and keep it as a dead letter.
+
+        A worker that has released one claims no more: it would claim the same job at once.
+        """
         job_id, epoch = row[0], row[3]
         try:
             if is_newer(row[1]):

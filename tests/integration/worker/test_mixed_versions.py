@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 from harness.engine import a_job, a_spec
@@ -24,33 +25,45 @@ NEXT = JOB_FORM + 1
 
 
 def decode_next(wire: str | bytes) -> Job:
-    """Also read the next version, in which the prompt has another name."""
+    """Also read the next version, in which the prompt has another name or there is a field that the job uses."""
     fields = json.loads(wire)
+    fields.pop("sharpness", None)
     if fields.get("schema_version") == NEXT:
         fields |= {"schema_version": JOB_FORM, "prompt": fields.pop("text")}
     return decode(json.dumps(fields))
 
 
-async def make_next_version(queue: Queue, job_id: str) -> None:
+def in_next_form(wire: dict[str, Any]) -> dict[str, Any]:
+    return wire | {"schema_version": NEXT, "text": wire.pop("prompt")}
+
+
+def with_a_new_field(wire: dict[str, Any]) -> dict[str, Any]:
+    return wire | {"sharpness": 0.5}
+
+
+Rewrite: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+async def make_next_version(queue: Queue, job_id: str, rewrite: Rewrite = in_next_form) -> None:
     """Rewrite a queued job as the API of the next version would."""
     key = queue.client.redis_keys.job(job_id)
     wire = json.loads(await queue.client.redis.hget(key, "job"))
-    wire |= {"schema_version": NEXT, "text": wire.pop("prompt")}
-    await queue.client.redis.hset(key, "job", json.dumps(wire))
+    await queue.client.redis.hset(key, "job", json.dumps(rewrite(wire)))
 
 
+@pytest.mark.parametrize("rewrite", [in_next_form, with_a_new_field])
 async def test_each_version_runs_the_jobs_it_can_read(
-    queue: Queue, make_submission: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch
+    queue: Queue, make_submission: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch, rewrite: Rewrite
 ) -> None:
     """The older version releases the newer job unchanged; the newer version runs both."""
     newer, older, other = await put(queue, make_submission(), make_submission(), make_submission(prompt="a blue cross"))
-    await make_next_version(queue, newer)
+    await make_next_version(queue, newer, rewrite)
     next_queue = Queue.connect(queue.client.settings)
     old_claims = await claim(queue, 2, "old")
     assert [each.job.id for each in old_claims] == [older]
     assert queue.claims.outdated
     fields = await queue.client.redis.hgetall(queue.client.redis_keys.job(newer))
-    assert (fields["state"], fields.get("losses", "0")) == ("queued", "0")
+    assert (fields["state"], fields.get("losses", "0"), fields["attempts"]) == ("queued", "0", "0")
     assert await queue.dead_letters.page() == ([], None)
     with monkeypatch.context() as patch:
         patch.setattr(queue_claims, "decode", decode_next)
