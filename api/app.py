@@ -216,6 +216,7 @@ async def _open_services(
             await queue.check()  # raises IncompatibleRedis for a Redis that could lose jobs
     except (RedisUnavailable, TimeoutError) as error:  # it can return later
         log.warning("redis_check_failed", reason=str(error))
+    stack.push_async_callback(cancel_and_wait, (asyncio.create_task(queue.policies.keep_announced("api")),))
     readiness = Readiness(queue, storage)
     stack.push_async_callback(readiness.close)
     keys_required = KeysRequired(queue, storage, settings)

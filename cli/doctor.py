@@ -131,6 +131,7 @@ async def _redis(config: Settings) -> list[Finding]:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             traits, workers = await queue.examine(), await queue.workers.all()
+            sources = await queue.policies.load()
     except (FusequeueError, TimeoutError) as error:
         remedy = "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts one"
         return [Finding("redis", FAILED, _reason(error), remedy)]
@@ -140,6 +141,10 @@ async def _redis(config: Settings) -> list[Finding]:
     for trait in traits:
         verdict = OK if not trait.remedy else FAILED if trait.fatal else WARNING
         findings.append(Finding(trait.name, verdict, trait.seen, trait.remedy))
+    conflicts, roles = queue.policies.conflicts, ", ".join(sorted({source.role for source in sources}))
+    findings += [Finding("policies", WARNING, f"{one.variable}: {one.seen}", one.remedy) for one in conflicts]
+    if not conflicts:
+        findings.append(Finding("policies", OK, f"one value of each for {roles}" if roles else "no process runs"))
     alive = Finding("workers", OK, f"{len(workers)} alive")
     return [*findings, alive if workers else Finding("workers", WARNING, "none alive", "start one: fusequeue worker")]
 

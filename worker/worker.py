@@ -111,7 +111,8 @@ class Worker:
         self._engine.start()
         progress = self._progress.report_progress(), self._progress.send_heartbeats(self._engine)
         models = self._availability.watch(), self._model_orders.watch()
-        loops = (*self._leases.loops(), *progress, *models, self._claim_loop.listen())
+        policies = self._queue.policies.keep_announced("worker")
+        loops = (*self._leases.loops(), *progress, *models, policies, self._claim_loop.listen())
         background = [asyncio.create_task(loop) for loop in loops]
         try:
             return await self._work_until_drained(background)

@@ -42,7 +42,7 @@ class Batches(QueueComponent):
             "signs_urls": int(batch.signs_urls),
             "rev": 0,
             "accepted": 0,
-            "keep_until": batch.expires_at_ms + self._settings.retention_s * 1000,  # at least for its jobs
+            "keep_until": batch.expires_at_ms + self._client.policy("retention_s") * 1000,  # at least for its jobs
             "status": batch.status.value,
             "metadata": json.dumps(batch.metadata),
         }

@@ -25,6 +25,7 @@ from shared.queue.connections.pools import (
 )
 from shared.queue.connections.redis_traits import durability, schema_remedy
 from shared.queue.connections.shared_connection import NotShared, SharedConnection
+from shared.queue.policy_table import policy_value
 from shared.queue.records import paired, start_after
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
@@ -67,6 +68,8 @@ class QueueClient:
         self.process = secrets.token_hex(8)  # names this one among those that wait for jobs
         self.scripts = script_methods(self)
         self.durability_warning = ""
+        self.policies: Mapping[str, str] = {}
+        """Those that apply, as they were last read."""
         self._loaded: dict[str, AsyncScript] = {}
 
     @classmethod
@@ -136,6 +139,11 @@ class QueueClient:
         with translated():
             seconds, micros = await self.redis.time()
         return int(seconds) * 1000 + int(micros) // 1000
+
+    def policy(self, name: str) -> int:
+        """Return the value of a policy that is a whole number: this process' own until those that apply are read."""
+        used = self.policies.get(name)
+        return int(policy_value(self.settings, name) if used is None else used)
 
     async def check(self, *, quiet: bool = False) -> None:
         """Raise `IncompatibleRedis` when this Redis evicts jobs or holds a queue of another schema.

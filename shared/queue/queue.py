@@ -15,6 +15,7 @@ from shared.queue.maintenance.changes import JobChanges
 from shared.queue.maintenance.model_orders import ModelOrders
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.maintenance.tenant_usage import UsageRecords
+from shared.queue.policies import Policies
 from shared.queue.tenants.adapters import Adapters
 from shared.queue.tenants.webhooks import Webhooks
 from shared.queue.workers import Workers
@@ -46,6 +47,7 @@ class Queue:
         self.previews = Previews(client)
         self.sync_calls = SyncCalls(client)
         self.usage = UsageRecords(client)
+        self.policies = Policies(client)
 
     @classmethod
     def connect(cls, settings: Settings) -> Queue:

@@ -138,6 +138,8 @@ class RedisKeys:
     cost_shapes = _Family("model", "zset", ttl="30 d; 64 rows")  # `device|shape` of its cost curves, by last forward
     slot_cost = _Family("name", "hash", ttl="7 d")
     # Maintenance
+    policies = _Single("hash", bound="a number for each policy")
+    policy_sources = _Single("hash", ttl="2 min")  # of running processes, by role and settings
     dead_letters = _Single("zset", bound="10,000 rows")
     dead_letters_added = _Single("string", bound="one number")  # also of those that are gone
     dead_letter = _Family("id", "hash", ttl="7 d")

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from shared.config.settings import Settings
+from shared.queue.policy_table import lua_conf
 from shared.queue.redis_keys import lua_keys
 
 DEAD_LETTERS_MS = 7 * 86_400_000
@@ -26,8 +27,6 @@ IDEMPOTENCY_KEYS = 100_000
 
 MAX_SYNC_CALLS = 1_000
 """Most unfinished jobs kept per request body."""
-
-_SYNC_CALL_MARGIN_MS = 60_000
 
 ClaimRow: TypeAlias = Sequence[Any]
 """Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1, ms to its latest start or -1."""
@@ -102,7 +101,7 @@ def script_files() -> dict[str, Path]:
 
 
 def script_text(name: str, settings: Settings) -> str:
-    """Return a script as it is sent: settings, key names, the parts in its `NEEDS` line and theirs, its body.
+    """Return a script as it is sent: key names, policies, the parts in its `NEEDS` line and theirs, its body.
 
     A replayed script is the body of a function, which can return true as a second value: it has changed nothing.
     """
@@ -111,7 +110,8 @@ def script_text(name: str, settings: Settings) -> str:
         _collect(part, texts)
     body = "\n".join(texts.values())
     first = [_WRITE_NOTHING] if runs_when_full(name) else []
-    text = "\n".join([_conf(settings), lua_keys(body), *first, body])
+    conf = _conf(settings, body)
+    text = "\n".join([lua_keys(conf + body), *first, conf, body])
     return _REPLAY.format(text=text, kept_ms=REPLY_KEPT_MS) if name in REPLAYED else text
 
 
@@ -128,32 +128,14 @@ def _collect(name: str, texts: dict[str, str]) -> None:
     texts[name] = text
 
 
-def _conf(settings: Settings) -> str:
-    numbers = {
-        "retention_ms": settings.retention_s * 1000,
-        "input_retention_ms": settings.input_retention_s * 1000,
-        "idempotency_ms": settings.idempotency_s * 1000,
+def _conf(settings: Settings, body: str) -> str:
+    constants = {
         "idempotency_keys": IDEMPOTENCY_KEYS,
-        "max_queued_jobs": settings.max_queued_jobs,
-        "max_queued_jobs_per_tenant": settings.max_queued_jobs_per_tenant,
-        "max_running_slots_per_tenant": settings.max_running_slots_per_tenant or 0,
-        "max_kept_jobs": settings.max_kept_jobs_per_tenant,
-        "max_record_bytes": settings.max_record_bytes_per_tenant,
-        "max_stored_objects": settings.max_stored_objects_per_tenant,
-        "max_stored_bytes": settings.max_stored_bytes_per_tenant,
-        "max_attempts": settings.max_attempts,
-        "lease_ms": settings.lease_ms,
-        "overdue_ms": settings.overdue_ms,
-        "aging_ms": settings.aging_ms,
-        "bulk_share": settings.bulk_share,
-        "interactive_allowance_s": settings.interactive_allowance_s,
         "max_sync_calls": MAX_SYNC_CALLS,
-        "sync_call_ms": settings.sync_wait_s * 1000 + _SYNC_CALL_MARGIN_MS,
         "dead_ms": DEAD_LETTERS_MS,
-        "usage_retention_ms": settings.usage_retention_days * 86_400_000,
         "dead_cap": DEAD_LETTERS_CAP,
     }
-    return f"local conf = {{{', '.join(f'{name} = {number}' for name, number in numbers.items())}}}"
+    return lua_conf(settings, constants, body)
 
 
 class Scripts(Protocol):
@@ -224,6 +206,7 @@ class Scripts(Protocol):
     async def heartbeat(self, worker: str, info: str, ttl_ms: int, *models: str) -> None: ...
     async def learn_cost(self, device: str, model: str, shape: str, rows: int, seconds: float, most: int) -> None: ...
     async def learn_start_time(self, seconds: float) -> None: ...
+    async def announce_policies(self, source: str, starts: bool, live_ms: int) -> tuple[list[str], list[str]]: ...
     async def queue_depths(self, *signatures: str) -> list[list[int | str]]: ...
     async def model_depths(self, *signatures: str) -> list[list[int | str]]: ...
 

@@ -78,6 +78,7 @@ class BatchPass:
             if not self._running:
                 break
             await self._wait(0.5)
+        await self._context.queue.policies.announce_again("chores")
         await self._context.queue.maintenance.note_chore("advance")
         return steps
 

@@ -127,6 +127,7 @@ async def _move_on(configured: Settings) -> int:
             moved += len(reclaimed)
         while expired := await queue.maintenance.expire(CHUNK_ROWS):
             moved += expired
+        await queue.policies.announce_again("chores")
         await queue.maintenance.note_chore("move-on")
     return moved
 

@@ -55,6 +55,7 @@ class ChoresWorker:
         self._kind = kind
         self._stopping = threading.Event()
         self._worker: RqWorker | None = None
+        self._checked = False
 
     def run(self) -> None:
         """Run until a signal; the first one lets the current chore finish, the second one stops at once."""
@@ -76,7 +77,8 @@ class ChoresWorker:
         """Run one rq worker until a stop or a Redis error."""
         try:
             with rq_queue.connect(self._settings) as connection:
-                asyncio.run(_check_queue(self._settings))
+                asyncio.run(_check_queue(self._settings, starts=not self._checked))
+                self._checked = True
                 self._worker = RqWorker(
                     [rq_queue.rq_queue(self._settings, connection, self._kind)],
                     connection=connection,
@@ -102,10 +104,11 @@ class ChoresWorker:
             self._worker.request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
 
-async def _check_queue(settings: Settings) -> None:
-    """Raise `IncompatibleRedis` for a queue that this version must not read."""
+async def _check_queue(settings: Settings, *, starts: bool) -> None:
+    """Announce this process' policies; raise `IncompatibleRedis` for a queue that this version must not read."""
     queue = Queue.connect(settings)
     try:
         await queue.check()
+        await queue.policies.announce("chores", starts=starts)
     finally:
         await queue.close()

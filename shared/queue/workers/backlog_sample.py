@@ -57,7 +57,7 @@ class BacklogSample(QueueComponent):
 
     async def _limits(self, tenants: Sequence[str]) -> dict[str, int]:
         """Return the running slots of the tenants that have a limit."""
-        usual = self._settings.max_running_slots_per_tenant or 0
+        usual = self._client.policy("max_running_slots_per_tenant")
         fields = [f"{tenant}|running_slots" for tenant in tenants]
         own = await self._redis.hmget(self._keys.tenant_limits, fields) if fields else []
         limits = {tenant: int(limit or usual) for tenant, limit in zip(tenants, own, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def _newer(redis: Redis, _folder: Path, _env: pytest.MonkeyPatch) -> None:
     redis.set(RedisKeys("default").schema, 99)
 
 
+def _two_retentions(redis: Redis, _folder: Path, _env: pytest.MonkeyPatch) -> None:
+    keys, now_ms = RedisKeys("default"), int(1000 * redis.time()[0])
+    for role, value in (("api", "9"), ("worker", "5")):
+        source = {"role": role, "set": {"retention_s": value}, "defaults": {}}
+        redis.hset(keys.policy_sources, json.dumps(source), f"{now_ms} {now_ms}")
+    redis.hset(keys.policies, "retention_s", "9")
+
+
 def _no_redis(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:9/0")
 
@@ -110,6 +119,10 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_forgetful, ("redis durability", "warning", "appendonly no", "appendonly yes")),
         (_full, ("redis memory", "warning", "MiB used of", "raise maxmemory")),
         (_newer, ("queue schema", "failed", "99", "upgrade this program")),
+        (
+            _two_retentions,
+            ("policies", "warning", "FUSEQUEUE_RETENTION_S: 9 (api) applies", "restart those that differ"),
+        ),
         (_no_redis, ("redis", "failed", "127.0.0.1:9", "FUSEQUEUE_REDIS_URL")),
         (_open_folder, ("storage", "warning", "open to every user", "chmod o=")),
         (_no_folder, ("storage", "failed", "file/storage", "FUSEQUEUE_STORAGE_DIR")),

@@ -62,10 +62,11 @@ function footprint.read(tenant)
   local fields = {}
   for at, name in ipairs(NAMES) do fields[at] = tenant .. '|' .. name end
   local used, own = redis.call('HMGET', key.footprint, unpack(fields)), redis.call('HMGET', key.tenant_limits, unpack(fields))
+  local most = {conf.max_kept_jobs, conf.max_record_bytes, conf.max_stored_objects, conf.max_stored_bytes}
   local known = {used = {}, most = {}}
-  for at, name in ipairs(NAMES) do
+  for at = 1, #NAMES do
     known.used[at] = tonumber(used[at] or nil) or 0
-    known.most[at] = tonumber(own[at] or nil) or conf['max_' .. name]
+    known.most[at] = tonumber(own[at] or nil) or most[at]
   end
   return known
 end

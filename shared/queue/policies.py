@@ -1,0 +1,152 @@
+"""Policies: settings that the queue's scripts follow, with one value for all processes of a namespace.
+
+The scripts read them from Redis. Each running process announces its own settings there: what a process sets goes before
+defaults, and then what the process that started last has. A process whose policies do not apply says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import structlog
+
+from shared.config.settings import PREFIX, Settings
+from shared.errors import RedisUnavailable
+from shared.queue.client import QueueClient, QueueComponent
+from shared.queue.policy_table import POLICIES, policy_value
+from shared.queue.records import paired
+
+log = structlog.get_logger()
+
+ANNOUNCE_EVERY_S = 30.0
+LIVE_MS = 120_000
+"""How long an announcement counts."""
+
+READ_BY_WORKERS = frozenset({"lease_ms", "aging_ms"})
+"""Policies of which a worker also reads its own value: for its timers, and in its engine, which knows no Redis."""
+
+Role: TypeAlias = Literal["api", "worker", "chores"]
+
+
+class PolicySource(NamedTuple):
+    """The policies of the running processes of one role with equal settings, by setting."""
+
+    role: str
+    set: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+    @classmethod
+    def of(cls, role: Role, settings: Settings) -> PolicySource:
+        own = {name: str(policy_value(settings, name)) for name in POLICIES}
+        is_set = settings.model_fields_set
+        return cls(
+            role,
+            {name: value for name, value in own.items() if name in is_set},
+            {name: value for name, value in own.items() if name not in is_set},
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> PolicySource:
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(self._asdict(), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class PolicyConflict:
+    """A policy that running processes have set to several values: `used`, and by value the roles that have it."""
+
+    setting: str
+    used: str
+    roles: Mapping[str, tuple[str, ...]]
+
+    @property
+    def variable(self) -> str:
+        return f"{PREFIX}{self.setting.upper()}"
+
+    @property
+    def seen(self) -> str:
+        values = (f"{value} ({', '.join(roles)})" for value, roles in self.roles.items() if value != self.used)
+        users = ", ".join(self.roles.get(self.used, ()))
+        return f"{self.used}{f' ({users})' if users else ''} applies, not {', '.join(values)}"
+
+    @property
+    def remedy(self) -> str:
+        return f"set {self.variable} to one value for API, workers and chores, and restart those that differ"
+
+    @property
+    def message(self) -> str:
+        return f"{self.variable} differs between processes: {self.seen}; {self.remedy}"
+
+
+def conflicts(used: Mapping[str, str], sources: Sequence[PolicySource]) -> list[PolicyConflict]:
+    """Return the policies of which some process has set another value than the one that applies.
+
+    A process that does not set a policy follows the others; a worker that reads its own value does not.
+    """
+    found = []
+    for name in POLICIES:
+        roles: dict[str, set[str]] = {}
+        for source in sources:
+            value = source.set.get(name)
+            if value is None and source.role == "worker" and name in READ_BY_WORKERS:
+                value = source.defaults.get(name)
+            if value is not None:
+                roles.setdefault(value, set()).add(source.role)
+        applies = used.get(name)
+        if applies is not None and roles.keys() - {applies}:
+            found.append(PolicyConflict(name, applies, {value: tuple(sorted(roles[value])) for value in sorted(roles)}))
+    return found
+
+
+class Policies(QueueComponent):
+    def __init__(self, client: QueueClient) -> None:
+        super().__init__(client)
+        self._announced_s = float("-inf")
+        self.conflicts: Sequence[PolicyConflict] = ()
+        """Those at the last announcement."""
+
+    def value(self, name: str) -> int:
+        """Return the value of a policy that is a whole number, as it applied at the last `load` or announcement."""
+        return self._client.policy(name)
+
+    async def announce(self, role: Role, *, starts: bool = False) -> None:
+        """Announce this process' policies, and load those that apply; a conflict is logged when it begins."""
+        source = PolicySource.of(role, self._settings)
+        used, texts = await self._scripts.announce_policies(source.text(), starts, LIVE_MS)
+        self._client.policies, self._announced_s = paired(used), time.monotonic()
+        known, self.conflicts = self.conflicts, conflicts(self._client.policies, list(map(PolicySource.parse, texts)))
+        for conflict in self.conflicts:
+            if conflict not in known:
+                log.error("policies_differ", message=conflict.message)
+
+    async def announce_again(self, role: Role) -> None:
+        """Announce this process' policies if the last time was long ago."""
+        if time.monotonic() - self._announced_s > ANNOUNCE_EVERY_S:
+            await self.announce(role)
+
+    async def keep_announced(self, role: Role) -> None:
+        """Announce this process' policies until canceled."""
+        starts = True
+        while True:
+            try:
+                await self.announce(role, starts=starts)
+                starts = False
+            except RedisUnavailable as error:
+                log.debug("policies_not_announced", error=error.message)
+            await asyncio.sleep(random.uniform(0.7, 1.0) * ANNOUNCE_EVERY_S)
+
+    async def load(self) -> list[PolicySource]:
+        """Load the policies that apply; return those that running processes have announced."""
+        used, sources = await self._hashes([self._keys.policies, self._keys.policy_sources])
+        oldest = await self._client.now_ms() - LIVE_MS
+        found = [PolicySource.parse(text) for text, times in sources.items() if int(times.split()[1]) >= oldest]
+        self._client.policies, self.conflicts = used, conflicts(used, found)
+        return found
