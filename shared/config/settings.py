@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.config.destinations import OutputBucket
+from shared.config.setting_readers import READERS
 from shared.errors import ConfigurationError
 
 PREFIX = "FUSEQUEUE_"
@@ -262,11 +263,11 @@ def unknown_variables(variables: Iterable[str]) -> list[str]:
 
 def table() -> str:
     """Return the Markdown table of all settings."""
-    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    rows = ["| variable | default | read by | meaning |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
         shown = "" if default in (None, "") else f"`{default}`"
-        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {READERS[name]} | {field.description} |")
     return "\n".join(rows)
 
 

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from shared.config import settings
+from shared.config.setting_readers import READERS
 from shared.errors import ConfigurationError
+from shared.queue.policy_table import POLICIES
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_documented_settings_table_is_current() -> None:
     """`docs/operations.md` ends with what `python -m shared.config.settings` prints."""
-    document = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text("utf-8")
+    document = (ROOT / "docs" / "operations.md").read_text("utf-8")
     assert document.rstrip().endswith(settings.table()), "run python -m shared.config.settings and paste its table"
+
+
+FOLDERS = {"api": "api", "cli": "cli", "worker": "worker", "worker/chores": "chores", "shared": "shared"}
+HOLDERS = {"settings", "_settings", "config", "configured"}
+
+
+def readers_in_code() -> dict[str, set[str]]:
+    """Return the readers of each setting, by the folder of the code that reads it."""
+    found: dict[str, set[str]] = {name: set() for name in settings.Settings.model_fields}
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            owner = "worker/chores" if "chores" in path.parts else folder
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Attribute) and node.attr in found:
+                    holder = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+                    if holder in HOLDERS:
+                        found[node.attr].add(FOLDERS[owner])
+    return found
+
+
+def test_the_readers_of_each_setting_are_those_in_the_code() -> None:
+    """Code in `shared` can be that of any of them; policies are read by the queue's scripts."""
+    found = readers_in_code()
+    assert READERS.keys() == found.keys(), "add the new setting to shared/config/setting_readers.py"
+    for name, seen in found.items():
+        declared = set(READERS[name].split(", "))
+        assert seen - {"shared"} <= declared, name
+        if name in POLICIES:
+            assert declared == {"api", "worker", "chores"}, name
+        elif "shared" not in seen:
+            assert declared == seen, name
 
 
 @pytest.mark.parametrize(
