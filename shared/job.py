@@ -219,8 +219,8 @@ class Job(_Frozen):
 
     @property
     def steps_per_image(self) -> int:
-        """About how many denoising steps each image takes."""
-        return max(1, round(self.steps * (self.strength or 1.0)))
+        """The fewest denoising steps that each image takes: some pipelines round the share of them down, others up."""
+        return max(1, int(self.steps * (self.strength or 1.0)))
 
     def seed_of(self, index: int) -> int:
         """Return the seed of output `index`; layers of one result share it."""

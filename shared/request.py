@@ -101,7 +101,12 @@ class JobRequest(BaseModel):
         (), max_length=MAX_CONTROLS, description="Images that guide the result, through control nets or an IP-Adapter."
     )
     strength: float | None = Field(
-        None, strict=True, gt=0, le=1, description="How much to change `image`; with a mask, the default is 1."
+        None,
+        strict=True,
+        gt=0,
+        le=1,
+        description="How much to change `image`: the share of the steps that run, at least one. "
+        "With a mask, the default is 1.",
     )
     frames: Count | None = Field(None, description="Length of a video.")
     fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")

@@ -1,6 +1,7 @@
 """From a job to the pipeline call of one result, and from the call's output to pixels and audio."""
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -121,8 +122,15 @@ def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
 
 
 def effective_strength(job: Job) -> float:
-    """Return the job's strength, raised so that at least one of its steps runs."""
-    return min(1.0, max(job.strength or 0.0, (1 + 1e-6) / job.steps))
+    """Return the job's strength, or the smallest that runs one step, if larger.
+
+    Some pipelines round the steps down and fail without any; those of flow models round up: a strength that is larger
+    by more than rounding errors makes them run two.
+    """
+    one_step = 1 / job.steps
+    if int(job.steps * one_step) < 1:  # of 49 steps, say
+        one_step = math.nextafter(one_step, 1.0)
+    return max(job.strength or 0.0, one_step)
 
 
 def set_guidance(pipeline: Pipeline, job: Job) -> None:
