@@ -75,15 +75,21 @@ TEXT: Mapping[str, Fields] = {
 IMAGES: Mapping[str, Fields] = {
     "from-image": {"prompt": "a hill", "strength": 0.5, "steps": 8},
     "from-image-strongly": {"prompt": "another hill under clouds", "strength": 0.9, "guidance_scale": 6.0},
+    "from-image-weakly": {"prompt": "a hill in the sun", "strength": 0.25, "steps": 4},
 }
 MASKED: Mapping[str, Fields] = {
     "masked": {"task": Task.INPAINT, "prompt": "a well", "strength": 0.7, "steps": 6},
     "masked-whole": {"task": Task.INPAINT, "prompt": f"a garden, and {LONG}", "strength": 1.0, "guidance_scale": 2.0},
+    "masked-weakly": {"task": Task.INPAINT, "prompt": "a path", "strength": 0.2, "steps": 5},
+}
+_WEAKLY: Mapping[str, Fields] = {
+    "weakly": {"prompt": "a pond", "steps": 8},
+    "one-step": {"prompt": "a lake", "strength": 0.2, "steps": 5},
 }
 # For models that only inpaint.
 REPAINTED: Mapping[str, Fields] = {
     name: {"task": Task.INPAINT, "strength": 1.0 - 0.1 * at, **fields}
-    for at, (name, fields) in enumerate({**TEXT, "weakly": {"prompt": "a pond", "steps": 8}}.items())
+    for at, (name, fields) in enumerate({**TEXT, **_WEAKLY}.items())
 }
 REPAINTED_LATE: Mapping[str, Fields] = {
     "late": {"task": Task.INPAINT, "prompt": "a bridge", "strength": 1.0, "steps": 4},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import cycle
 
@@ -50,9 +51,10 @@ _ALIKE_LATE: Mapping[str, Fields] = {
 
 
 def _turbo(jobs: Mapping[str, Fields]) -> dict[str, Fields]:
-    """Return `jobs` for distilled models: with few steps and no guidance."""
+    """Return `jobs` for distilled models: with few steps, of which at least one runs, and no guidance."""
     return {
-        name: {**fields, "guidance_scale": 0.0, "steps": 1 + at % 4} for at, (name, fields) in enumerate(jobs.items())
+        name: {**fields, "guidance_scale": 0.0, "steps": max(1 + at % 4, math.ceil(1 / fields.get("strength", 1)))}
+        for at, (name, fields) in enumerate(jobs.items())
     }
 
 

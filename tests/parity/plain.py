@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
-from harness.engine import input_files
+from parity.plain_calls import arguments, pipeline_of
 
 from shared.job import Job
 from worker.engine.fusion.stacking import map_tensors
-from worker.engine.pipelines.call_arguments import arguments_for, make_scheduler, set_guidance
-from worker.engine.pipelines.input_images import decode_inputs
-from worker.engine.pipelines.task_pipelines import pipeline_for
 from worker.engine.protocol import Output
 
 A_LEVEL = 1 / 255
@@ -63,19 +61,19 @@ class PlainPipeline:
 
     def results(self, job: Job) -> list[PlainResult]:
         """Return all results of a job, each made by a call of its own."""
-        pipeline = pipeline_for(job.task, self._loaded)
+        pipeline = pipeline_of(self._loaded, job.task)
         pipeline.set_progress_bar_config(disable=True)
         own = self._own_scheduler
-        scheduler = make_scheduler(job.scheduler or type(own).__name__, own)
-        inputs = decode_inputs(job, input_files(job))
-        set_guidance(pipeline, job)
+        scheduler_class = type(own) if job.scheduler is None else getattr(diffusers, job.scheduler)
+        if getattr(pipeline, "guider", None) is not None:
+            pipeline.guider = pipeline.guider.new(guidance_scale=job.guidance_scale)
         results: list[PlainResult] = []
         for index in range(job.n):
-            pipeline.scheduler = type(scheduler).from_config(scheduler.config)
-            arguments = {**arguments_for(pipeline, job, index, inputs), "output_type": "pil"}
+            pipeline.scheduler = scheduler_class.from_config(own.config)
+            call = arguments(pipeline, job, index)
             torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
             with torch.no_grad(), _captured() as values:
-                result = pipeline(**arguments)
+                result = pipeline(**call)
             results += _results(job, result, values)
         return results
 

@@ -76,7 +76,7 @@ class Mixed:
             "scheduler": random.choice((None, *self.schedulers)),
         }
         if task.has_strength:
-            fields["strength"] = round(random.uniform(0.4, 1.0), 2)
+            fields["strength"] = round(random.uniform(max(0.4, 1 / fields["steps"]), 1.0), 2)  # diffusers needs a step
         return a_job(name, **(fields | fixed | dict(self.fields)))
 
 

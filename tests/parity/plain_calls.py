@@ -1,0 +1,201 @@
+"""How a user of diffusers calls each pipeline for a job, by its documented signature: none of the engine's own code."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from harness.engine import input_files
+from PIL import Image, ImageOps
+
+from shared.job import Job, Task
+
+# The class that does a task with the modules of a model of another class.
+_OF_TASKS = {
+    Task.IMAGE_TO_IMAGE: {
+        "StableDiffusionPipeline": "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionXLPipeline": "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusion3Pipeline": "StableDiffusion3Img2ImgPipeline",
+        "FluxPipeline": "FluxImg2ImgPipeline",
+        "ZImagePipeline": "ZImageImg2ImgPipeline",
+        "QwenImagePipeline": "QwenImageImg2ImgPipeline",
+    },
+    Task.INPAINT: {
+        "StableDiffusionPipeline": "StableDiffusionInpaintPipeline",
+        "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
+        "StableDiffusion3Pipeline": "StableDiffusion3InpaintPipeline",
+        "FluxPipeline": "FluxInpaintPipeline",
+        "FluxKontextPipeline": "FluxKontextInpaintPipeline",
+        "Flux2KleinPipeline": "Flux2KleinInpaintPipeline",
+        "ZImagePipeline": "ZImageInpaintPipeline",
+        "QwenImagePipeline": "QwenImageInpaintPipeline",
+    },
+    Task.TEXT_TO_VIDEO: {"WanImageToVideoPipeline": "WanPipeline"},
+    Task.IMAGE_TO_VIDEO: {"WanPipeline": "WanImageToVideoPipeline", "LTX2Pipeline": "LTX2ImageToVideoPipeline"},
+}
+
+# What a call takes besides prompt, steps and generator.
+CALLS = {
+    # Stable Diffusion
+    "StableDiffusionPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionImg2ImgPipeline": "image strength guidance_scale negative_prompt",
+    "StableDiffusionInpaintPipeline": "image mask_image height width strength guidance_scale negative_prompt",
+    "StableDiffusionXLPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionXLImg2ImgPipeline": "image strength guidance_scale negative_prompt",
+    "StableDiffusionXLInpaintPipeline": "image mask_image height width strength guidance_scale negative_prompt",
+    "StableDiffusion3Pipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusion3Img2ImgPipeline": "height width image strength guidance_scale negative_prompt",
+    "StableDiffusion3InpaintPipeline": "image mask_image height width strength guidance_scale negative_prompt",
+    "StableDiffusionInstructPix2PixPipeline": "image guidance_scale negative_prompt",
+    "StableDiffusionXLInstructPix2PixPipeline": "image height width guidance_scale negative_prompt",
+    "StableDiffusionSAGPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionPanoramaPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionPAGPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionXLPAGPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusion3PAGPipeline": "height width guidance_scale negative_prompt",
+    "LatentConsistencyModelPipeline": "height width guidance_scale",
+    # FLUX: the scale of the distilled guidance; a negative prompt counts only with a true_cfg_scale above 1
+    "FluxPipeline": "negative_prompt height width guidance_scale",
+    "FluxImg2ImgPipeline": "negative_prompt image height width strength guidance_scale",
+    "FluxInpaintPipeline": "negative_prompt image mask_image height width strength guidance_scale",
+    "FluxFillPipeline": "image mask_image height width strength guidance_scale",
+    "FluxKontextPipeline": "image negative_prompt height width guidance_scale max_area _auto_resize",
+    "FluxKontextInpaintPipeline": (
+        "image mask_image negative_prompt height width strength guidance_scale max_area _auto_resize"
+    ),
+    "Flux2Pipeline": "image height width guidance_scale",
+    "Flux2KleinPipeline": "image height width guidance_scale",
+    "Flux2KleinInpaintPipeline": "image mask_image height width strength guidance_scale",
+    # Other images
+    "ZImagePipeline": "height width guidance_scale negative_prompt",
+    "ZImageImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",
+    "ZImageInpaintPipeline": "image mask_image strength height width guidance_scale negative_prompt",
+    "QwenImagePipeline": "negative_prompt true_cfg_scale height width",
+    "QwenImageImg2ImgPipeline": "negative_prompt true_cfg_scale image height width strength",
+    "QwenImageInpaintPipeline": "negative_prompt true_cfg_scale image mask_image height width strength",
+    "QwenImageEditPipeline": "image negative_prompt true_cfg_scale height width",
+    "QwenImageEditPlusPipeline": "image negative_prompt true_cfg_scale height width",
+    "QwenImageLayeredPipeline": "image negative_prompt true_cfg_scale layers resolution",
+    "QwenImage21Pipeline": "image negative_prompt true_cfg_scale height width",
+    "SanaPipeline": "negative_prompt guidance_scale height width",
+    "SanaPAGPipeline": "negative_prompt guidance_scale height width",
+    "SanaSprintPipeline": "intermediate_timesteps guidance_scale height width",
+    "ErnieImagePipeline": "negative_prompt height width guidance_scale",
+    "GlmImagePipeline": "height width guidance_scale",
+    "PixArtAlphaPipeline": "negative_prompt guidance_scale height width",
+    "PixArtSigmaPipeline": "negative_prompt guidance_scale height width",
+    "PixArtSigmaPAGPipeline": "negative_prompt guidance_scale height width",
+    "AuraFlowPipeline": "negative_prompt guidance_scale height width",
+    "LuminaPipeline": "width height guidance_scale negative_prompt",
+    "Lumina2Pipeline": "width height guidance_scale negative_prompt",
+    "ChromaPipeline": "negative_prompt height width guidance_scale",
+    "ChromaImg2ImgPipeline": "negative_prompt image height width guidance_scale strength",
+    "HunyuanDiTPipeline": "height width guidance_scale negative_prompt",
+    "HunyuanImagePipeline": "negative_prompt height width",
+    "HiDreamImagePipeline": "height width guidance_scale negative_prompt",
+    "CogView3PlusPipeline": "negative_prompt height width guidance_scale",
+    "CogView4Pipeline": "negative_prompt height width guidance_scale",
+    "Cosmos2TextToImagePipeline": "negative_prompt height width guidance_scale",
+    "KandinskyCombinedPipeline": "negative_prompt guidance_scale height width",
+    "KandinskyV22CombinedPipeline": "negative_prompt guidance_scale height width",
+    "Kandinsky3Pipeline": "guidance_scale negative_prompt height width",
+    "Kandinsky5T2IPipeline": "negative_prompt height width guidance_scale",
+    "IFPipeline": "guidance_scale negative_prompt height width",
+    "PRXPixelPipeline": "negative_prompt height width guidance_scale",
+    "BriaPipeline": "height width guidance_scale negative_prompt",
+    "BriaFiboPipeline": "height width guidance_scale negative_prompt",
+    "OvisImagePipeline": "negative_prompt guidance_scale height width",
+    "Krea2Pipeline": "negative_prompt height width guidance_scale",
+    "OmniGenPipeline": "height width guidance_scale",
+    # Videos
+    "WanPipeline": "negative_prompt height width num_frames guidance_scale",
+    "WanImageToVideoPipeline": "image last_image negative_prompt height width num_frames guidance_scale",
+    "WanVACEPipeline": "negative_prompt height width num_frames guidance_scale",
+    "HunyuanVideoPipeline": "negative_prompt height width num_frames guidance_scale",
+    "HunyuanVideoImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "HunyuanVideo15Pipeline": "negative_prompt height width num_frames",
+    "HunyuanVideo15ImageToVideoPipeline": "image negative_prompt num_frames",
+    "HeliosPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "HeliosPyramidPipeline": (
+        "image negative_prompt height width num_frames guidance_scale pyramid_num_inference_steps_list"
+    ),
+    "LTXPipeline": "negative_prompt height width num_frames frame_rate guidance_scale",
+    "LTXImageToVideoPipeline": "image negative_prompt height width num_frames frame_rate guidance_scale",
+    "LTX2Pipeline": "negative_prompt height width num_frames frame_rate guidance_scale",
+    "LTX2ImageToVideoPipeline": "image negative_prompt height width num_frames frame_rate guidance_scale",
+    "Kandinsky5T2VPipeline": "negative_prompt height width num_frames guidance_scale",
+    "Kandinsky5I2VPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "CogVideoXPipeline": "negative_prompt height width num_frames guidance_scale",
+    "CogVideoXImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "MochiPipeline": "negative_prompt height width num_frames guidance_scale",
+    "SkyReelsV2Pipeline": "negative_prompt height width num_frames guidance_scale",
+    "SkyReelsV2ImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "SanaVideoPipeline": "negative_prompt guidance_scale height width frames",
+    "LattePipeline": "negative_prompt guidance_scale video_length height width",
+    "AnimateDiffPipeline": "num_frames height width guidance_scale negative_prompt",
+    "AnimateDiffSDXLPipeline": "num_frames height width guidance_scale negative_prompt",
+    "AnimateDiffPAGPipeline": "num_frames height width guidance_scale negative_prompt",
+}
+
+
+def pipeline_of(loaded: Any, task: Task) -> Any:
+    """Return diffusers' pipeline for a task, of the modules of a model that diffusers has loaded."""
+    name = type(loaded).__name__
+    other = _OF_TASKS.get(task, {}).get(name, name)
+    return loaded if other == name else getattr(diffusers, other).from_pipe(loaded)
+
+
+def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
+    """Return the arguments of a call for result `index` of a job."""
+    name = type(pipeline).__name__
+    values: dict[str, Any] = {
+        "height": job.height,
+        "width": job.width,
+        "guidance_scale": job.guidance_scale,
+        "true_cfg_scale": job.guidance_scale,
+        "strength": job.strength,
+        "intermediate_timesteps": 1.3 if job.steps == 2 else None,  # as the pipeline's error says
+        # Kontext scales to about a megapixel by default.
+        "max_area": job.height * job.width,
+        "_auto_resize": False,
+        "layers": job.layers,
+        "resolution": 640,
+        "frame_rate": job.fps,
+        "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
+        **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
+        **_images(job),
+    }
+    blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else ""  # as Qwen's model cards do
+    if negative := job.negative_prompt or blank:
+        values["negative_prompt"] = negative
+    steps = {} if name == "HeliosPyramidPipeline" else {"num_inference_steps": job.steps}
+    generator = torch.Generator().manual_seed(job.seed + index)
+    own = {word: values[word] for word in CALLS[name].split() if word in values}
+    return {"prompt": job.prompt, "generator": generator, "output_type": "pil", **steps, **own}
+
+
+def _images(job: Job) -> dict[str, Any]:
+    """Return a job's images: those to edit in their own size, the others in that of the result."""
+    files = input_files(job)
+    size = (job.width, job.height)
+    values: dict[str, Any] = {}
+    if job.task is Task.EDIT:
+        mode = "RGBA" if job.layers else "RGB"
+        sized = zip(files.images, job.reference_sizes, strict=True)
+        images = [_opened(data).convert(mode).resize(own, Image.Resampling.LANCZOS) for data, own in sized]
+    else:
+        images = [ImageOps.fit(_opened(data), size, Image.Resampling.LANCZOS) for data in files.images]
+    if images:
+        values["image"] = images if len(images) > 1 else images[0]
+    if files.mask is not None:
+        values["mask_image"] = ImageOps.fit(_opened(files.mask), size, Image.Resampling.BILINEAR)
+    if files.last_image is not None:
+        values["last_image"] = ImageOps.fit(_opened(files.last_image), size, Image.Resampling.LANCZOS)
+    return values
+
+
+def _opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))

@@ -1,0 +1,55 @@
+"""The engine calls each pipeline with the arguments that a user of diffusers would write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+import pytest
+from harness.engine import a_job, input_files
+from parity.plain_calls import CALLS, arguments
+
+from shared.job import Job, Task
+from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.input_images import decode_inputs
+
+JOBS: tuple[Mapping[str, Any], ...] = (
+    {"steps": 2},
+    {"steps": 4, "strength": 0.25, "guidance_scale": 1.0, "negative_prompt": "rain"},
+    {"steps": 8, "strength": 0.9, "guidance_scale": 6.5, "negative_prompt": "rain", "width": 96, "height": 48},
+    {"steps": 5, "strength": 0.2, "guidance_scale": 0.0},
+)
+# What the engine adds: with a cache of keys and values of their own, calls share no forward.
+ADDED = {"QwenImage21Pipeline": {"use_kv_cache": False}}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_pipeline_is_called_like_in_plain_diffusers(name: str) -> None:
+    """Also the values, among them the strength and the pixels of images."""
+    pipeline = object.__new__(getattr(diffusers, name))
+    pipeline.register_to_config()
+    for fields in JOBS:
+        job = job_of(CALLS[name].split(), fields)
+        made = arguments_for(pipeline, job, 1, decode_inputs(job, input_files(job)))
+        assert comparable(made) == comparable(arguments(pipeline, job, 1) | ADDED.get(name, {}))
+
+
+def job_of(taken: list[str], fields: Mapping[str, Any]) -> Job:
+    """Return a job of the task of a pipeline that takes these arguments."""
+    image, own = "image" in taken, dict(fields)
+    if "strength" in taken:
+        task = Task.INPAINT if "mask_image" in taken else Task.IMAGE_TO_IMAGE
+        own = {"strength": 1.0, **own}
+    else:
+        own.pop("strength", None)
+        task = Task.EDIT if image else Task.TEXT_TO_IMAGE
+        if {"num_frames", "frames", "video_length"} & set(taken):
+            task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
+            own |= {"frames": 9, "fps": 24}
+    return a_job("x", **own, task=task, layers=2 if "layers" in taken else 0)
+
+
+def comparable(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, the seed for its generator, and no type of its output."""
+    return {**call, "generator": call["generator"].initial_seed(), "output_type": None}
