@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -24,6 +23,7 @@ from cli.operators.keys import DATA, DataDir
 from cli.up import environment
 from shared.config import settings
 from shared.errors import FusequeueError
+from shared.runtime.python_command import python_command
 
 if TYPE_CHECKING:
     from shared.config.models_file import ModelSpec
@@ -195,13 +195,13 @@ def _device() -> list[Finding]:
         return [Finding("device", WARNING, "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", module], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False
+            python_command(module), capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return [Finding("device", FAILED, f"no result after {DEVICE_TIMEOUT_S} s", f"run: python -m {module}")]
+        return [Finding("device", FAILED, f"no result after {DEVICE_TIMEOUT_S} s", f"run: python -P -m {module}")]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     findings = [Finding(line["name"], Verdict(line["verdict"]), line["seen"], line["remedy"]) for line in lines]
     if done.returncode:
         last_line = done.stderr.strip().rpartition("\n")[2][:300]
-        findings.append(Finding("device", FAILED, last_line, f"run: python -m {module}"))
+        findings.append(Finding("device", FAILED, last_line, f"run: python -P -m {module}"))
     return findings

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ with importing():
     from shared.config import settings
     from shared.errors import FusequeueError
     from shared.runtime.clock import VERSION
+    from shared.runtime.python_command import python_command
 
 EXIT_CONFIGURATION = 2
 INSECURE = "insecure-no-keys"
@@ -92,4 +92,5 @@ def version() -> None:
 
 def _exec(module: str, *arguments: str) -> None:
     """Replace this process by `python -m module`."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+    command = python_command(module, *arguments)
+    os.execv(command[0], command)

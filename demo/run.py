@@ -45,9 +45,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 async def fusequeue_up(console: Console) -> AsyncIterator[str]:
     """Run `fusequeue up` in a temporary data folder and yield its URL; keep the folder after a failure."""
     folder = Path(tempfile.mkdtemp(prefix="fusequeue-demo-"))
-    up = ("-m", "cli.main", "up", "--data-dir", str(folder))
-    # The parent watch stops it when this process is killed; a new session keeps the terminal's Ctrl-C from it.
-    parent_watch = ("-m", "shared.runtime.parent_process", str(os.getpid()), str(int(signal.SIGTERM)))
+    up = ("-P", "-m", "cli.main", "up", "--data-dir", str(folder))
+    # -P keeps modules of the current folder out. The parent watch stops it when this process is killed; a new session
+    # keeps the terminal's Ctrl-C from it.
+    parent_watch = ("-P", "-m", "shared.runtime.parent_process", str(os.getpid()), str(int(signal.SIGTERM)))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *parent_watch, sys.executable, *up, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,9 @@ from cli.up.child_process import BoundedLog
 from cli.up.command import logged_ready
 from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter
 from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable, WorkerInfo
+from shared.runtime.python_command import python_command
 
-WORKER = (sys.executable, "-P", "-m", "worker")
+WORKER = python_command("worker")
 REMEMBERED_PIDS = 256
 BACKOFF = RestartBackoff(first_s=1.0, max_s=60.0, start_attempts=None)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from shared.runtime.python_command import python_command
 
 LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
@@ -90,7 +91,7 @@ class Process:
 
         It inherits `descriptors`.
         """
-        parent_watch = (sys.executable, "-P", "-m", PARENT_WATCH, str(os.getpid()), str(int(orphan_signal)))
+        parent_watch = python_command(PARENT_WATCH, str(os.getpid()), str(int(orphan_signal)))
         log.begin()
         # Not asyncio's own pipe: its `wait` does not return while a grandchild holds the child's output open.
         reader_fd, writer_fd = os.pipe()

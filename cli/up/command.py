@@ -22,6 +22,7 @@ from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
+from shared.runtime.python_command import python_command
 
 WORKER_RANK, CHORES_RANK, API_RANK, REDIS_RANK = range(4)
 AFTER_DRAIN_S = 10.0  # for a worker to release its jobs and exit after the drain
@@ -240,7 +241,7 @@ def api_processes(
 
     A single one opens its own: while it restarts, connections are refused at once.
     """
-    command = (sys.executable, "-P", "-m", "api", "--host", host, "--port", str(port))
+    command = python_command("api", "--host", host, "--port", str(port))
     spec = ProcessSpec("api", command, probes.api, API_RANK, API_GRACE_S, needs)
     if len(environments) == 1:
         return [replace(spec, env=environments[0])]
@@ -260,12 +261,11 @@ def worker_processes(
     probes: Probes, drain_s: float, environments: Sequence[Mapping[str, str]], needs: str | None
 ) -> list[ProcessSpec]:
     """Return one worker for each of `environments`, and the chores."""
-    python = (sys.executable, "-P", "-m")
     grace_s = drain_s + AFTER_DRAIN_S
     return [
         *(
-            ProcessSpec(f"worker-{number}", (*python, "worker"), probes.worker, WORKER_RANK, grace_s, needs, env)
+            ProcessSpec(f"worker-{number}", python_command("worker"), probes.worker, WORKER_RANK, grace_s, needs, env)
             for number, env in enumerate(environments, 1)
         ),
-        ProcessSpec("chores", (*python, "worker.chores"), logged_ready, CHORES_RANK, STOP_GRACE_S, needs),
+        ProcessSpec("chores", python_command("worker.chores"), logged_ready, CHORES_RANK, STOP_GRACE_S, needs),
     ]

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from harness.hostile_folder import hostile_folder
 from harness.ports import free_port
 from harness.waiting import wait_until
+
+from shared.runtime.python_command import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 90.0
@@ -44,18 +47,20 @@ def children(pid: int) -> dict[int, str]:
 
 
 class UpCommand:
-    """A running `fusequeue up`."""
+    """A running `fusequeue up`, in a folder with files that have the names of our packages."""
 
     def __init__(self, folder: Path, *arguments: str, stdout: int | None = None, **env: str) -> None:
-        folder.mkdir(exist_ok=True)
+        if not folder.exists():
+            folder.mkdir()
+            hostile_folder(folder)
         self.folder = folder
         self.out, self.err = folder / "stdout", folder / "stderr"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-        command = (sys.executable, "-m", "cli.main", "up", "--data-dir", str(folder / "data"), *arguments)
+        command = python_command("cli.main", "up", "--data-dir", str(folder / "data"), *arguments)
         with self.out.open("wb") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=folder,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
                 env=inherited | env,

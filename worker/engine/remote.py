@@ -6,7 +6,6 @@ Two threads here read and write messages; `worker.engine.process` is the other e
 import queue
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import structlog
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
+from shared.runtime.python_command import python_command
 from worker.engine.channel import Channel
 from worker.engine.pipelines.weights.packages import unused_packages
 from worker.engine.protocol import (
@@ -42,7 +42,7 @@ class EngineProcess:
     def __init__(self, packages: Sequence[str]) -> None:
         local, remote = socket.socketpair()
         with remote:
-            command = [sys.executable, "-m", "worker.engine.process", str(remote.fileno()), *packages]
+            command = python_command("worker.engine.process", str(remote.fileno()), *packages)
             # Its own process group: Ctrl-C in a terminal must reach only the worker, which drains first.
             self._process = subprocess.Popen(command, pass_fds=[remote.fileno()], process_group=0)
         self.channel = Channel(local)

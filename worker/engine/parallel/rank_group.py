@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import structlog
 import torch
 
 from shared.config.models_file import ModelSpec
+from shared.runtime.python_command import python_command
 from worker.engine.channel import Channel
 from worker.engine.device import device_of_rank
 from worker.engine.parallel.broadcast import ForwardMessage, describe, send
@@ -56,7 +56,7 @@ class RankGroup:
     def _start(self, set_up: RankSetUp) -> None:
         local, remote = socket.socketpair()
         with remote:
-            command = [sys.executable, "-m", "worker.engine.parallel.rank_process", str(remote.fileno())]
+            command = python_command("worker.engine.parallel.rank_process", str(remote.fileno()))
             # Ctrl-C in a terminal must reach only the worker.
             process = subprocess.Popen(command, pass_fds=[remote.fileno()], process_group=0)
         self._processes.append(process)
