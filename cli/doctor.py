@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MIN_FREE_BYTES = 2 * 2**30
 TIMEOUT_S = 15.0
-DEVICE_TIMEOUT_S = 120  # importing torch from a cold disk is slow
+DEVICE_TIMEOUT_S = 300  # importing torch and diffusers from a cold disk is slow
 
 
 class Verdict(StrEnum):
@@ -189,7 +189,7 @@ def _reason(error: Exception) -> str:
 
 
 def _device() -> list[Finding]:
-    """Check the device, and whether models fit on it, in a separate process, which imports torch."""
+    """Check the device, whether models fit on it, and their packages, in a separate process, which imports torch."""
     module = "worker.engine.memory_fit"
     if importlib.util.find_spec("torch") is None:
         return [Finding("device", WARNING, "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]

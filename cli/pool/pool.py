@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cli.up.child_process import BoundedLog
 from cli.up.command import logged_ready
-from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter
+from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter, process_log
 from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable, WorkerInfo
 from shared.runtime.python_command import python_command
 
@@ -152,7 +151,9 @@ class PoolProcesses:
             env=self.workers_env[index],
             orphan_signal=signal.SIGTERM,  # Redis still runs: the worker can finish its jobs
         )
-        runner = ProcessRunner(spec, self.env, BoundedLog(self.log_dir / f"{name}.log"), self.print_status, BACKOFF)
+        runner = ProcessRunner(
+            spec, self.env, process_log(name, self.log_dir, self.print_status), self.print_status, BACKOFF
+        )
         self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), time.monotonic())
 
     def drain(self, index: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
 READY_EVENTS = (b"worker_ready", b"chores_ready", b"api_ready")  # log events of a process that accepts work
+FAULT_EVENT = b'"model_unavailable"'  # log event of a model that could not be loaded
 CHUNK_BYTES = 64 * 1024
 PARENT_WATCH = "shared.runtime.parent_process"
 
@@ -23,10 +25,13 @@ PARENT_WATCH = "shared.runtime.parent_process"
 class BoundedLog:
     """Log file of at most `max_bytes`, rotated to `NAME.1`; keeps the last lines in memory.
 
-    `ready` is set once the current process has logged a readiness event.
+    `ready` is set once the current process has logged a readiness event. `on_fault` gets the error of each model that
+    could not be loaded, a repeated one once.
     """
 
-    def __init__(self, path: Path, max_bytes: int = LOG_BYTES) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int = LOG_BYTES, on_fault: Callable[[str], None] = lambda error: None
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._max_bytes = max_bytes
@@ -34,6 +39,8 @@ class BoundedLog:
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._partial = b""
         self.ready = False
+        self._on_fault = on_fault
+        self._faults: dict[str, str] = {}  # by model
 
     def write(self, data: bytes) -> None:
         """Append `data`; what cannot be written, as on a full disk, is lost, and the process runs on."""
@@ -43,6 +50,19 @@ class BoundedLog:
         self._lines.extend(line[:TAIL_LINE_BYTES] for line in lines)
         self.ready = self.ready or any(event in line for line in lines for event in READY_EVENTS)
         self._partial = self._partial[:TAIL_LINE_BYTES]
+        for line in lines:
+            if FAULT_EVENT in line:
+                self._note_fault(line)
+
+    def _note_fault(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+            model, error = str(entry["model"]), str(entry["error"])
+        except (ValueError, KeyError, TypeError):
+            return  # it contains the name of the event only
+        if self._faults.get(model) != error:
+            self._faults[model] = error
+            self._on_fault(error)
 
     def _append(self, data: bytes) -> None:
         """Append to the file, rotated first if it would exceed its bound."""

@@ -175,6 +175,11 @@ class ProcessRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def process_log(name: str, folder: Path, print_status: StatusPrinter) -> BoundedLog:
+    """Return the log of a process; the errors of models that it cannot load are printed too."""
+    return BoundedLog(folder / f"{name}.log", on_fault=lambda error: print_status(f"{name}: {error}"))
+
+
 class Supervisor:
     """Runs processes together. The first `stop` terminates them in order, the second kills the rest."""
 
@@ -190,7 +195,7 @@ class Supervisor:
         self._print_status = print_status
         self._log_dir = log_dir
         self._runners = {
-            spec.name: ProcessRunner(spec, env, BoundedLog(log_dir / f"{spec.name}.log"), print_status, backoff)
+            spec.name: ProcessRunner(spec, env, process_log(spec.name, log_dir, print_status), print_status, backoff)
             for spec in specs
         }
         self._stopping = asyncio.Event()

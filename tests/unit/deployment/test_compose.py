@@ -139,7 +139,7 @@ def test_images_run_without_root_and_the_api_has_no_torch() -> None:
     api, worker = stage("api"), stage("worker")
     assert "torch" not in api
     assert re.findall(r"optional-dependencies'\]\['(\w+)'", api) == ["traces"]
-    assert re.findall(r"\*e\['(\w+)'\]", worker) == ["worker", "traces"]
+    assert re.findall(r"\*e\['(\w+)'\]", worker) == ["worker", "vision", "traces"]
     for text in (api, worker):
         last_install = text.rindex("pip install")
         assert "USER 10001" in text[last_install:]
@@ -160,8 +160,12 @@ def test_an_edit_of_the_sources_rebuilds_only_the_last_layers() -> None:
     torch_steps = [step for step in steps if "torch==" in step]
     assert ["--no-deps" in step for step in torch_steps] == [True, False], "its wheel, then its CUDA libraries"
     assert steps[:2] == torch_steps
-    (version,) = re.findall(r"^ARG TORCH=(\S+)$", DOCKERFILE, re.M)
-    assert f"torch=={version}\n" in (ROOT / "constraints.txt").read_text("utf-8")
+    versions = re.findall(r"^ARG (TORCH|TORCHVISION)=(\S+)$", DOCKERFILE, re.M)
+    assert dict(versions).keys() == {"TORCH", "TORCHVISION"}, (
+        "of the same index: builds for another torch fail at import"
+    )
+    constraints = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    assert {f"{name.lower()}=={version}" for name, version in versions} <= {*constraints}
 
 
 def test_files_of_the_images_are_in_the_build_context() -> None:

@@ -36,7 +36,7 @@ def passing_cause(error: BaseException, *, downloading: bool = False) -> BaseExc
     The first of the error and its causes that decides does so. While `downloading`, undecided errors of the system or
     of a library's native code count as passing: a file that arrived in part has no errno.
     """
-    chain = list(_with_causes(error))
+    chain = list(with_causes(error))
     for one in chain:
         passes = _passes(one)
         if passes is not None:
@@ -56,7 +56,8 @@ def is_unmounted(folder: Path) -> bool:
     return not place.exists() or (place.is_dir() and not any(place.iterdir()))
 
 
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from, or while handling."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

@@ -47,6 +47,7 @@ from worker.engine.pipelines.weights.compiling import check_blocks
 from worker.engine.pipelines.weights.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.weights.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.weights.memory import offload_groups, save_memory
+from worker.engine.pipelines.weights.missing_packages import check_classes, lacking_package, unwanted_parts
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
@@ -220,8 +221,9 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     ranks: RankGroup | None = None
     try:
         index = json.loads((folder / "model_index.json").read_text())
-        unwanted = {"safety_checker": None} if not spec.safety_checker and "safety_checker" in index else {}
+        unwanted = unwanted_parts(spec, index)
         check_folder(folder, index, unwanted)
+        check_classes(index, unwanted)
         if spec.devices > 1:
             check_divisible(folder, spec.devices)
             ranks = RankGroup(spec, folder, device)
@@ -262,8 +264,9 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
 
 def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = False) -> ModelUnavailable:
     """Return the error of a load that raised `error`: `LoadPostponed` if its cause will pass."""
-    passing = passing_cause(error, downloading=downloading)
-    message = " ".join(text_of(passing or error).split())[:400] or type(error).__name__
+    lacking = lacking_package(error)
+    passing = None if lacking else passing_cause(error, downloading=downloading)
+    message = " ".join((lacking or text_of(passing or error)).split())[:400] or type(error).__name__
     if passing is not None:
         postponed = LoadPostponed(f"model {spec.id!r} cannot be loaded from {spec.source} now: {message}")
         postponed.lacks_memory = is_out_of_memory(passing)

@@ -18,6 +18,7 @@ from shared.errors import JobError, LoadPostponed, ModelUnavailable
 from worker.engine.lora.adapter_loader import AdapterLoader, Post
 from worker.engine.pipelines.loading import LoadedModel, load, load_error, locate
 from worker.engine.pipelines.weights.cpu_memory import KeptModel, KeptModels
+from worker.engine.pipelines.weights.missing_packages import missing_package
 from worker.engine.scheduling.residency import ModelInMemory, next_evicted
 
 log = structlog.get_logger()
@@ -131,10 +132,25 @@ class ModelCache:
         if failure is not None:
             if isinstance(source, KeptModel):
                 self.kept.put_back(source)
-            self._settle(spec, failure)
+            self._refuse(_Located(spec, source, nbytes), failure)
         else:
             self._load_running = spec.id
             self._start_load(spec, source, nbytes)
+
+    def _refuse(self, located: _Located, failure: ModelUnavailable) -> None:
+        """Settle a model that is not loaded; one that jobs can request later is checked before."""
+        spec, source, _ = located
+
+        def settle(fault: str | None) -> None:
+            if self._requested[spec.id]:  # by a job, meanwhile
+                self._located.append(located)
+            else:
+                self._settle(spec, load_error(spec, ImportError(fault)) if fault else failure)
+
+        if isinstance(failure, ModelCacheFull) and isinstance(source, Path):
+            self._in_background(spec, lambda: missing_package(spec, source), settle)
+        else:
+            self._settle(spec, failure)
 
     def _pins_in_the_way(self, spec: ModelSpec, nbytes: int) -> ModelUnavailable | None:
         pins = {model: self.loaded[model].nbytes for model in self.pinned if model in self.loaded and model != spec.id}
