@@ -202,6 +202,7 @@ def print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> 
         lines += [("position", job.queue.position), ("reason", job.queue.reason), ("seconds left", job.queue.eta_s)]
     if job.error is not None:
         lines.append(("error", f"{job.error.message} ({job.error.code})"))
+    lines += [("warning", warning.message) for warning in job.warnings]
     if job.flagged:
         lines.append(("flagged", f"{', '.join(map(str, job.flagged))}, by the model's safety checker"))
     if job.batching is not None and job.batching.solo_reason:

@@ -76,6 +76,13 @@ class Failure(Resource):
     retryable: bool = False
 
 
+class FieldWarning(Resource):
+    """A field of a request without effect, such as a mask that repaints nothing."""
+
+    param: str
+    message: str
+
+
 class Metrics(Resource):
     """Durations of a job's phases, and its share of the device's time; None if not reached."""
 
@@ -192,6 +199,7 @@ class Job(Resource):
     batch_id: str | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: Failure | None = None
+    warnings: tuple[FieldWarning, ...] = ()
     metrics: Metrics = Metrics()
     batching: BatchingStats | None = None
 

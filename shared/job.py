@@ -283,6 +283,13 @@ class Failure(_Frozen):
     retryable: bool = False
 
 
+class FieldWarning(_Frozen):
+    """A field of the request that has no effect, or another one than was sent."""
+
+    param: str = Field(examples=["mask"])
+    message: str = Field(examples=["mask: repaints nothing"])
+
+
 class Progress(_Frozen):
     """Completed and total denoising steps over all images of the job."""
 
@@ -337,6 +344,7 @@ class Outcome(_Frozen):
     timings: Timings = Timings()
     progress: Progress = Progress()
     device_seconds: float = 0.0
+    warnings: tuple[FieldWarning, ...] = ()
 
 
 class JobRecord(_Frozen):
@@ -360,6 +368,7 @@ class JobRecord(_Frozen):
     batching: BatchingStats | None = None
     timings: Timings = Timings()
     device_seconds: float | None = None
+    warnings: tuple[FieldWarning, ...] = ()
     event_id: str = "0-0"
 
 

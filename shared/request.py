@@ -94,7 +94,9 @@ class JobRequest(BaseModel):
         None, min_length=1, max_length=MAX_INPUT_IMAGES, description="Several images to edit, instead of `image`."
     )
     mask: str | None = Field(
-        None, description="Repaint `image` where this is white or transparent. Same proportions as `image`."
+        None,
+        description="Repaint `image` where this is white; if part of it is transparent, where it is transparent. "
+        "Same proportions as `image`.",
     )
     last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
     controls: tuple[ControlChoice, ...] = Field(

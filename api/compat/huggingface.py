@@ -111,7 +111,7 @@ _RESPONSES = _ERRORS | {
 @router.post("/{model:path}", response_class=Response, openapi_extra=_BODY, responses=_RESPONSES)
 async def make_image(request: Request, model: str, context: Context, key: IdempotencyKey = None) -> Response:
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
-    The headers `x-job-id` and `x-seed` identify the job."""
+    The headers `x-job-id` and `x-seed` identify the job; `x-warning` names fields without effect."""
     if request.headers.get("content-type", "").startswith("image/"):  # the client's form of an image by itself
         raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")
     require_type(request, JSON_TYPES)
@@ -123,6 +123,8 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
         count_response(request, image.bytes)
         chunks = await with_first_read(context.services.storage.stream(image.key, 0, image.bytes), param="inputs")
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
+        if record.warnings:
+            headers["x-warning"] = "; ".join(warning.message for warning in record.warnings)
         if replayed:
             headers["Idempotent-Replayed"] = "true"
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})

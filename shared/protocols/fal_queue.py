@@ -192,9 +192,9 @@ def failure_of(record: JobRecord) -> tuple[str, str]:
 
 
 def log_lines(record: JobRecord, progress: Progress) -> list[dict[str, str]]:
-    """Return the seed and the progress as log lines."""
+    """Return the seed, the progress and the warnings as log lines."""
     at = iso(record.finished_at_ms or record.started_at_ms or record.job.created_at_ms) or ""
-    lines = logs(record.job, progress).splitlines()
+    lines = logs(record, progress).splitlines()
     return [{"timestamp": at, "level": "INFO", "source": "USER", "message": line} for line in lines]
 
 

@@ -10,7 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.adapters import Adapter
 from shared.config.destinations import Destination
 from shared.config.step_schedules import StepSchedule
-from shared.job import Artifact, InputRef, Job, JobRecord, OnDeadline, OutputFormat, Phase, Priority, State, Task
+from shared.job import (
+    Artifact,
+    FieldWarning,
+    InputRef,
+    Job,
+    JobRecord,
+    OnDeadline,
+    OutputFormat,
+    Phase,
+    Priority,
+    State,
+    Task,
+)
 from shared.queue_reason import QueueReason
 
 
@@ -181,6 +193,7 @@ class JobObject(BaseModel):
     batch_id: str | None
     artifacts: list[ArtifactObject]
     error: FailureObject | None
+    warnings: list[FieldWarning] = Field(description="Fields without effect, such as a mask that repaints nothing.")
     metrics: MetricsObject
     batching: BatchingObject | None = Field(description="Null until the job has run.")
     urls: UrlsObject
@@ -232,6 +245,7 @@ def job_object(
             for artifact in record.artifacts
         ],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
+        warnings=list(record.warnings),
         metrics=MetricsObject(**timings.model_dump(), device_seconds=record.device_seconds),
         batching=None if batching is None else BatchingObject(**batching.model_dump()),
         urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events{sign(job.id, 'events')}"),

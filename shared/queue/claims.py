@@ -14,7 +14,7 @@ from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.maintenance.tenant_usage import used_by
-from shared.queue.records import ARTIFACTS, Claim, ProgressReport, Renewal
+from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
 
 log = structlog.get_logger()
@@ -257,6 +257,7 @@ class Claims(QueueComponent):
             stored_bytes=sum(one.bytes + (one.thumbnail.bytes if one.thumbnail else 0) for one in stored),
             wire=wire,
             used=used_by(outcome).wire(),
+            warnings=WARNINGS.dump_json(outcome.warnings).decode() if outcome.warnings else None,
         )
 
     async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:

@@ -11,6 +11,7 @@ from shared.job import (
     Artifact,
     BatchingStats,
     Failure,
+    FieldWarning,
     Job,
     JobRecord,
     Phase,
@@ -23,11 +24,13 @@ from shared.job import (
 from shared.runtime.clock import id_time_ms
 
 ARTIFACTS = TypeAdapter(tuple[Artifact, ...])
+WARNINGS = TypeAdapter(tuple[FieldWarning, ...])
 _RESULTS: dict[str, TypeAdapter[Any]] = {
     "artifacts": ARTIFACTS,
     "error": TypeAdapter(Failure),
     "batching": TypeAdapter(BatchingStats),
     "timings": TypeAdapter(Timings),
+    "warnings": WARNINGS,
 }
 RANKS = tuple(Priority)
 """Priorities by rank: 0, 1, 2 in the scripts."""

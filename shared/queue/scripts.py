@@ -194,6 +194,7 @@ class Scripts(Protocol):
         stored_bytes: int,
         wire: str | None,
         used: str,
+        warnings: str | None,
     ) -> bool: ...
     async def count_run(self, tenant: str, model: str, job_id: str, token: str, used: str) -> bool: ...
 

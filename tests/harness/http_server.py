@@ -103,15 +103,15 @@ async def finish(queue: Queue, folder: Path, job_id: str) -> bytes:
     return await deliver(queue, folder, await claimed(queue, job_id))
 
 
-async def deliver(queue: Queue, folder: Path, claim: Claim, *, flagged: bool = False) -> bytes:
-    """Store an image for a claimed job and settle it; `flagged` by the model's safety checker."""
+async def deliver(queue: Queue, folder: Path, claim: Claim, *, flagged: bool = False, **results: Any) -> bytes:
+    """Store an image for a claimed job and settle it with `results`; `flagged` by the model's safety checker."""
     storage = connect(queue.client.settings.model_copy(update={"storage_dir": folder / "storage"}))
     data, key = png(), f"jobs/{claim.job.id}/{claim.epoch}/0.png"
     await storage.put(key, data, "image/png")
     await storage.close()
     about: dict[str, Any] = {"width": 64, "height": 64, "seed": claim.job.seed, "flagged": flagged}
     artifact = Artifact(index=0, key=key, content_type="image/png", bytes=len(data), **about)
-    outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
+    outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,), **results)
     assert await queue.claims.settle(WORKER, claim.job.id, claim.epoch, outcome)
     return data
 

@@ -181,4 +181,5 @@ class ClaimedJob:
             ),
             progress=self.progress,
             device_seconds=finished.device_seconds,
+            warnings=finished.warnings,
         )

@@ -42,7 +42,7 @@ from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, count_response, 
 from api.submission import IdempotencyKey, idempotency_key
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
-from shared.job import Job, JobRecord, State
+from shared.job import FieldWarning, Job, JobRecord, State
 from shared.job_builder import check_request
 from shared.protocols.openai.images import (
     ImageFields,
@@ -57,7 +57,6 @@ from shared.protocols.openai.images import (
     response_fields,
     usage,
 )
-from shared.protocols.openai.server_fields import FieldWarning
 from shared.request import JobRequest
 from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
@@ -294,7 +293,7 @@ class ImageStream:
                 "created_at": created_s(record),
                 **response_fields(record.job, self._parsed.fields.quality),
                 "usage": usage(record.job),
-                "warnings": [warning.model_dump() for warning in self._parsed.warnings],
+                "warnings": [warning.model_dump() for warning in (*self._parsed.warnings, *record.warnings)],
                 "id": record.job.id,
                 "index": artifact.index,
                 "seed": artifact.seed,

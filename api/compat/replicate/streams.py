@@ -18,7 +18,7 @@ from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.routes.events import check_access
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.job import JobRecord, Progress, State
-from shared.protocols.replicate.predictions import PREFIX, logs, prediction, progress_line
+from shared.protocols.replicate.predictions import PREFIX, logs, prediction, progress_line, warning_lines
 
 problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
@@ -58,7 +58,7 @@ async def _events(request: Request, record: JobRecord, context: RequestContext) 
     """
     key = request.headers.getlist("authorization")
     job, services, last = record.job, context.services, Progress()
-    yield sse_message("logs", logs(job, last), "seed")
+    yield sse_message("logs", logs(record, last), "seed")
     try:
         async with contextlib.aclosing(context.waiters.events(job.id)) as events:
             async for event in events:
@@ -75,6 +75,8 @@ async def _events(request: Request, record: JobRecord, context: RequestContext) 
         ended = await services.queue.jobs.get(job.id)
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")
+        if ended.warnings:
+            yield sse_message("logs", warning_lines(ended), "warnings")
         if ended.state is State.SUCCEEDED:
             for index, output in enumerate(await outputs_of(request, ended, context)):
                 yield sse_message("output", output, f"output:{index}")

@@ -195,7 +195,7 @@ def images_object(
         "data": data,
         **response_fields(record.job, quality),
         "usage": usage(record.job),
-        "warnings": [warning.model_dump() for warning in warnings],
+        "warnings": [warning.model_dump() for warning in (*warnings, *record.warnings)],
     }
 
 

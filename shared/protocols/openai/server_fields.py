@@ -6,9 +6,8 @@ vLLM-Omni, SGLang and their benchmarks send them. A field in neither table is an
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field
-
 from shared.errors import InvalidRequest
+from shared.job import FieldWarning
 from shared.runtime import strict_json
 
 ALIASES = {
@@ -48,13 +47,6 @@ IGNORED = frozenset(
 )
 
 _QUALITY_NAMES = frozenset(("default", "low", "medium", "high", "maximum"))
-
-
-class FieldWarning(BaseModel):
-    """A field of the request that has no effect."""
-
-    param: str = Field(examples=["flow_shift"])
-    message: str = Field(examples=["flow_shift: ignored; this service has no such option"])
 
 
 Warnings = tuple[FieldWarning, ...]

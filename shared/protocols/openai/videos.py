@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import MAX_FPS, Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
-from shared.job import JobRecord, State, Task
+from shared.job import FieldWarning, JobRecord, State, Task
 from shared.protocols.openai.images import image_reference, parse_sized, split_fields
-from shared.protocols.openai.server_fields import FieldWarning, Warnings
+from shared.protocols.openai.server_fields import Warnings
 from shared.request import Count, JobRequest
 from shared.runtime.clock import epoch_s
 

@@ -95,7 +95,7 @@ def prediction(
         "status": _STATUS.get(state, "failed"),
         "input": input_of(job),
         "output": output if state is State.SUCCEEDED else None,
-        "logs": logs(job, record.progress),
+        "logs": logs(record, record.progress),
         "error": _error(record) if state in (State.FAILED, State.EXPIRED) else None,
         "metrics": _metrics(record) if state.terminal else {},
         "data_removed": False,
@@ -142,10 +142,14 @@ def input_of(job: Job) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def logs(job: Job, progress: Progress) -> str:
-    """Return the seed and a tqdm line, from which clients read the progress."""
-    seed = f"Using seed: {job.seed}\n"
-    return seed + (f"{progress_line(progress)}\n" if progress.total else "")
+def logs(record: JobRecord, progress: Progress) -> str:
+    """Return the seed, a tqdm line from which clients read the progress, and the job's warnings."""
+    seed = f"Using seed: {record.job.seed}\n"
+    return seed + (f"{progress_line(progress)}\n" if progress.total else "") + warning_lines(record)
+
+
+def warning_lines(record: JobRecord) -> str:
+    return "".join(f"Warning: {warning.message}\n" for warning in record.warnings)
 
 
 def progress_line(progress: Progress) -> str:

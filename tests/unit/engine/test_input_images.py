@@ -6,6 +6,7 @@ import io
 import queue
 import struct
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from harness.engine import a_job, a_spec
 from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed, UnexpectedError
+from shared.inputs.validation import inspect
 from shared.job import InputRef, Job, Task
 from worker.engine.pipelines import input_decoder
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.input_images import InputImages, decode_inputs, fit_image, fit_mask
 from worker.engine.protocol import EngineRequest, InputFiles
+from worker.engine.scheduling.engine_job import EngineJob
 
 
 def file_of(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
@@ -65,17 +68,103 @@ def test_an_image_that_cannot_be_decoded_is_an_error(data: bytes) -> None:
     assert caught.value.param == "image"
 
 
-def test_a_mask_is_cropped_like_its_image_and_white_is_repainted() -> None:
-    """Transparent areas are repainted if a mask has any, as sent by OpenAI's clients."""
+def test_a_mask_is_cropped_like_its_image() -> None:
     wide = Image.new("L", (300, 100))
     wide.paste(255, (100, 0, 200, 100))
     mask = fit_mask(file_of(wide), 50, 50)
     assert (mask.mode, mask.size, mask.getpixel((25, 25))) == ("L", (50, 50), 255)
     assert fit_mask(file_of(wide), 150, 50).getpixel((10, 25)) == 0
-    transparent = Image.new("RGBA", (64, 64), (255, 255, 255, 255))
-    transparent.paste((0, 0, 0, 0), (0, 0, 32, 64))
-    inverted = fit_mask(file_of(transparent), 64, 64)
-    assert (inverted.getpixel((10, 30)), inverted.getpixel((50, 30))) == (255, 0)
+
+
+def halves(mode: str, left: Any, right: Any) -> Image.Image:
+    """Return an image of two colours."""
+    image = Image.new(mode, (64, 64), left)
+    image.paste(right, (32, 0, 64, 64))
+    return image
+
+
+def palette(left: int, right: int) -> Image.Image:
+    """Return a left half of palette entry 0, with the grey level `left`, and a right half of entry 1."""
+    image = halves("P", 0, 1)
+    image.putpalette([left] * 3 + [right] * 3)
+    return image
+
+
+def deep_png(depth: int, colour_type: int, left: int, right: int, key: int | None = None) -> bytes:
+    """Return a PNG of two samples with `depth` bits, 8 pixels wide; `key` is the transparent one."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    samples = {0: 1, 2: 3}[colour_type]
+    bits = "".join(f"{value:0{depth}b}" * samples for value in [left] * 4 + [right] * 4)
+    row = b"\0" + int(bits, 2).to_bytes(len(bits) // 8)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, depth, colour_type, 0, 0, 0))
+    transparent = b"" if key is None else chunk(b"tRNS", struct.pack(">H", key) * samples)
+    return b"\x89PNG\r\n\x1a\n" + header + transparent + chunk(b"IDAT", zlib.compress(row * 8)) + chunk(b"IEND", b"")
+
+
+BLACK, WHITE, CLEAR, FAINT = (0, 0, 0, 255), (255, 255, 255, 255), (0, 0, 0, 0), (0, 0, 0, 200)
+MASKS = {
+    "opaque RGBA, as canvases export": (file_of(halves("RGBA", BLACK, WHITE)), "right"),
+    "opaque LA": (file_of(halves("LA", (0, 255), (255, 255))), "right"),
+    "opaque WebP with alpha": (file_of(halves("RGBA", BLACK, WHITE), "WEBP", lossless=True, exact=True), "right"),
+    "opaque palette with tRNS": (file_of(palette(0, 255), transparency=b"\xff\xff"), "right"),
+    "L": (file_of(halves("L", 0, 255)), "right"),
+    "RGB": (file_of(halves("RGB", "white", "black")), "left"),
+    "JPEG": (file_of(halves("RGB", "black", "white"), "JPEG"), "right"),
+    "grey JPEG": (file_of(halves("L", 255, 0), "JPEG"), "left"),
+    "CMYK JPEG": (file_of(halves("RGB", "black", "white").convert("CMYK"), "JPEG"), "right"),
+    "WebP": (file_of(halves("RGB", "black", "white"), "WEBP"), "right"),
+    "palette": (file_of(palette(255, 0)), "left"),
+    "1 bit": (file_of(halves("1", 0, 1)), "right"),
+    "16 bits": (deep_png(16, 0, 0, 65_535), "right"),
+    "RGB of 16 bits": (deep_png(16, 2, 65_535, 0), "left"),
+    "transparent RGBA": (file_of(halves("RGBA", CLEAR, BLACK)), "left"),
+    "white strokes on a transparent ground": (file_of(halves("RGBA", WHITE, CLEAR)), "right"),
+    "transparent LA": (file_of(halves("LA", (255, 255), (255, 0))), "right"),
+    "transparent WebP": (file_of(halves("RGBA", CLEAR, WHITE), "WEBP", lossless=True), "left"),
+    "transparent palette entry": (file_of(palette(0, 255), transparency=0), "left"),
+    "palette with tRNS": (file_of(palette(0, 255), transparency=b"\x00\xff"), "left"),
+    "L with tRNS": (file_of(halves("L", 0, 255), transparency=0), "left"),
+    "L with tRNS of a level it has not": (file_of(halves("L", 0, 255), transparency=7), "right"),
+    "RGB with tRNS": (file_of(halves("RGB", "black", "white"), transparency=(0, 0, 0)), "left"),
+    "1 bit with tRNS": (deep_png(1, 0, 0, 1, key=0), "left"),
+    "2 bits with tRNS": (deep_png(2, 0, 1, 2, key=1), "left"),
+    "4 bits with tRNS": (deep_png(4, 0, 2, 14, key=2), "left"),
+    "16 bits with tRNS": (deep_png(16, 0, 500, 65_535, key=500), "left"),
+    "RGB of 16 bits with tRNS": (deep_png(16, 2, 500, 65_535, key=500), "left"),
+    "nearly opaque, white beside black": (file_of(halves("RGBA", FAINT, WHITE)), "right"),
+    "black": (file_of(Image.new("RGB", (64, 64))), "nothing"),
+    "opaque black RGBA": (file_of(Image.new("RGBA", (64, 64), BLACK)), "nothing"),
+    "dark grey": (file_of(Image.new("L", (64, 64), 127)), "nothing"),
+    "grey": (file_of(Image.new("L", (64, 64), 128)), "left and right"),
+    "transparent everywhere": (file_of(Image.new("RGBA", (64, 64), CLEAR)), "left and right"),
+}
+
+
+@pytest.mark.parametrize(("data", "repainted"), MASKS.values(), ids=MASKS)
+def test_a_mask_is_repainted_where_it_is_white_or_if_any_part_is_transparent_where_it_is_transparent(
+    data: bytes, repainted: str
+) -> None:
+    """Pipelines repaint from half of the brightest level on; a mask without such a level has a warning."""
+    stored = inspect(data, max_bytes=len(data), max_pixels=64 * 64).data
+    decoded = decode_inputs(a_job("x", task=Task.INPAINT), InputFiles(mask=stored))
+    assert decoded.mask is not None
+    levels = {"left": decoded.mask.getpixel((10, 30)), "right": decoded.mask.getpixel((50, 30))}
+    assert (" and ".join(side for side, level in levels.items() if level >= 128) or "nothing") == repainted
+    assert [warning.param for warning in decoded.warnings] == ["mask"] * (repainted == "nothing")
+
+
+def test_a_mask_whose_white_part_is_cropped_off_has_a_warning() -> None:
+    """It is in the last event of the job."""
+    wide = Image.new("L", (300, 100))
+    wide.paste(255, (0, 0, 20, 100))
+    job = a_job("x", task=Task.INPAINT)
+    decoded = decode_inputs(job, InputFiles(mask=file_of(wide)))
+    engine_job = EngineJob(EngineRequest("x", job, a_spec(Path("tiny"))), 0, decoded)
+    (warning,) = engine_job.finished(None, canceled=False).warnings
+    assert warning.message.startswith("mask: repaints nothing")
 
 
 def test_an_image_to_edit_keeps_its_proportions_and_with_layers_its_transparency() -> None:

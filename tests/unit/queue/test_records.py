@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from shared.job import Artifact, BatchingStats, Failure, Job, Outcome, Phase, Progress, State, Timings, decode, encode
+from shared.job import (
+    Artifact,
+    BatchingStats,
+    Failure,
+    FieldWarning,
+    Job,
+    Outcome,
+    Phase,
+    Progress,
+    State,
+    Timings,
+    decode,
+    encode,
+)
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.queue.records import paired, record
 
@@ -34,6 +47,7 @@ async def test_an_outcome_is_read_as_it_was_written(
         timings=Timings(queue_ms=1, load_ms=2, inference_ms=3, upload_ms=4),
         progress=Progress(step=3, total=8),
         device_seconds=0.1,
+        warnings=(FieldWarning(param="mask", message="mask: repaints nothing"),),
     )
     written: dict[str, Any] = {}
 
@@ -47,7 +61,7 @@ async def test_an_outcome_is_read_as_it_was_written(
     assert made is not None
     assert (made.state, made.artifacts, made.error) == (outcome.state, outcome.artifacts, outcome.error)
     assert (made.batching, made.timings, made.progress) == (outcome.batching, outcome.timings, outcome.progress)
-    assert made.device_seconds == 0.1
+    assert (made.device_seconds, made.warnings) == (0.1, outcome.warnings)
 
 
 def test_progress_and_phase_are_read(make_job: Callable[..., Job]) -> None:

@@ -86,7 +86,7 @@ def test_a_prediction_has_times_and_the_error(make_job: Callable[..., Job]) -> N
 )
 def test_progress_is_read_from_the_logs(make_job: Callable[..., Job], step: int, total: int, read: Any) -> None:
     """The SDK matches the last line in the format of tqdm."""
-    text = logs(make_job(seed=7), Progress(step=step, total=total))
+    text = logs(JobRecord(job=make_job(seed=7), state=State.RUNNING), Progress(step=step, total=total))
     assert text.startswith("Using seed: 7\n")
     progress = Prediction.Progress.parse(text)
     assert (progress and (progress.percentage, progress.current, progress.total)) == read

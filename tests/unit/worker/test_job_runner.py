@@ -17,7 +17,7 @@ from harness.queue import end, lose, put
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageUnavailable, without_places
-from shared.job import InputRef, OnDeadline, State
+from shared.job import FieldWarning, InputRef, OnDeadline, State
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.storage.folder import FolderStorage
@@ -30,6 +30,7 @@ from worker.output.sending import OutputSender
 from worker.output.upload import Uploader
 
 WORKER = "w1"
+WARNINGS = (FieldWarning(param="mask", message="mask: repaints nothing"),)
 
 
 class EngineStub:
@@ -281,7 +282,7 @@ def test_the_error_of_a_job_names_no_folder_or_address(text: str, public: str) -
     assert without_places(text) == public
 
 
-async def test_the_log_of_a_job_names_its_tenant_and_its_device_seconds(
+async def test_the_log_and_the_record_of_a_job_have_what_its_engine_reports(
     harness: RunnerHarness, make_submission: Callable[..., Submission]
 ) -> None:
     """What a tenant has cost is the sum of its lines; a metric labelled by tenants would be unbounded."""
@@ -290,14 +291,15 @@ async def test_the_log_of_a_job_names_its_tenant_and_its_device_seconds(
     harness.storage.open.set()
     claimed.upload(harness.uploader, 0, Output(np.zeros((64, 64, 3), np.uint8)))
     with structlog.testing.capture_logs() as logs:
-        claimed.engine_done.set_result(JobFinished(claimed.claim_key, device_seconds=1.25))
+        finished = JobFinished(claimed.claim_key, device_seconds=1.25, warnings=WARNINGS)
+        claimed.engine_done.set_result(finished)
         async with asyncio.timeout(60):
             await running
     (line,) = [line for line in logs if line["event"] == "job"]
     assert (line["tenant"], line["device_seconds"], line["state"]) == ("acme", 1.25, "succeeded")
     record = await harness.queue.jobs.get(job_id)
     assert record is not None
-    assert record.device_seconds == 1.25
+    assert (record.device_seconds, record.warnings) == (1.25, WARNINGS)
 
 
 async def device_seconds(queue: Queue) -> dict[str, float]:

@@ -5,24 +5,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import Image, ImageFile, ImageOps
 
 from shared.errors import UnusableInput
-from shared.job import Job, Task
+from shared.job import FieldWarning, Job, Task
 from worker.engine.protocol import InputFiles
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
+_HALF = 128
+"""Pipelines repaint where a mask has at least this level: they make it black and white."""
+
+_KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 255 / 65_535}
+"""Pillow's raw modes of PNGs whose samples it scales to 8 bits, but not their transparent colour."""
 
 
 @dataclass(frozen=True)
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
-    control images."""
+    control images. `warnings` name those without effect."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
     last_image: Image.Image | None = None
     controls: tuple[Image.Image, ...] = ()
+    warnings: tuple[FieldWarning, ...] = ()
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
@@ -34,12 +41,25 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
         return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))
+    mask = None if files.mask is None else fit_mask(files.mask, width, height)
     return InputImages(
         images=tuple(fit_image(data, width, height) for data in files.images),
-        mask=None if files.mask is None else fit_mask(files.mask, width, height),
+        mask=mask,
         last_image=None if files.last_image is None else fit_image(files.last_image, width, height, "last_image"),
         controls=tuple(_control_image(data, at, job) for at, data in enumerate(files.controls)),
+        warnings=() if mask is None else _mask_warnings(mask),
     )
+
+
+def _mask_warnings(mask: Image.Image) -> tuple[FieldWarning, ...]:
+    brightest = mask.convert("L").getextrema()[1]
+    if isinstance(brightest, int) and brightest >= _HALF:
+        return ()
+    message = (
+        "mask: repaints nothing: no part is white or transparent, as cropped to the job's size; "
+        "make what is to be repainted white, or transparent"
+    )
+    return (FieldWarning(param="mask", message=message),)
 
 
 def _control_image(data: bytes, at: int, job: Job) -> Image.Image:
@@ -57,13 +77,21 @@ def fit_image(data: bytes, width: int, height: int, param: str = "image") -> Ima
 
 
 def fit_mask(data: bytes, width: int, height: int) -> Image.Image:
-    """Decode a mask, cropped like `fit_image`. White is repainted; in an image with transparency, transparent areas."""
+    """Decode a mask, cropped like `fit_image`. White is repainted.
+
+    If any pixel is transparent, transparent areas are repainted instead, and colours do not count.
+    """
     with _decoded(data, "mask") as image:
-        if image.has_transparency_data:
-            mask = ImageOps.invert(image.convert("RGBA").getchannel("A"))
-        else:
-            mask = image.convert("L")
-        return ImageOps.fit(mask, (width, height), Image.Resampling.BILINEAR)
+        return ImageOps.fit(_mask_levels(image), (width, height), Image.Resampling.BILINEAR)
+
+
+def _mask_levels(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        mask = ImageOps.invert(image.getchannel("A"))
+        if mask.getextrema()[1] >= _HALF:
+            return mask
+    return image.convert("L")
 
 
 def scale_reference(data: bytes, size: tuple[int, int], *, keep_alpha: bool = False) -> Image.Image:
@@ -85,9 +113,28 @@ def _decoded(data: bytes, param: str) -> Iterator[Image.Image]:
     """Yield the upright image. Pillow decodes lazily, so errors of the file are raised while it is used."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            _scale_transparent_colour(opened)
             image = ImageOps.exif_transpose(opened)
-            if image.mode.startswith("I"):  # 16-bit greys, as of depth maps: Pillow would clip all above 255 to white
-                image = image.convert("I").point(lambda value: value * (255 / 65_535)).convert("L")
-            yield image
+            yield _in_8_bits(image) if image.mode.startswith("I") else image
     except Exception as error:  # Pillow's readers raise many types: EOFError, struct.error, zlib.error
         raise UnusableInput(f"the input image cannot be decoded: {error}", param=param) from error
+
+
+def _scale_transparent_colour(opened: ImageFile.ImageFile) -> None:
+    key = opened.info.get("transparency")
+    scale = _KEY_SCALES.get(str(opened.tile[0].args)) if opened.tile else None
+    if scale is not None and isinstance(key, int):
+        opened.info["transparency"] = int(key * scale)
+    elif scale is not None and isinstance(key, tuple):
+        opened.info["transparency"] = tuple(int(level * scale) for level in key)
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """Return 16-bit greys, as of depth maps, in 8 bits: Pillow would clip all above 255 to white."""
+    deep, key = image.convert("I"), image.info.get("transparency")
+    greys = deep.point(lambda value: value * (255 / 65_535)).convert("L")
+    greys.info.pop("transparency", None)
+    if key is None:
+        return greys
+    alpha = np.where(np.asarray(deep) == key, 0, 255).astype(np.uint8)
+    return Image.merge("LA", (greys, Image.fromarray(alpha)))

@@ -127,6 +127,7 @@ class EngineJob:
             load_ms=round(1000 * ((started or now) - self._arrived_s)) if self.waited_for_load else None,
             inference_ms=None if started is None else round(1000 * (now - started)),
             device_seconds=round(self.device_seconds, 6),
+            warnings=self.inputs.warnings,
         )
 
     def _solo_reason(self) -> str:

@@ -41,6 +41,7 @@ export function JobPage({ id }) {
     </div>
     ${job.status === "queued" && html`<${Waiting} job=${job} />`}
     ${job.error && html`<${Failure} error=${job.error} />`}
+    ${job.warnings.map((warning) => html`<p class="note is-queued" role="status">${warning.message}</p>`)}
     <div class="columns job">
       <div class="column">
         <${Images} job=${job} previews=${jobs.get(id)?.previews ?? []} />

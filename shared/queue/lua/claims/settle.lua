@@ -1,10 +1,10 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
--- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes, wire, used
+-- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes, wire, used, warnings
 --          `token`: the same token settles once; `error`: '' for none; `objects`, `stored_bytes`: of the artifacts;
 --          `wire`: what the job's wire form becomes, without secrets that its end makes useless; '' to keep it;
---          `used`: microseconds of the device, computed and skipped steps, images, videos and their bytes
+--          `used`: microseconds of the device, computed and skipped steps, images, videos and their bytes; `warnings`: '' for none
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = clock_ms()
@@ -41,7 +41,8 @@ if ARGV[15] ~= '' then
   redis.call('HSET', key.job(id), 'job', job.job)
 end
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
-job_state.resize(id, job, footprint.of_job(#(job.job or ''), #ARGV[6] + #ARGV[7] + #ARGV[8] + #ARGV[9], ARGV[13], ARGV[14]))
+if ARGV[17] ~= '' then redis.call('HSET', key.job(id), 'warnings', ARGV[17]) end
+job_state.resize(id, job, footprint.of_job(#(job.job or ''), #ARGV[6] + #ARGV[7] + #ARGV[8] + #ARGV[9] + #ARGV[17], ARGV[13], ARGV[14]))
 job.used = usage.of_run(ARGV[16], not canceled)
 job_state.finish(id, job, canceled and 'canceled' or ARGV[5], now)
 job_state.unclaim(id, job, now, tonumber(ARGV[10]))

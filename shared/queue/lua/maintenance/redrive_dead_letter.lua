@@ -11,7 +11,7 @@ redis.call('ZREM', key.dead_letters, id)
 redis.call('DEL', key.dead_letter(id))
 redis.call('PERSIST', key.job(id))
 redis.call('ZREM', key.retention, job_state.row(job.tenant, id, job.batch, job.size))
-redis.call('HDEL', key.job(id), 'finished', 'expires', 'error', 'artifacts', 'batching', 'timings', 'settled', 'cancel',
+redis.call('HDEL', key.job(id), 'finished', 'expires', 'error', 'artifacts', 'batching', 'timings', 'warnings', 'settled', 'cancel',
   'started', 'losses', 'attempts', 'deadline', 'start_by', 'steps', 'passed')
 redis.call('HSET', key.job(id), 'solo', 1)
 job.deadline, job.start_by = nil, nil

@@ -1,0 +1,63 @@
+"""Warnings of a job in the responses of each protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from harness.http_server import BODY, WORKER, deliver, serving
+
+from fusequeue import Job
+from shared.job import FieldWarning
+from shared.queue import Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
+
+WARNING = FieldWarning(param="mask", message="mask: repaints nothing")
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A service whose every job ends with a warning."""
+
+    async def work() -> None:
+        while True:
+            for claim in await fake_queue.claims.claim(WORKER, ["demo"], 4):
+                await deliver(fake_queue, tmp_path, claim, warnings=(WARNING,))
+            await asyncio.sleep(0.01)
+
+    async with serving(fake_queue, tmp_path) as client:
+        worker = asyncio.create_task(work())
+        yield client
+        await cancel_and_wait((worker,))
+
+
+async def ended_job(api: httpx.AsyncClient, job_id: str) -> httpx.Response:
+    async with asyncio.timeout(60):
+        while (response := await api.get(f"/v1/jobs/{job_id}")).json()["status"] != "succeeded":
+            await asyncio.sleep(0.01)
+    return response
+
+
+async def test_the_warnings_of_a_job_are_in_the_responses_of_every_protocol(api: httpx.AsyncClient) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    native = await ended_job(api, job_id)
+    assert native.json()["warnings"] == [WARNING.model_dump()]
+    assert Job.model_validate_json(native.content).warnings[0].message == WARNING.message
+
+    images = (await api.post("/v1/images/generations", json={**BODY, "flow_shift": 3})).json()
+    assert [warning["param"] for warning in images["warnings"]] == ["flow_shift", "mask"]
+    stream = await api.post("/v1/images/generations", json={**BODY, "stream": True})
+    assert WARNING.message in stream.text
+
+    prediction = (await api.get(f"/compat/replicate/v1/predictions/{job_id}")).json()
+    assert WARNING.message in prediction["logs"]
+    assert WARNING.message in (await api.get(f"/compat/replicate/v1/predictions/{job_id}/stream")).text
+
+    status = (await api.get(f"/compat/fal/fusequeue/demo/requests/{job_id}/status?logs=1")).json()
+    assert status["logs"][-1]["message"] == f"Warning: {WARNING.message}"
+
+    image = await api.post("/compat/huggingface/demo", json={"inputs": BODY["prompt"]})
+    assert image.headers["x-warning"] == WARNING.message
