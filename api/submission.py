@@ -83,7 +83,8 @@ async def submit(
     tracing.set_attributes({"fusequeue.job.id": result.job_id, "fusequeue.model": request.model})
     if isinstance(entry, Submission) and not result.replayed:
         context.services.queue_positions.keep(result.job_id, result.position)
-        return AcceptedJob(JobRecord(job=entry.job, state=State.QUEUED), replayed=False)
+        queued = JobRecord(job=entry.job, state=State.QUEUED, deadline_at_ms=result.deadline_at_ms)
+        return AcceptedJob(queued, replayed=False)
     record = await context.services.queue.jobs.get(result.job_id)
     if record is None:
         raise Conflict(

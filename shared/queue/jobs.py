@@ -39,7 +39,8 @@ class Jobs(QueueComponent):
         """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the result of each, in order.
 
         A result can be a `QueueFull`, such as `QuotaExceeded`, or `IdempotencyMismatch`. Submitting is idempotent
-        by job id; a job is queued completely or not at all. `positions` returns those of newly queued jobs.
+        by job id; a job is queued completely or not at all. `positions` returns those of newly queued jobs, and
+        their deadlines.
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
@@ -77,7 +78,8 @@ class Jobs(QueueComponent):
         code, detail = reply[:2]
         if code in ("ok", "replayed"):
             position = _position(reply[2]) if len(reply) > 2 else None
-            return SubmitResult(job_id=str(detail), replayed=code == "replayed", position=position)
+            deadline_at_ms = int(reply[3]) if len(reply) > 3 and reply[3] else None
+            return SubmitResult(str(detail), code == "replayed", position, deadline_at_ms)
         if code == "mismatch":
             return _mismatch()
         if code == "quota":

@@ -109,12 +109,14 @@ class QueuePosition:
 class SubmitResult:
     """The queued job of a submission; when `replayed`, that of the first one with its Idempotency-Key.
 
-    A replayed job can have been deleted since. `position` is that of a new job, if it was asked for.
+    A replayed job can have been deleted since. `position` and `deadline_at_ms` are those of a new job, if its position
+    was asked for.
     """
 
     job_id: str
     replayed: bool
     position: QueuePosition | None = field(default=None, compare=False)
+    deadline_at_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 -- NEEDS job_state position sync_calls
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     positions, jobs...
---          `positions`: 1 to return those of the jobs. `jobs`: the FIELDS of each. `input`: ids of images and adapters, separated by spaces; `idempotency`: 'digest fingerprint';
+--          `positions`: 1 to return those of the jobs, and their deadlines. `jobs`: the FIELDS of each. `input`: ids of images and adapters, separated by spaces; `idempotency`: 'digest fingerprint';
 --          `webhook`: '|state|state| url'; `sync_call`: 'digest process' of a request that waits for the job;
 --          '' for none in all from `time_limit_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
---          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil}
+--          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil, its deadline | nil}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
   'batch_id', 'input', 'idempotency', 'webhook', 'video', 'on_deadline', 'steps', 'sync_call'}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
@@ -13,7 +13,7 @@ local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'in
   {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
-local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}, {}, {}
+local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, deadlines, out = {}, {}, {}, {}, {}, {}, {}, {}, {}
 
 local function queued_of(tenant)
   if not of_tenant[tenant] then of_tenant[tenant] = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0 end
@@ -84,6 +84,7 @@ end
 -- Queue a job with a deadline by its latest start, or one that is late at once like the others; returns as `append`.
 local function add_dated(job, lane, group)
   job.deadline = whole(now + tonumber(job.time_limit_ms))
+  deadlines[job.id] = job.deadline
   latest_start.set(job.id, job, now)
   if not job.start_by then return append(job, lane, group) end
   job.src, group.dated = 'dated', (group.dated or 0) + 1
@@ -133,7 +134,10 @@ end
 
 local function submit(job)
   job.key = key.job(job.id)
-  if redis.call('EXISTS', job.key) == 1 then return {'ok', job.id} end
+  if redis.call('EXISTS', job.key) == 1 then
+    deadlines[job.id] = redis.call('HGET', job.key, 'deadline')
+    return {'ok', job.id}
+  end
   local idem, fingerprint = nil, nil
   if job.idempotency ~= '' then
     local digest
@@ -194,6 +198,6 @@ for _, job in ipairs(arrivals) do
 end
 if wake then queue.wake() end
 for _, reply in ipairs(ARGV[1] == '1' and out or {}) do
-  if reply[1] == 'ok' then reply[3] = position.of(reply[2]) end
+  if reply[1] == 'ok' then reply[3], reply[4] = position.of(reply[2]), deadlines[reply[2]] end
 end
 return out

@@ -1,0 +1,155 @@
+"""Every field of a request reaches the job, the response and the pipeline's call, or its row says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from harness.http_server import ROOT, png, serving
+from harness.request_fields import COLOURS, MODELS, ROWS, fields
+from PIL import Image
+
+from shared.config.destinations import OutputBucket
+from shared.job import Job
+from shared.queue import Queue
+from shared.storage.folder import FolderStorage
+from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.input_images import decode_inputs
+from worker.engine.protocol import InputFiles
+
+
+class Painter:
+    """A pipeline with the parameters of all image pipelines."""
+
+    def __call__(  # noqa: PLR0913 - as pipelines have
+        self,
+        prompt: str,
+        *,
+        negative_prompt: str | None = None,
+        image: Any = None,
+        mask_image: Any = None,
+        strength: float = 0.3,
+        width: int | None = None,
+        height: int | None = None,
+        num_inference_steps: int = 50,
+        guidance_scale: float = 5.0,
+        generator: Any = None,
+        layers: int = 1,
+        control_image: Any = None,
+        controlnet_conditioning_scale: Any = 1.0,
+        control_guidance_start: Any = 0.0,
+        control_guidance_end: Any = 1.0,
+    ) -> None: ...
+
+
+class Film:
+    """A pipeline with the parameters of all video pipelines."""
+
+    def __call__(  # noqa: PLR0913 - as pipelines have
+        self,
+        prompt: str,
+        *,
+        image: Any = None,
+        last_image: Any = None,
+        guidance_scale: float = 5.0,
+        guidance_scale_2: float | None = None,
+        num_frames: int = 1,
+        frame_rate: float = 8.0,
+    ) -> None: ...
+
+
+def test_each_field_has_a_row() -> None:
+    assert set(fields()) == ROWS.keys()
+
+
+def test_a_reason_names_files_that_exist() -> None:
+    texts = [text for row in ROWS.values() for text in (row.job, row.response, row.call) if isinstance(text, str)]
+    files = [word for text in texts for word in text.split() if word.startswith("tests/")]
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+@dataclass(frozen=True)
+class Service:
+    """The API, and what a worker makes of its jobs."""
+
+    api: httpx.AsyncClient
+    queue: Queue
+    storage: FolderStorage
+    inputs: dict[str, str]
+
+    async def results(self, body: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+        """Return the job of a request, the responses to it and to a read, and the pipeline's call."""
+        answer = await self.api.post(
+            "/v1/jobs", json=self._with_ids({"model": "painter", "prompt": "x", "seed": 7, **body})
+        )
+        assert answer.status_code == 202, answer.text
+        response = answer.json()
+        record = await self.queue.jobs.get(response["id"])
+        assert record is not None
+        read = (await self.api.get(f"/v1/jobs/{response['id']}")).json()
+        job, call = record.job.model_dump(mode="json", by_alias=False), await self._call(record.job)
+        return self._with_colours(job), self._with_colours(response), self._with_colours(read), self._with_colours(call)
+
+    async def _call(self, job: Job) -> dict[str, Any]:
+        data = {name: await self.storage.read(ref.key) for name, ref in job.inputs.items()}
+        files = InputFiles(
+            images=tuple(data[name] for name in data if name.startswith("image")),
+            mask=data.get("mask"),
+            last_image=data.get("last_image"),
+            controls=tuple(data[name] for name in data if name.startswith("controls.")),
+        )
+        pipeline = Film() if job.task.makes_video else Painter()
+        return arguments_for(pipeline, job, 0, decode_inputs(job, files))
+
+    def _with_ids(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self._with_ids(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self._with_ids(one) for one in value]
+        return self.inputs.get(value, value) if isinstance(value, str) else value
+
+    def _with_colours(self, value: Any) -> Any:
+        if isinstance(value, Image.Image):
+            pixel = value.convert("RGB").getpixel((9, 9))
+            return next(colour for colour in COLOURS if Image.new("RGB", (1, 1), colour).getpixel((0, 0)) == pixel)
+        if isinstance(value, torch.Generator):
+            return value.initial_seed()
+        if isinstance(value, dict):
+            colours = {input_id: colour for colour, input_id in self.inputs.items()}
+            return colours.get(value.get("id", "")) or {name: self._with_colours(one) for name, one in value.items()}
+        return [self._with_colours(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def has(made: Any, expected: Any) -> bool:
+    """Return whether a value is the expected one, or of its type; of an object, whether its fields are."""
+    if isinstance(expected, dict):
+        return isinstance(made, dict) and all(has(made.get(name), value) for name, value in expected.items())
+    if isinstance(expected, list):
+        return isinstance(made, list) and len(made) == len(expected) and all(map(has, made, expected))
+    return isinstance(made, expected) if isinstance(expected, type) else bool(made == expected)
+
+
+async def test_each_field_reaches_the_job_the_response_and_the_call(fake_queue: Queue, tmp_path: Path) -> None:
+    """A value that the request without the field leads to as well proves nothing."""
+    models, wrong = tmp_path / "models.toml", {}
+    models.write_text(MODELS)
+    storage = FolderStorage(tmp_path / "storage", timeout_s=10)
+    async with serving(fake_queue, tmp_path, models=models, output_buckets=(OutputBucket("renders"),)) as api:
+        inputs = {}
+        for colour in COLOURS:
+            upload = await api.post("/v1/inputs", files={"file": ("a.png", png(colour=colour))})
+            inputs[colour] = upload.json()["id"]
+        service = Service(api, fake_queue, storage, inputs)
+        for name, row in ROWS.items():
+            made, without = [await service.results(body) for body in ({**row.base, **row.sent}, row.base)]
+            places = ("job", row.job), ("response", row.response), ("read", row.response), ("call", row.call)
+            for (place, expected), value, before in zip(places, made, without, strict=True):
+                if isinstance(expected, str):
+                    continue
+                if not expected or not has(value, expected) or has(before, expected):
+                    wrong[f"{name}: {place}"] = {one: (value.get(one), before.get(one)) for one in expected}
+    assert wrong == {}
