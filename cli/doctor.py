@@ -153,12 +153,15 @@ async def _storage(config: Settings) -> list[Finding]:
     from shared.storage import connect  # imports boto3, if there is a bucket
 
     name = f"bucket {config.s3_bucket}" if config.s3_bucket else f"folder {config.storage_dir}"
-    storage = connect(config)
+    variable = "FUSEQUEUE_S3_*" if config.s3_bucket else "FUSEQUEUE_STORAGE_DIR"
+    try:
+        storage = connect(config)
+    except FusequeueError as error:
+        return [Finding("storage", FAILED, error.message, f"correct {variable}")]
     try:
         async with asyncio.timeout(TIMEOUT_S):
             await storage.check()
     except (FusequeueError, TimeoutError) as error:
-        variable = "FUSEQUEUE_S3_*" if config.s3_bucket else "FUSEQUEUE_STORAGE_DIR"
         return [Finding("storage", FAILED, _reason(error), f"make {name} writable, or change {variable}")]
     finally:
         await storage.close()

@@ -96,6 +96,11 @@ class Settings(BaseSettings):
     s3_region: str = _setting("us-east-1", "S3 region.")
     s3_access_key_id: str | None = _setting(None, "Access key. Unset: boto3's credential chain.")
     s3_secret_access_key: SecretStr | None = _setting(None, "Secret of s3_access_key_id.")
+    s3_checksums: Literal["when_required", "when_supported"] | None = _setting(
+        None,
+        "Checksums of boto3; over https `when_supported` sends them as trailers. Unset: boto3's own variables and "
+        "files, else `when_supported` for AWS only.",
+    )
     s3_prefix: str = _setting("", "Prefix of every object key.")
     storage_timeout_s: float = _setting(
         10.0, "Timeout of a storage request. A write has another second for each 256 KiB.", gt=0

@@ -55,7 +55,7 @@ class Storage(Protocol):
         """Return a URL that reads the object without credentials, for a week at most; None if the storage has none."""
 
     async def check(self, *, writes: bool = True) -> None:
-        """Raise `StorageUnavailable` unless the storage can be reached and, with `writes`, written.
+        """Raise `StorageUnavailable` unless the storage can be reached and, with `writes`, returns what it is sent.
 
         A bucket is written in the first such check and after a fault: with versioning it keeps each probe.
         """

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from typing import Any, TypeVar
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+import botocore.session
+from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageRefused, StorageUnavailable
 from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
+from shared.storage.s3_client import CONNECTIONS, S3Client
 from shared.storage.threads import NoResponse, StorageThreads
 
 T = TypeVar("T")
 
-_THREADS = 16
-_ATTEMPTS = 3
-_MAX_CONNECT_S = 5.0
 _PAGE_KEYS = 1000  # the most that S3 lists or deletes per request
 _MAX_PRESIGNED_S = 604_800  # of a signature of version 4
-_PROBE = "health/probe"
+_PROBES = 1000
+"""Names of probes: processes that check at the same time would delete each other's, and a killed one leaves one."""
+
+_PROBE_BYTES = bytes(range(256)) * 4
+_PROBE_RANGE = (300, 400)
+_MISMATCH_S = 60.0
+"""Time until a server that stores other bytes is written again: a versioned bucket keeps each probe."""
+
 _ACCESS_DENIED = "storage: access denied"
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _DENIED = {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
@@ -46,13 +52,16 @@ class S3Storage:
     boto3 blocks, so its calls run in a thread pool, which can share a client.
     """
 
-    def __init__(self, client: Any, presigner: Any, *, bucket: str, prefix: str, timeout_s: float) -> None:
-        self._client = client
+    def __init__(self, opened: S3Client, presigner: Any, *, bucket: str, prefix: str, timeout_s: float) -> None:
+        self._client = opened.client
+        self._validates = opened.validates
         self._presigner = presigner
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._probe = f"health/probe-{secrets.randbelow(_PROBES):03d}"
         self._probe_written = False
-        self._threads = StorageThreads(_THREADS, "s3-storage", timeout_s)
+        self._mismatch, self._mismatch_until_s = "", 0.0
+        self._threads = StorageThreads(CONNECTIONS, "s3-storage", timeout_s)
 
     @classmethod
     def connect(cls, settings: Settings) -> S3Storage:
@@ -62,16 +71,11 @@ class S3Storage:
             raise ConfigurationError(
                 "one of FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY is missing: set both, or none"
             )
-        session = boto3.session.Session()
-        public = settings.s3_public_endpoint_url
-        try:
-            client = _client(session, settings, settings.s3_endpoint_url)
-            presigner = client if public is None else _client(session, settings, public)
-        except ValueError as error:
-            raise ConfigurationError(f"FUSEQUEUE_S3_ENDPOINT_URL or its public one: {error}") from error
+        core, public = botocore.session.Session(), settings.s3_public_endpoint_url
+        opened = S3Client(settings, settings.s3_endpoint_url, core)
         return cls(
-            client,
-            presigner,
+            opened,
+            opened.client if public is None else S3Client(settings, public, core).client,
             bucket=settings.s3_bucket,
             prefix=settings.s3_prefix,
             timeout_s=settings.storage_timeout_s,
@@ -98,15 +102,7 @@ class S3Storage:
         if size is None or size > CHUNK_BYTES:
             return b"".join([chunk async for chunk in self.stream(key, start, end)])
 
-        def read() -> bytes:
-            body = self._open(name, start, end)
-            if body is None:
-                return b""
-            with closing(body):
-                data: bytes = body.read()
-                return data
-
-        return await self._run(read)
+        return await self._run(lambda: self._read(name, start, end))
 
     async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         name, size = self._name(key), range_length(start, end)
@@ -140,20 +136,41 @@ class S3Storage:
 
     async def check(self, *, writes: bool = True) -> None:
         written, self._probe_written = self._probe_written, False
-
-        def probe() -> None:
-            self._client.head_bucket(Bucket=self._bucket)
-            if written or not writes:
-                return
-            name = self._prefix + _PROBE
-            self._client.put_object(Bucket=self._bucket, Key=name, Body=b"")
-            self._client.delete_object(Bucket=self._bucket, Key=name)
-
         try:
-            await self._run(probe)
+            await self._run(lambda: self._client.head_bucket(Bucket=self._bucket))
         except NotFound as error:
             raise self._no_bucket() from error
+        if writes and not written:
+            await self._check_bytes()
         self._probe_written = written or writes
+
+    async def _check_bytes(self) -> None:
+        """Write an object, read it whole and in part, and delete it; raise `StorageUnavailable` if it has changed."""
+        if time.monotonic() >= self._mismatch_until_s:
+            try:
+                found = await self._run(self._round_trip)
+            except NotFound as error:
+                raise StorageUnavailable(
+                    f"{self._location} has not kept an object that it was sent; see the server",
+                    public="storage: does not keep what it is sent",
+                ) from error
+            self._mismatch = _mismatch(*found)
+            self._mismatch_until_s = time.monotonic() + _MISMATCH_S if self._mismatch else 0.0
+        if self._mismatch:
+            raise StorageUnavailable(
+                f"{self._location} {self._mismatch}; set FUSEQUEUE_S3_CHECKSUMS=when_required, or see the server and "
+                "the proxies before it",
+                public="storage: returns other bytes than it was sent",
+            )
+
+    def _round_trip(self) -> tuple[bytes, bytes]:
+        """Return an object and a range of it as they are read after a write, and delete the object."""
+        name = self._name(self._probe)
+        self._client.put_object(Bucket=self._bucket, Key=name, Body=_PROBE_BYTES)
+        try:
+            return self._read(name, 0, None), self._read(name, *_PROBE_RANGE)
+        finally:
+            self._delete_page(name, None)
 
     async def close(self) -> None:
         self._threads.close()
@@ -163,9 +180,19 @@ class S3Storage:
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
+    def _read(self, name: str, start: int, end: int | None) -> bytes:
+        body = self._open(name, start, end)
+        if body is None:
+            return b""
+        with closing(body):
+            data: bytes = body.read()
+            return data
+
     def _open(self, name: str, start: int, end: int | None) -> Any:
         """Return the stream of the body, or None if the range starts beyond the end."""
-        headers = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        headers = {"ChecksumMode": "ENABLED"} if self._validates else {}
+        if start != 0 or end is not None:  # some servers return the checksum of the whole object
+            headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         try:
             return self._client.get_object(Bucket=self._bucket, Key=name, **headers)["Body"]
         except ClientError as error:
@@ -204,6 +231,11 @@ class S3Storage:
             raise StorageUnavailable(
                 f"{self._location}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY",
                 public=_ACCESS_DENIED,
+            ) from error
+        except FlexibleChecksumError as error:
+            raise StorageUnavailable(
+                f"{self._location} returned a damaged object: {error}; see the server and the proxies before it",
+                public="storage: returned a damaged object",
             ) from error
         except BotoCoreError as error:
             raise StorageUnavailable(
@@ -256,23 +288,11 @@ class S3Storage:
         return f"bucket {self._bucket!r} at {self._client.meta.endpoint_url}"
 
 
-def _client(session: boto3.session.Session, settings: Settings, endpoint_url: str | None) -> Any:
-    secret = settings.s3_secret_access_key
-    return session.client(
-        "s3",
-        endpoint_url=endpoint_url,
-        region_name=settings.s3_region,
-        aws_access_key_id=settings.s3_access_key_id,
-        aws_secret_access_key=None if secret is None else secret.get_secret_value(),
-        config=Config(
-            connect_timeout=min(_MAX_CONNECT_S, settings.storage_timeout_s),
-            read_timeout=settings.storage_timeout_s / 2,  # leaves time for a second attempt
-            retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-            max_pool_connections=_THREADS,
-            signature_version="s3v4",
-            # Bucket names as host names need DNS entries, which only AWS is sure to have.
-            s3={"addressing_style": "auto" if endpoint_url is None else "path"},
-            request_checksum_calculation="when_supported",
-            response_checksum_validation="when_supported",
-        ),
-    )
+def _mismatch(whole: bytes, part: bytes) -> str:
+    """Return how a probe differs from what was written, "" if it does not."""
+    first, end = _PROBE_RANGE
+    if whole != _PROBE_BYTES:
+        return f"stored other bytes than it was sent: {whole[:16]!r}..., {len(whole)} instead of {len(_PROBE_BYTES)}"
+    if part != _PROBE_BYTES[first:end]:
+        return f"returned other bytes for a range of an object: {len(part)} instead of {end - first}"
+    return ""

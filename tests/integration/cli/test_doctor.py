@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.http_server import ROOT
+from harness.odd_s3 import KEEPS_FRAMES, odd_s3
 from redis import Redis
 
 from cli.doctor import Finding, Verdict, deployment_findings
@@ -169,6 +170,23 @@ def test_missing_bucket_is_reported(
     monkeypatch.setenv("FUSEQUEUE_S3_SECRET_ACCESS_KEY", "b")
     finding = examined()["storage"]
     assert (finding.verdict, "none" in finding.seen) == (Verdict.FAILED, True)
+
+
+def test_a_server_that_stores_other_bytes_is_reported(
+    deployment: Redis, examined: Callable[[], Findings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with odd_s3(tmp_path, KEEPS_FRAMES) as server:
+        monkeypatch.setenv("AWS_CA_BUNDLE", server.ca_file)
+        s3 = {"BUCKET": "images", "ENDPOINT_URL": server.url, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}
+        for name, value in (s3 | {"CHECKSUMS": "when_supported"}).items():
+            monkeypatch.setenv(f"FUSEQUEUE_S3_{name}", value)
+        damaged = examined()["storage"]
+        assert damaged.verdict is Verdict.FAILED
+        assert "stored other bytes than it was sent" in damaged.seen
+        monkeypatch.delenv("FUSEQUEUE_S3_CHECKSUMS")
+        assert examined()["storage"].verdict is Verdict.OK
+        monkeypatch.delenv("FUSEQUEUE_S3_ACCESS_KEY_ID")
+        assert "FUSEQUEUE_S3_ACCESS_KEY_ID" in examined()["storage"].seen
 
 
 @pytest.mark.parametrize(
