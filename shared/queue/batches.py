@@ -94,9 +94,13 @@ class Batches(QueueComponent):
         await self._scripts.postpone_batch(tenant, batch_id, again_ms)
 
     async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:
-        """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated."""
+        """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated.
+
+        The count of its failures begins again, unless the update sets it.
+        """
+        fields = {"step_failures": 0, **update.set} if batch.step_failures else update.set
         wire = {
-            "set": [str(item) for pair in update.set.items() for item in pair],
+            "set": [str(item) for pair in fields.items() for item in pair],
             "add": [str(item) for pair in (update.add or {}).items() for item in pair],
             "accepted": list(update.accepted),
             "parts": [[file_id, f"{part.bytes} {part.name}"] for file_id, part in update.parts],

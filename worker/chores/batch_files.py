@@ -12,7 +12,7 @@ import structlog
 from shared.auth import Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.errors import NotFound, Unavailable
+from shared.errors import NotFound, StorageUnavailable, Unavailable
 from shared.job import JobRecord, State
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batch_lines import BatchLine
@@ -79,6 +79,15 @@ async def read_chunk(context: BatchContext, batch: Batch, offset: int, before: i
     return chunk
 
 
+async def usable(storage: Storage) -> bool:
+    """Return whether the storage can be used: then it is not an outage that fails a step or a line."""
+    try:
+        await storage.check()
+    except StorageUnavailable:
+        return False
+    return True
+
+
 async def store_part(context: BatchContext, batch: Batch, file_id: str, lines: list[bytes]) -> list[tuple[str, Part]]:
     """Store lines as the next part of a file; the part counts once it is committed."""
     if not lines:
@@ -108,14 +117,15 @@ class BatchWriter:
     async def write(self) -> bool:
         """Write one chunk, and return whether another one can follow at once."""
         batch, context = self._batch, self._context
-        if batch.written >= batch.total or not batch.total:
-            return await self._finish()
+        if batch.written >= batch.last_line:
+            return await self.finish()
+        max_lines = min(CHUNK_LINES, batch.last_line - batch.written)
         try:
-            chunk = await read_chunk(context, batch, batch.written_offset, batch.written, CHUNK_LINES)
+            chunk = await read_chunk(context, batch, batch.written_offset, batch.written, max_lines)
         except NotFound:
             chunk = []
         if not chunk:
-            return await self._finish(INPUT_LOST)
+            return await self.finish(INPUT_LOST)
         for first in range(0, len(chunk), GROUP_LINES):
             await self._write_group(chunk[first : first + GROUP_LINES])
             if self._waiting or self._full():
@@ -139,6 +149,10 @@ class BatchWriter:
                 return
             try:
                 await self._write_line(line, is_job, record)
+            except StorageUnavailable as error:
+                if await self._may_pass(error):
+                    raise
+                self._add_error(line, error.code, f"an image of this line cannot be read: {error.public}")
             except Unavailable:
                 raise
             except Exception:  # one line must not keep its batch from its end
@@ -150,6 +164,10 @@ class BatchWriter:
             self._lines += 1
             self._size += len(self._results[-1]) if self._results else 0
             self._offset = end
+
+    async def _may_pass(self, error: StorageUnavailable) -> bool:
+        """Return whether the line of an image that cannot be read is tried again: until its batch is given up."""
+        return error.retryable and not (self._batch.errors and await usable(self._context.storage))
 
     def _full(self) -> bool:
         return self._size > _CHUNK_BYTES or time.monotonic() > self._until_s
@@ -191,7 +209,7 @@ class BatchWriter:
     def _add_error(self, line: BatchLine, code: str, message: str) -> None:
         self._errors.append(batch_lines.error_line(self._batch, line, code, message))
 
-    async def _finish(self, error: BatchError | None = None) -> bool:
+    async def finish(self, error: BatchError | None = None) -> bool:
         """Publish the files and end the batch; with an `error`, they lack lines."""
         batch, now = self._batch, self._context.clock.now_ms()
         if batch.has_output:
@@ -200,9 +218,10 @@ class BatchWriter:
             await self._publish(batch.error_file_id, "error", now)
         final = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else batch.final_status
         fields: dict[str, str | int] = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
-        if error is not None:
+        errors = batch.errors if error is None or error in batch.errors else (*batch.errors, error)
+        if error is not None or (errors and final is not BatchStatus.CANCELLED):
             final = BatchStatus.FAILED
-            fields["errors"] = json.dumps([error.model_dump()])
+            fields["errors"] = json.dumps([one.model_dump() for one in errors])
         update = BatchUpdate({"status": final.value, f"{final.value}_at": now, **fields})
         await self._queue.batches.commit(batch, update, None)
         return False

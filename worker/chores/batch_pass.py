@@ -13,12 +13,13 @@ import structlog
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import NotFound, Unavailable
-from shared.protocols.openai.batches import BatchStep, next_step
+from shared.protocols.openai.batches import Batch, BatchStep, next_step
 from shared.queue import Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
 from worker.chores.background import Background, stopping
+from worker.chores.batch_failures import record_failure
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
 
@@ -99,22 +100,28 @@ class BatchPass:
             del self._running[task]
 
     async def _step(self, tenant: str, batch_id: str) -> None:
-        """Run one step; one that fails is begun again after `STALE_MS`, and stops no other batch."""
+        """Run one step; one that fails is begun again, some times, and stops no other batch."""
         renewing = asyncio.create_task(self._keep(tenant, batch_id))
         try:
             batch = await self._batches.get(tenant, batch_id)
-            clock = SyncedClock(await self._context.queue.now_ms())
-            waits = next_step(batch, clock.now_ms()) is BatchStep.WAIT
-            await BatchRunner(replace(self._context, clock=clock), batch).advance()
-        except (NotFound, Unavailable) as error:  # NotFound: also of an input file that storage has lost
+            context = replace(self._context, clock=SyncedClock(await self._context.queue.now_ms()))
+            await self._advance(context, batch)
+        except (NotFound, Unavailable) as error:
             log.warning("batch_step_failed", batch_id=batch_id, code=error.code, error=error.message)
         except Exception:
             log.exception("batch_step_failed", batch_id=batch_id)
-        else:
-            facts = {"batch_id": batch_id, "status": batch.status.value, "read": batch.read, "written": batch.written}
-            log.log(logging.DEBUG if waits else logging.INFO, "batch_advanced", **facts)
         finally:
             await cancel_and_wait((renewing,))
+
+    async def _advance(self, context: BatchContext, batch: Batch) -> None:
+        waits = next_step(batch, context.clock.now_ms()) is BatchStep.WAIT
+        try:
+            await BatchRunner(context, batch).advance()
+        except Exception as error:
+            await record_failure(context, batch, error)
+            raise
+        facts = {"batch_id": batch.id, "status": batch.status.value, "read": batch.read, "written": batch.written}
+        log.log(logging.DEBUG if waits else logging.INFO, "batch_advanced", **facts)
 
     async def _keep(self, tenant: str, batch_id: str) -> None:
         """Keep a batch from being due while its step is in progress."""

@@ -10,7 +10,7 @@ from itertools import takewhile
 import structlog
 
 from shared import job_builder
-from shared.errors import FusequeueError, InvalidRequest, QueueFull, Unavailable
+from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, StorageRefused, Unavailable
 from shared.job import OnDeadline, Priority
 from shared.protocols.openai import batch_lines
 from shared.protocols.openai.batch_lines import BatchLine, LineChecker
@@ -127,6 +127,8 @@ class BatchRunner:
         batch = self._batch
         max_lines = min(CHUNK_LINES, MAX_OPEN_JOBS - batch.open_jobs)
         chunk = await read_chunk(self._context, batch, batch.read_offset, batch.read, max_lines)
+        if not chunk:
+            raise NotFound(f"input file {batch.input_file_id} ends before line {batch.read + 1}")
         checked = await self._check_lines(chunk)
         submissions = [item for item in checked if isinstance(item, Submission)]
         refused = await self._submit(submissions)
@@ -136,7 +138,7 @@ class BatchRunner:
                 break
             offset = end
             if isinstance(item, FusequeueError):
-                rejected.append(batch_lines.error_line(batch, line, item.code, item.message, item.param))
+                rejected.append(batch_lines.error_line(batch, line, item.code, item.public, item.param))
             else:
                 accepted.append(line.ordinal)
         parts = await store_part(self._context, batch, batch.error_file_id, rejected)
@@ -168,7 +170,7 @@ class BatchRunner:
                     return
                 try:
                     checked[at] = None if known[at] else await self._submission(chunk[at][0])
-                except (InvalidRequest, QueueFull) as error:
+                except (InvalidRequest, QueueFull, StorageRefused) as error:
                     checked[at] = error
                 except Unavailable as error:
                     failed = error

@@ -38,7 +38,7 @@ class BatchStatus(StrEnum):
 
 
 class BatchError(BaseModel):
-    """Why an input file is rejected; `line` counts from 1, None: the file as a whole."""
+    """Why an input file is rejected or a batch given up; `line` counts from 1, None: the file as a whole."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,7 +54,9 @@ class Batch(BaseModel):
     Of `total` non-blank lines, the first `read` were processed: `accepted` became jobs, of which `ended` have ended.
     The jobs of the first `canceled` lines were canceled. The results of the first `written` lines were written,
     `succeeded` of them successful. `read_offset` and `written_offset` are byte offsets in the input file. `rev` counts
-    the committed updates. `signs_urls` if its creator needs a key: URLs in the output need none.
+    the committed updates. `signs_urls` if its creator needs a key: URLs in the output need none. With `errors`, a batch
+    that runs is given up: its other lines are not submitted. Since its last progress, `step_failures` steps have failed
+    for the same reason, `step_failure`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -86,6 +88,8 @@ class Batch(BaseModel):
     written_offset: int = 0
     succeeded: int = 0
     errors: tuple[BatchError, ...] = ()
+    step_failures: int = 0
+    step_failure: str = ""
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -98,6 +102,11 @@ class Batch(BaseModel):
     def possibly_submitted(self) -> int:
         """Lines that can be jobs, including a chunk that was submitted without being committed."""
         return min(self.total, self.read + CHUNK_LINES)
+
+    @property
+    def last_line(self) -> int:
+        """The last line that gets a result or an error; those after it were not submitted before it was given up."""
+        return self.read if self.errors else self.total
 
     @property
     def has_output(self) -> bool:
@@ -137,7 +146,7 @@ def next_step(batch: Batch, now_ms: int) -> BatchStep:
         if batch.canceled < batch.possibly_submitted:
             return BatchStep.CANCEL_JOBS
         return BatchStep.WAIT if jobs_running else BatchStep.WRITE
-    if now_ms < batch.expires_at_ms and batch.read < batch.total:
+    if now_ms < batch.expires_at_ms and batch.read < batch.last_line:
         return BatchStep.SUBMIT if batch.open_jobs < MAX_OPEN_JOBS else BatchStep.WAIT
     return BatchStep.WAIT if jobs_running else BatchStep.FINALIZE
 

@@ -14,6 +14,7 @@ from shared.protocols.openai.batches import (
     MAX_LINES,
     MAX_OPEN_JOBS,
     Batch,
+    BatchError,
     BatchStatus,
     BatchStep,
     line_job_id,
@@ -24,6 +25,7 @@ from shared.runtime.clock import id_time_ms
 
 NOW = 1_769_860_800_000
 LATER = NOW + 86_400_000
+LOST = BatchError(code="input_file_lost", message="no longer in storage")
 
 
 def batch(**fields: Any) -> Batch:
@@ -48,6 +50,13 @@ def batch(**fields: Any) -> Batch:
         ({}, LATER, BatchStep.FINALIZE),  # expired before its validation
         ({"status": BatchStatus.IN_PROGRESS, "total": 9}, NOW, BatchStep.SUBMIT),
         ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.SUBMIT),
+        # Given up: its jobs end, and what they have made is written.
+        (
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "errors": [LOST]},
+            NOW,
+            BatchStep.WAIT,
+        ),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "errors": [LOST]}, NOW, BatchStep.FINALIZE),
         # Further lines stay in the file until open jobs have ended.
         (
             {"status": BatchStatus.IN_PROGRESS, "total": 9_999, "read": MAX_OPEN_JOBS, "accepted": MAX_OPEN_JOBS},
