@@ -37,13 +37,14 @@ _OF_TASKS = {
     Task.IMAGE_TO_VIDEO: {"WanPipeline": "WanImageToVideoPipeline", "LTX2Pipeline": "LTX2ImageToVideoPipeline"},
 }
 
+_CONTROL = "controlnet_conditioning_scale control_guidance_start control_guidance_end"
 # What a call takes besides prompt, steps and generator.
 CALLS = {
     # Stable Diffusion
-    "StableDiffusionPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionPipeline": "height width guidance_scale negative_prompt ip_adapter_image",
     "StableDiffusionImg2ImgPipeline": "image strength guidance_scale negative_prompt",
     "StableDiffusionInpaintPipeline": "image mask_image height width strength guidance_scale negative_prompt",
-    "StableDiffusionXLPipeline": "height width guidance_scale negative_prompt",
+    "StableDiffusionXLPipeline": "height width guidance_scale negative_prompt ip_adapter_image",
     "StableDiffusionXLImg2ImgPipeline": "image strength guidance_scale negative_prompt",
     "StableDiffusionXLInpaintPipeline": "image mask_image height width strength guidance_scale negative_prompt",
     "StableDiffusion3Pipeline": "height width guidance_scale negative_prompt",
@@ -110,6 +111,26 @@ CALLS = {
     "OvisImagePipeline": "negative_prompt guidance_scale height width",
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
     "OmniGenPipeline": "height width guidance_scale",
+    # Control nets
+    "StableDiffusionControlNetPipeline": f"image height width guidance_scale negative_prompt {_CONTROL}",
+    "StableDiffusionControlNetImg2ImgPipeline": (
+        f"image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
+    ),
+    "StableDiffusionControlNetInpaintPipeline": (
+        f"image mask_image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
+    ),
+    "StableDiffusionXLControlNetPipeline": f"image height width guidance_scale negative_prompt {_CONTROL}",
+    "StableDiffusionXLControlNetImg2ImgPipeline": (
+        f"image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
+    ),
+    "StableDiffusionXLControlNetInpaintPipeline": (
+        f"image mask_image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
+    ),
+    "StableDiffusion3ControlNetPipeline": f"height width guidance_scale control_image negative_prompt {_CONTROL}",
+    "FluxControlNetPipeline": f"negative_prompt height width guidance_scale control_image {_CONTROL}",
+    "FluxControlNetImg2ImgPipeline": f"image control_image height width strength guidance_scale {_CONTROL}",
+    "FluxControlNetInpaintPipeline": f"image mask_image control_image height width strength guidance_scale {_CONTROL}",
+    "QwenImageControlNetPipeline": f"negative_prompt true_cfg_scale height width control_image {_CONTROL}",
     # Videos
     "WanPipeline": "negative_prompt height width num_frames guidance_scale",
     "WanImageToVideoPipeline": "image last_image negative_prompt height width num_frames guidance_scale",
@@ -167,6 +188,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         **_images(job),
+        **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
     }
     blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else ""  # as Qwen's model cards do
     if negative := job.negative_prompt or blank:
@@ -195,6 +217,17 @@ def _images(job: Job) -> dict[str, Any]:
     if files.last_image is not None:
         values["last_image"] = ImageOps.fit(_opened(files.last_image), size, Image.Resampling.LANCZOS)
     return values
+
+
+def _controls(job: Job, image: str) -> dict[str, Any]:
+    """Return the control images under the name `image`, and their settings; lists if there are several."""
+    opened = [_opened(data).convert("RGB") for data in input_files(job).controls]
+    if not opened or job.controls[0].kind == "ip_adapter":
+        return {"ip_adapter_image": opened[0]} if opened else {}
+    fitted = [ImageOps.fit(one, (job.width, job.height), Image.Resampling.LANCZOS) for one in opened]
+    columns = (fitted, *zip(*((one.scale, one.start, one.end) for one in job.controls), strict=True))
+    values = [list(column) if len(opened) > 1 else column[0] for column in columns]
+    return dict(zip((image, *_CONTROL.split()), values, strict=True))
 
 
 def _opened(data: bytes) -> Image.Image:

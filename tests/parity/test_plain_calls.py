@@ -10,12 +10,15 @@ import pytest
 from harness.engine import a_job, input_files
 from parity.plain_calls import CALLS, arguments
 
+from shared.config.controls import Control
 from shared.job import Job, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 
+EDGES, DEPTH = Control(id="edges", scale=0.7, start=0.1, end=0.8), Control(id="depth", scale=0.4)
+STYLE = Control(id="style", kind="ip_adapter", scale=0.5)
 JOBS: tuple[Mapping[str, Any], ...] = (
-    {"steps": 2},
+    {"steps": 2, "controls": (EDGES, DEPTH)},
     {"steps": 4, "strength": 0.25, "guidance_scale": 1.0, "negative_prompt": "rain"},
     {"steps": 8, "strength": 0.9, "guidance_scale": 6.5, "negative_prompt": "rain", "width": 96, "height": 48},
     {"steps": 5, "strength": 0.2, "guidance_scale": 0.0},
@@ -30,24 +33,26 @@ def test_a_pipeline_is_called_like_in_plain_diffusers(name: str) -> None:
     pipeline = object.__new__(getattr(diffusers, name))
     pipeline.register_to_config()
     for fields in JOBS:
-        job = job_of(CALLS[name].split(), fields)
+        job = job_of(set(CALLS[name].split()), fields)
         made = arguments_for(pipeline, job, 1, decode_inputs(job, input_files(job)))
         assert comparable(made) == comparable(arguments(pipeline, job, 1) | ADDED.get(name, {}))
 
 
-def job_of(taken: list[str], fields: Mapping[str, Any]) -> Job:
+def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
     """Return a job of the task of a pipeline that takes these arguments."""
-    image, own = "image" in taken, dict(fields)
+    own: dict[str, Any] = {"layers": 2 if "layers" in taken else 0, "strength": 1.0, "controls": (EDGES,), **fields}
+    controlled, image = "control_guidance_start" in taken, "image" in taken
+    if not controlled:
+        own["controls"] = (STYLE,) if "ip_adapter_image" in taken else ()
     if "strength" in taken:
         task = Task.INPAINT if "mask_image" in taken else Task.IMAGE_TO_IMAGE
-        own = {"strength": 1.0, **own}
     else:
-        own.pop("strength", None)
-        task = Task.EDIT if image else Task.TEXT_TO_IMAGE
-        if {"num_frames", "frames", "video_length"} & set(taken):
-            task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
-            own |= {"frames": 9, "fps": 24}
-    return a_job("x", **own, task=task, layers=2 if "layers" in taken else 0)
+        own["strength"] = None
+        task = Task.EDIT if image and not controlled else Task.TEXT_TO_IMAGE
+    if taken & {"num_frames", "frames", "video_length"}:
+        task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
+        own |= {"frames": 9, "fps": 24}
+    return a_job("x", **{**own, "task": task})
 
 
 def comparable(call: Mapping[str, Any]) -> dict[str, Any]:
