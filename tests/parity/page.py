@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,7 +36,8 @@ model.
 Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
 
-Versions: {versions}.
+Versions: {versions}. Rows that need torchvision name those they ran with; they are run by
+`pytest -m vision tests/parity --compatibility-page docs/compatibility.md` where the extra `vision` is installed.
 
 {columns}
 """
@@ -44,16 +45,30 @@ COLUMNS = (
     *("family", "models", "pipelines", "tasks", "largest difference", "rows", "joined"),
     *("step caching", "ControlNet", "int8", "blocks", "two devices", "not supported"),
 )
+WITH = ", with torch "  # before the versions of a row that needs torchvision
 # Requested, but not in diffusers.
 ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | | | | it makes meshes and is not in diffusers |",)
 
 
-def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> None:
-    """Write the page to `path`; every cell of `grid` must have an outcome."""
-    lines = [*(_line(cell, outcomes[cell.id]) for cell in grid), *ABSENT]
+def is_complete(grid: Sequence[Cell], outcomes: Collection[str]) -> bool:
+    """Return whether there are outcomes of all rows that need no torchvision, or of all others and no more."""
+    needing = {cell.id for cell in grid if cell.needs_torchvision}
+    return {cell.id for cell in grid} == {*outcomes} or needing == {*outcomes}
+
+
+def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome | str]) -> None:
+    """Write the page to `path`; rows that have not run keep those of an earlier page, or say why.
+
+    So does the head, if only rows that need torchvision have run: they name their own versions.
+    """
+    earlier = path.read_text("utf-8") if path.exists() else ""
+    kept = {_key(line): line for line in earlier.splitlines() if line.startswith("| ")}
+    lines = [_line(cell, outcomes.get(cell.id, ""), kept) for cell in grid]
     columns = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
     head = HEAD.format(tolerance=TOLERANCE, versions=versions(), steps=CACHED_STEPS, columns=columns)
-    path.write_text(head + "\n".join(lines) + "\n")
+    if len(outcomes) < len(grid):
+        head = earlier[: earlier.index(columns)] + columns + "\n"
+    path.write_text(head + "\n".join([*lines, *ABSENT]) + "\n")
 
 
 def versions() -> str:
@@ -61,14 +76,25 @@ def versions() -> str:
     return ", ".join((*libraries, f"Python {platform.python_version()}"))
 
 
+def _key(line: str) -> str:
+    """Return the family and the models of a row."""
+    return "|".join(line.split("|")[:3])
+
+
 def _shown(difference: Difference) -> str:
     return difference.replace("|", "\\|") if isinstance(difference, str) else f"{difference:.1e}"
 
 
-def _line(cell: Cell, outcome: Outcome) -> str:
+def _line(cell: Cell, outcome: Outcome | str, kept: Mapping[str, str]) -> str:
+    if isinstance(outcome, str):
+        first = f"| {cell.family} | {cell.models} | {cell.pipelines} |"
+        line = kept.get(_key(first), "")
+        return line if WITH in line or not outcome else f"{first} | not run: {outcome} | | | | | | | | {cell.limits} |"
     tasks = ", ".join(task.replace("_", "-") for task in outcome.tasks)
     rows = " ".join(map(str, outcome.rows))
     difference = f"{outcome.largest_difference:.1e}"
+    if cell.needs_torchvision:
+        difference += f"{WITH}{version('torch')}, torchvision {version('torchvision')}"
     cached = f"{' and '.join(map(str, outcome.skipped))} skipped, {outcome.cached_difference:.1e}"
     refusals = (f"{name} ({' '.join(error.split())})" for name, error in outcome.refusals.items())
     limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY
 from parity.cells import Cell
 from parity.grid import GRID
-from parity.running import run
+from parity.page import versions, write
+from parity.running import Outcome, run
+from tiny.registry import torchvision_fault
 
 pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
@@ -20,8 +22,12 @@ pytestmark = [
 ]
 
 
+def _marks(cell: Cell) -> list[pytest.MarkDecorator]:
+    return [*([] if cell.quick else [pytest.mark.parity]), *([pytest.mark.vision] if cell.needs_torchvision else [])]
+
+
 def _params() -> list[object]:
-    return [pytest.param(cell, id=cell.id, marks=[] if cell.quick else pytest.mark.parity) for cell in GRID]
+    return [pytest.param(cell, id=cell.id, marks=_marks(cell)) for cell in GRID]
 
 
 @pytest.mark.parametrize("cell", _params())
@@ -29,8 +35,9 @@ def test_every_job_of_a_mixed_batch_gets_the_image_of_the_solo_job(
     cell: Cell, models_folder: Path, keep: Callable[[str, object], None], request: pytest.FixtureRequest
 ) -> None:
     """Mixed steps, guidance, prompts, tasks and arrivals in shared forwards change no image."""
-    if cell.needs_torchvision and importlib.util.find_spec("torchvision") is None:
-        pytest.skip("its processor needs torchvision: run `make parity`, which installs it")
+    if cell.needs_torchvision and (fault := torchvision_fault()):
+        keep(cell.id, fault)
+        pytest.skip(fault)
     whole_page = request.config.getoption("--compatibility-page", default=None) is not None
     keep(cell.id, run(cell, models_folder / cell.tiny, variants=whole_page))
 
@@ -38,3 +45,22 @@ def test_every_job_of_a_mixed_batch_gets_the_image_of_the_solo_job(
 def test_every_row_has_a_unique_name() -> None:
     """The page is built by name."""
     assert len({cell.id for cell in GRID}) == len(GRID)
+
+
+def test_rows_that_need_torchvision_keep_their_versions_on_the_page(tmp_path: Path) -> None:
+    """Without it they say so, or keep what they were with it; and nothing else changes where only they run."""
+    page, cells = (
+        tmp_path / "page.md",
+        [next(cell for cell in GRID if cell.needs_torchvision is on) for on in (False, True)],
+    )
+    plain, vision = (cell.id for cell in cells)
+    outcome = Outcome(2.5e-6, [3, 2], ["edit"], 1, {}, [1, 1], 0.0, None, 0.0, 0.0, 0.0)
+    write(page, cells, {plain: outcome, vision: "torchvision is not installed"})
+    assert "| not run: torchvision is not installed |" in page.read_text()
+    with patch("parity.page.version", lambda name: f"{name}-2"):
+        write(page, cells, {vision: outcome})
+    text = page.read_text()
+    assert "| 2.5e-06, with torch torch-2, torchvision torchvision-2 |" in text
+    assert f"Versions: {versions()}." in text
+    write(page, cells, {plain: outcome, vision: "torchvision is not installed"})
+    assert page.read_text() == text

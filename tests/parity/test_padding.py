@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from parity.cells import LONG, small_images
 from tiny import registry
+from tiny.registry import torchvision_fault
 
 from shared.job import Task
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
@@ -65,8 +65,8 @@ def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkey
 @pytest.mark.parametrize("tiny", ["qwen-image-edit", "qwen-image-edit-plus", "qwen-image-2.1"])
 def test_reproducible_edits_do_not_depend_on_their_batch_mates(tiny: str, models_folder: Path) -> None:
     """The text encoder gets an image's pixels without a rule to stack them: copies of a call cannot fill it up."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("its processor needs torchvision: run `make parity`, which installs it")
+    if fault := torchvision_fault():
+        pytest.skip(fault)
     jobs = [
         a_job(f"job{at}", task=Task.EDIT, prompt=prompt, seed=at, steps=2, reproducible=True)
         for at, prompt in enumerate(("a dog", LONG, "a cat"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from importlib import import_module
 from pathlib import Path
 
@@ -40,6 +41,17 @@ NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen"}
 )
+
+
+def torchvision_fault() -> str | None:
+    """Return why torchvision cannot be used, None if it can."""
+    if importlib.util.find_spec("torchvision") is None:
+        return "torchvision is not installed"
+    try:
+        import_module("torchvision")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it was built for another torch
+        return f"torchvision cannot be imported: {error}"
+    return None
 
 
 def save_tiny(name: str, folder: Path) -> Path:

@@ -52,17 +52,18 @@ def is_complete(findings: Mapping[str, object], mingled: Mapping[str, object]) -
     return findings.keys() >= {one.tiny for one in GRID} and mingled.keys() >= {one.tiny for one in FAMILIES}
 
 
-def write(path: Path, findings: Mapping[str, Finding], mingled: Mapping[str, Mingled]) -> None:
-    """Write the page to `path`; every family must have an outcome."""
+def write(path: Path, findings: Mapping[str, Finding | str], mingled: Mapping[str, Mingled]) -> None:
+    """Write the page to `path`; every family must have an outcome: a finding, or why it has not run."""
     ordered = [findings[family.tiny] for family in GRID]
-    fused = sum(finding.reason is None for finding in ordered)
+    ran = [finding for finding in ordered if not isinstance(finding, str)]
+    fused = sum(finding.reason is None for finding in ran)
     head = HEAD.format(
         tolerance=TOLERANCE,
         nudge=NUDGE,
         versions=versions(),
-        count=len(ordered),
+        count=len(ran),
         fused=fused,
-        solo=len(ordered) - fused,
+        solo=len(ran) - fused,
     )
     lines = [_line(family, finding) for family, finding in zip(GRID, ordered, strict=True)]
     mates = MATES_HEAD.format(tolerance=TOLERANCE)
@@ -70,8 +71,10 @@ def write(path: Path, findings: Mapping[str, Finding], mingled: Mapping[str, Min
     path.write_text(head + "\n".join(lines) + "\n" + mates + "\n".join(rows) + "\n")
 
 
-def _line(family: Family, finding: Finding) -> str:
+def _line(family: Family, finding: Finding | str) -> str:
     task = ", ".join(task.value.replace("_", "-") for task in family.tasks)
+    if isinstance(finding, str):
+        return f"| {family.family} | {family.pipelines} | {task} | not run: {finding} | | |"
     reason = " ".join((finding.reason or "").split()).replace("|", "\\|")
     shares = "yes" if finding.reason is None else f"no: {reason}"
     fields = (family.family, family.pipelines, task, shares, _difference(finding), " ".join(map(str, finding.rows)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from parity.more.families import Family
 from parity.more.grid import GRID
 from parity.more.running import run
+from tiny.registry import torchvision_fault
 
 # Many of these classes are old, and their libraries warn of it.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,6 +24,7 @@ def test_every_image_equals_that_of_plain_diffusers(
     family: Family, models_folder: Path, keep_more: Callable[[str, object], None]
 ) -> None:
     """Whether its jobs share forwards or not: no batch mate changes a result."""
-    if family.needs_torchvision and importlib.util.find_spec("torchvision") is None:
-        pytest.skip("it needs torchvision: run `make parity-more`, which installs it")
+    if family.needs_torchvision and (fault := torchvision_fault()):
+        keep_more(family.tiny, fault)
+        pytest.skip(fault)
     keep_more(family.tiny, run(family, models_folder / family.tiny))

@@ -1,4 +1,4 @@
-"""Tiny FLUX.2 pipelines. The processor of dev needs torchvision (see `tiny.torchvision_shim`); Klein needs none."""
+"""Tiny FLUX.2 pipelines. The processor of dev needs torchvision; Klein needs none."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tiny Qwen-Image pipelines: text (its image-to-image and inpaint share the modules), edit, edit-plus and layered.
 
-The edit pipelines' processor needs torchvision; see `tiny.vision`.
+The edit pipelines' processor needs torchvision.
 """
 
 from __future__ import annotations

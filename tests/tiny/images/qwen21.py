@@ -1,4 +1,4 @@
-"""Tiny Qwen-Image 2.1; its processor needs torchvision (see `tiny.torchvision_shim`)."""
+"""Tiny Qwen-Image 2.1; its processor needs torchvision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny LTX-Video, Mochi, and Cosmos Predict 2, which needs torchvision (see `tiny.torchvision_shim`)."""
+"""Tiny LTX-Video, Mochi, and Cosmos Predict 2, which needs torchvision."""
 
 from __future__ import annotations
 
