@@ -42,9 +42,9 @@ def chromium() -> str:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    """A browser of one test: while Playwright runs, no other test of this process can run an event loop."""
+    """A browser of one file: while Playwright runs, no other test of this process can run an event loop."""
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium)
@@ -54,7 +54,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Open a service's page in a browser of its own; no script may fail, and nothing break the content policy."""
+    """Open a service's page in a context of its own; no script may fail, and nothing break the content policy."""
     contexts, faults = [], []
 
     def opened(url: str, view: str = "", **options: Any) -> Page:

@@ -22,7 +22,7 @@ VIEWS = {
     "tenants": ("#/tenants?tenant=default&days=30", ".tenants-use tbody tr + tr"),
     "action log": ("#/actions", ".actions-log"),
 }
-LOOKS = {"wide and light": (WIDE, "light"), "wide and dark": (WIDE, "dark"), "narrow and dark": (NARROW, "dark")}
+LOOKS = {"wide and light": (WIDE, "light"), "narrow and dark": (NARROW, "dark")}
 
 
 @pytest.fixture(scope="module")
