@@ -18,6 +18,7 @@ from shared.job import Job, Task
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
     effective_strength,
+    ignored_fields,
     make_results,
     make_scheduler,
     to_frames,
@@ -84,6 +85,28 @@ def called(pipeline: str, job: Job, inputs: InputImages | None = None) -> dict[s
 IMAGE, OTHER, MASK = Image.new("RGB", (8, 8)), Image.new("RGB", (8, 8), "red"), Image.new("L", (8, 8))
 CLIP: dict[str, Any] = {"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 24}
 SCALE = {"guidance_scale": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "fields", "ignored"),
+    [
+        ("StableDiffusionPipeline", {"negative_prompt": "no"}, []),
+        ("QwenImagePipeline", {"negative_prompt": "no"}, []),
+        ("FluxPipeline", {}, []),
+        ("FluxPipeline", {"negative_prompt": "no"}, ["negative_prompt"]),  # it takes one for a true_cfg_scale only
+        ("HunyuanVideoPipeline", {"negative_prompt": "no"} | CLIP, ["negative_prompt"]),
+        ("ChromaInpaintPipeline", {"task": Task.INPAINT, "negative_prompt": "no", "strength": 0.5}, []),
+        ("Flux2Pipeline", {"negative_prompt": "no"}, ["negative_prompt"]),
+        ("FluxImg2ImgPipeline", {"strength": 0.5}, []),
+        ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 0.5}, ["strength"]),
+        ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 1.0}, []),
+    ],
+)
+def test_a_field_that_a_pipeline_does_not_use_has_a_warning(
+    pipeline: str, fields: dict[str, Any], ignored: list[str]
+) -> None:
+    instance = object.__new__(getattr(diffusers, pipeline))
+    assert [warning.param for warning in ignored_fields(instance, a_job("x", **fields))] == ignored
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents, UnusableInput
-from shared.job import Job, Task
+from shared.job import FieldWarning, Job, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.input_images import InputImages
@@ -72,6 +72,31 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
     if job.guidance_scale_2 is not None:
         values["guidance_scale_2"] = job.guidance_scale_2
     return values
+
+
+def ignored_fields(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
+    """Return warnings about fields of `job` that the pipeline's call does not use."""
+    accepted = call_parameters(pipeline)
+    takes_negative = "negative_prompt" in accepted and not _is_distilled(pipeline, job, accepted)
+    ignored = {
+        "negative_prompt": bool(job.negative_prompt) and not takes_negative,
+        "strength": job.strength not in (None, 1.0) and "strength" not in accepted,
+    }
+    return tuple(
+        FieldWarning(param=name, message=f"{name}: ignored; model {job.model!r} takes none for {job.task.value}")
+        for name, is_ignored in ignored.items()
+        if is_ignored
+    )
+
+
+def _is_distilled(pipeline: Pipeline, job: Job, accepted: Parameters) -> bool:
+    """Return whether guidance is an input of the denoiser, and a negative prompt counts only with a `true_cfg_scale`.
+
+    Chroma's inpainting takes that and ignores it.
+    """
+    scale = accepted.get("true_cfg_scale")
+    unused = scale is not None and scale.default <= 1 and "true_cfg_scale" not in _guidance(job, accepted)
+    return unused and not hasattr(type(pipeline), "do_classifier_free_guidance")
 
 
 def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:

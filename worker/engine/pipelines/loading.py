@@ -4,7 +4,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,10 @@ import structlog
 import torch
 from diffusers import DiffusionPipeline
 
+from shared.config.controls import Control
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
-from shared.job import Job, Task
+from shared.job import FieldWarning, Job, Task
 from shared.signature import DENOISERS
 from worker.engine.fusion.fused_call import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask
@@ -29,6 +30,7 @@ from worker.engine.parallel.context_parallel import check_divisible
 from worker.engine.parallel.rank_group import RankGroup
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
+    ignored_fields,
     images_refused,
     make_results,
     make_scheduler,
@@ -119,9 +121,17 @@ class LoadedModel:
     def compiled(self) -> bool:
         return any(method.compiled for method in self.shared_methods)
 
+    def _template_for(self, job: Job, nets: Sequence[Control]) -> Pipeline | None:
+        return (self.controlled_templates if nets else self.templates).get(job.task)
+
+    def ignored_fields(self, job: Job) -> tuple[FieldWarning, ...]:
+        """Return warnings about fields of `job` that its pipeline does not use."""
+        template = self._template_for(job, _nets_of(job))
+        return () if template is None else ignored_fields(template, job)
+
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
-        nets = [control for control in job.controls if control.kind == "controlnet"]
-        template = (self.controlled_templates if nets else self.templates).get(job.task)
+        nets = _nets_of(job)
+        template = self._template_for(job, nets)
         if template is None:
             if nets and job.task in self.templates:
                 raise UnusableInput(f"model {self.spec.id!r} takes no controls for {job.task.value}", param="controls")
@@ -189,6 +199,10 @@ class LoadedModel:
         for method in self.shared_methods:
             if method.stacker is not None:
                 method.stacker.release_tensors()
+
+
+def _nets_of(job: Job) -> list[Control]:
+    return [control for control in job.controls if control.kind == "controlnet"]
 
 
 def locate(spec: ModelSpec) -> tuple[Path, int]:

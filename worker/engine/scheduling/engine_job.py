@@ -47,6 +47,7 @@ class EngineJob:
         self.decoding_reported = False
         self.waited_for_load = False
         self.device_seconds = 0.0
+        self._warnings = inputs.warnings
         self._arrived_s = time.monotonic()
         self._started_s: float | None = None
         self._preempted_s = 0.0
@@ -72,6 +73,7 @@ class EngineJob:
     def create_tasks(self, model: LoadedModel) -> None:
         """Create an image task for each image of the job, without starting it."""
         self._started_s = time.monotonic()
+        self._warnings += model.ignored_fields(self.job)
         for index in range(self.job.n):
             steps = StepCounter(self._note_progress)
             self.steps.append(steps)
@@ -127,7 +129,7 @@ class EngineJob:
             load_ms=round(1000 * ((started or now) - self._arrived_s)) if self.waited_for_load else None,
             inference_ms=None if started is None else round(1000 * (now - started)),
             device_seconds=round(self.device_seconds, 6),
-            warnings=self.inputs.warnings,
+            warnings=self._warnings,
         )
 
     def _solo_reason(self) -> str:
