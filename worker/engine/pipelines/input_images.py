@@ -52,8 +52,7 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
 
 
 def _mask_warnings(mask: Image.Image) -> tuple[FieldWarning, ...]:
-    brightest = mask.convert("L").getextrema()[1]
-    if isinstance(brightest, int) and brightest >= _HALF:
+    if _repaints(mask):
         return ()
     message = (
         "mask: repaints nothing: no part is white or transparent, as cropped to the job's size; "
@@ -89,9 +88,13 @@ def _mask_levels(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         mask = ImageOps.invert(image.getchannel("A"))
-        if mask.getextrema()[1] >= _HALF:
+        if _repaints(mask):
             return mask
     return image.convert("L")
+
+
+def _repaints(mask: Image.Image) -> bool:
+    return any(mask.histogram()[_HALF:])
 
 
 def scale_reference(data: bytes, size: tuple[int, int], *, keep_alpha: bool = False) -> Image.Image:
