@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -148,7 +149,7 @@ class ModelCache:
                 self._settle(spec, load_error(spec, ImportError(fault)) if fault else failure)
 
         if isinstance(failure, ModelCacheFull) and isinstance(source, Path):
-            self._in_background(spec, lambda: missing_package(spec, source), settle)
+            self._in_background(spec, partial(missing_package, spec, source), settle)
         else:
             self._settle(spec, failure)
 

@@ -70,7 +70,7 @@ def _classes(index: Mapping[str, Any], unwanted: Mapping[str, None]) -> Iterator
     for name, entry in {"": ["diffusers", pipeline], **entries}.items():
         if len(entry) != 2 or entry[0] not in _LIBRARIES or not isinstance(entry[1], str):
             continue
-        found = getattr(importlib.import_module(entry[0]), entry[1], None)
+        found: Any = getattr(importlib.import_module(entry[0]), entry[1], None)
         if type(found).__name__ == "DummyObject":
             found()  # raises the error that names the package
         if found is not None and name:
