@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shared.config.adapters import Adapter
 from shared.config.controls import Control
 from shared.config.destinations import Destination
-from shared.config.step_schedules import StepSchedule
+from shared.config.step_schedules import StepSchedule, computed_steps
 from shared.runtime.tracing import TraceContext
 
 QUEUE_SCHEMA = 2
@@ -218,9 +218,10 @@ class Job(_Frozen):
         return self.n
 
     @property
-    def steps_per_image(self) -> int:
-        """The fewest denoising steps that each image takes: some pipelines round the share of them down, others up."""
-        return max(1, int(self.steps * (self.strength or 1.0)))
+    def computed_steps_per_image(self) -> int:
+        """How many denoising steps are computed for each image, at least."""
+        steps = int(self.steps * (self.strength or 1.0))
+        return max(1, len(computed_steps(steps, self.step_cache)))
 
     def seed_of(self, index: int) -> int:
         """Return the seed of output `index`; layers of one result share it."""
@@ -331,10 +332,30 @@ class Timings(_Frozen):
     upload_ms: int | None = None
 
 
+class DeviceTimes(_Frozen):
+    """How long the engine worked for a job, in seconds: whole forwards that it took part in, and the code around them.
+
+    `step_s` is the mean of a computed step of its images together, `rest_s` all other work, `run_s` the sum. The least
+    ones are an image's share of one forward: the shortest denoising step, and the shortest decode. None without any.
+    """
+
+    step_s: float
+    rest_s: float
+    run_s: float
+    least_step_s: float | None = None
+    least_rest_s: float | None = None
+
+    def wire(self) -> str:
+        """Return the times in milliseconds as the queue's scripts read them."""
+        times = (self.step_s, self.rest_s, self.run_s, self.least_step_s, self.least_rest_s)
+        return " ".join("-" if seconds is None else f"{1000 * seconds:.6g}" for seconds in times)
+
+
 class Outcome(_Frozen):
     """Terminal state and results with which a worker settles a job.
 
-    `device_seconds` is the job's share of the engine's work in this run; it is charged to the tenant.
+    `device_seconds` is the job's share of the engine's work in this run; it is charged to the tenant. From
+    `device_times` the queue learns how long jobs of its signature take.
     """
 
     state: State
@@ -345,6 +366,7 @@ class Outcome(_Frozen):
     progress: Progress = Progress()
     device_seconds: float = 0.0
     warnings: tuple[FieldWarning, ...] = ()
+    device_times: DeviceTimes | None = None
 
 
 class JobRecord(_Frozen):

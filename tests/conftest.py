@@ -173,8 +173,10 @@ async def queue(redis_server: RedisServer, settings_for: Callable[..., Settings]
     """A queue on a real Redis in a new namespace."""
     queue = Queue.connect(settings_for(redis_server.url))
     yield queue
-    await check_keys(queue)
-    await queue.close()
+    try:
+        await check_keys(queue)
+    finally:
+        await queue.close()  # otherwise the end of the loop waits for its connections
 
 
 @pytest.fixture
@@ -190,8 +192,10 @@ async def queue_with(
 
     yield build
     for queue in queues:
-        await check_keys(queue)
-        await queue.close()
+        try:
+            await check_keys(queue)
+        finally:
+            await queue.close()
 
 
 @pytest.fixture
@@ -204,8 +208,10 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
     client, blocking = (FakeAsyncRedis(decode_responses=True, protocol=2, server=server) for _ in range(2))
     queue = Queue(QueueClient(client, namespace=settings.namespace, settings=settings, blocking=blocking))
     yield queue
-    await check_keys(queue)
-    await queue.close()
+    try:
+        await check_keys(queue)
+    finally:
+        await queue.close()  # otherwise the end of the loop waits for its connections
 
 
 async def _eventually(

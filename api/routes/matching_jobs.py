@@ -17,7 +17,7 @@ from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
 from api.submission import RETRIED, IdempotencyKey, idempotency, reserved_id, submit_retries
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord
-from shared.queue.jobs import SubmitResult
+from shared.queue.records import SubmitResult
 from shared.runtime.clock import now_ms
 
 router = APIRouter(tags=["jobs"])

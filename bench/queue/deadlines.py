@@ -42,16 +42,24 @@ from shared.autoscaling.efficient_rows import efficient_rows
 
 AGING_S = 30.0
 LUA = Path("shared/queue/lua")
-SOURCES = (LUA / "deadlines/dated.lua", LUA / "deadlines/latest_start.lua", LUA / "lib/choice.lua")
+SOURCES = tuple(
+    LUA / name
+    for name in ("deadlines/dated.lua", "deadlines/device_times.lua", "deadlines/latest_start.lua", "lib/choice.lua")
+)
 
 
 @dataclass
 class DatedJob(ArrivingJob):
-    """A job that is to end by `deadline_s`; `start_s` is its claim, `start_by_s` its latest start."""
+    """A job that is to end by `deadline_s`; `start_by_s` is its latest start, None once that has passed.
+
+    It is in its lane since `in_lane_s`. Its forwards take `run_s`, its share of the shortest one `least_s`.
+    """
 
     deadline_s: float | None = None
-    start_s: float = 0.0
     start_by_s: float | None = None
+    in_lane_s: float = 0.0
+    run_s: float = 0.0
+    least_s: float = math.inf
     overtaken: int = 0
 
     @property
@@ -80,11 +88,32 @@ class QueueDecisions:
         self._lua = lua51.LuaRuntime()
         text = "\n".join(path.read_text("utf-8") for path in SOURCES)
         head = f"local conf = {{aging_ms = {1000 * AGING_S}}}\n"
-        names = ("latest_start.of", "dated.turn", "choice.before")
-        self._of, self._turn, self._before = self._lua.execute(f"{head}{text}\nreturn {', '.join(names)}")
+        learning = ("device_times.after", "device_times.means", "device_times.bound")
+        names = (*learning, "latest_start.of", "dated.turn", "choice.before")
+        functions = self._lua.execute(f"{head}{text}\nreturn {', '.join(names)}")
+        self._after, self._means, self._bound, self._of, self._turn, self._before = functions
+        self._known: dict[int, Any] = {}
 
-    def latest_start(self, deadline_s: float, step_s: float | None, steps: int) -> float:
-        return float(self._of(1000 * deadline_s, None if step_s is None else 1000 * step_s, steps)) / 1000
+    def learn(self, job: DatedJob, now_s: float) -> None:
+        run, least = 1000 * job.run_s, 1000 * job.least_s
+        times = {"step": run / job.steps, "rest": 0, "run": run, "least_step": least}
+        self._known[job.signature] = self._after(self._of_signature(job), self._lua.table_from(times), 1000 * now_s)
+
+    def run_s(self, signature: int, now_s: float) -> float:
+        means = self._means(self._known.get(signature) or self._lua.table(), 1000 * now_s)
+        return float(means[0] if isinstance(means, tuple) else means) / 1000
+
+    def latest_start(self, job: DatedJob, deadline_s: float, now_s: float) -> float:
+        means = self._means(self._of_signature(job), 1000 * now_s)
+        step_ms = means[1] if isinstance(means, tuple) else None
+        return float(self._of(1000 * deadline_s, step_ms, job.steps)) / 1000
+
+    def is_missed(self, job: DatedJob, now_s: float) -> bool:
+        least_s = float(self._bound(self._of_signature(job), job.steps, 1000 * now_s)) / 1000
+        return job.deadline_s is not None and job.deadline_s - least_s <= now_s
+
+    def _of_signature(self, job: DatedJob) -> Any:
+        return self._known.get(job.signature) or self._lua.table()
 
     def turn(self, since_s: float, start_by_s: float | None, overtaken: int, now_s: float) -> int:
         start_by = None if start_by_s is None else 1000 * start_by_s
@@ -110,8 +139,6 @@ class DeadlineServer:
         self._queued: dict[int, list[DatedJob]] = {}
         self._running: list[DatedJob] = []
         self._overtaken: dict[int, int] = {}
-        self._step_s: dict[int, float] = {}  # learned, from claim to end
-        self._run_s: dict[int, float] = {}
         self._now = 0.0
 
     def run(self) -> None:
@@ -128,18 +155,23 @@ class DeadlineServer:
         while self._arriving and self._arriving[0].arrival_s <= self._now:
             job = self._arriving.popleft()
             self._rates.add(job)
+            job.in_lane_s = job.arrival_s
             if self._by_slack and job.deadline_s is not None:
-                step_s = self._step_s.get(job.signature)
-                job.start_by_s = self._queue_decisions.latest_start(job.deadline_s, step_s, job.steps)
+                job.start_by_s = self._queue_decisions.latest_start(job, job.deadline_s, self._now)
             self._queued.setdefault(job.signature, []).append(job)
 
     def _expire(self) -> None:
         def ends(job: DatedJob) -> bool:
-            by = job.start_by_s if self._by_slack else job.deadline_s
-            return by is not None and by <= self._now
+            if self._by_slack:
+                return self._queue_decisions.is_missed(job, self._now)
+            return job.deadline_s is not None and job.deadline_s <= self._now
 
         for signature, queued in self._queued.items():
-            self._queued[signature] = [job for job in queued if not ends(job)]
+            left = [job for job in queued if not ends(job)]
+            late = [job for job in left if job.start_by_s is not None and job.start_by_s <= self._now]
+            for job in late:
+                job.start_by_s, job.in_lane_s = None, self._now
+            self._queued[signature] = [job for job in left if job not in late] + late if late else left
         self._running = [job for job in self._running if not (job.deadline_s or math.inf) <= self._now]
 
     def _ready(self) -> Iterator[tuple[float, int]]:
@@ -176,7 +208,7 @@ class DeadlineServer:
 
     def _is_due(self, ready_s: float, signature: int, own: int) -> bool:
         least = _least(self._queued[signature])
-        urgent = least is not None and least <= self._now + self._run_s.get(own, 0.0)
+        urgent = least is not None and least <= self._now + self._queue_decisions.run_s(own, self._now)
         return urgent or ready_s <= self._now - OVERDUE_S
 
     def _take_first(self, signature: int, ready: Sequence[tuple[float, int]]) -> None:
@@ -194,7 +226,6 @@ class DeadlineServer:
         while queued and len(self._running) < self._rows:
             job = self._next(queued)
             queued.remove(job)
-            job.start_s = self._now
             self._running.append(job)
             taken += 1
         return taken
@@ -205,25 +236,21 @@ class DeadlineServer:
         dated = min((job for job in queued if job.start_by_s is not None), key=_start_by, default=None)
         if head is None or dated is None:
             return head or dated or queued[0]
-        if self._queue_decisions.turn(head.arrival_s, None, head.overtaken, self._now) == 0:
+        if self._queue_decisions.turn(head.in_lane_s, None, head.overtaken, self._now) == 0:
             return head
-        head.overtaken += head.arrival_s <= self._now - AGING_S
+        head.overtaken += head.in_lane_s <= self._now - AGING_S
         return dated
 
     def _step(self) -> None:
-        self._now += seconds_at(self._curve, len(self._running))
+        seconds, rows = seconds_at(self._curve, len(self._running)), len(self._running)
+        self._now += seconds
         for job in self._running:
             job.steps_left -= 1
+            job.run_s, job.least_s = job.run_s + seconds, min(job.least_s, seconds / rows)
             if not job.steps_left:
                 job.end_s = self._now
-                self._learn(job)
+                self._queue_decisions.learn(job, self._now)
         self._running = [job for job in self._running if job.steps_left]
-
-    def _learn(self, job: DatedJob) -> None:
-        run_s = job.end_s - job.start_s
-        for known, value in ((self._run_s, run_s), (self._step_s, run_s / job.steps)):
-            mean = known.setdefault(job.signature, value)
-            known[job.signature] = mean + 0.1 * (value - mean)
 
     def _next_times(self) -> Iterator[float]:
         for at, signature in self._ready():

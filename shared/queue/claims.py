@@ -258,6 +258,7 @@ class Claims(QueueComponent):
             wire=wire,
             used=used_by(outcome).wire(),
             warnings=WARNINGS.dump_json(outcome.warnings).decode() if outcome.warnings else None,
+            device_times="" if outcome.device_times is None else outcome.device_times.wire(),
         )
 
     async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:

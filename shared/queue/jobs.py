@@ -319,6 +319,6 @@ def _submit_args(submission: Submission, process: str) -> SubmitArgs:
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
         video=1 if job.task.makes_video else "",
         on_deadline="" if job.on_deadline is OnDeadline.EXPIRE else job.on_deadline.value,
-        steps=job.steps_per_image,
+        steps=job.computed_steps_per_image,
         sync_call="" if submission.sync_call is None else f"{submission.sync_call} {process}",
     )

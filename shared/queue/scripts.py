@@ -195,6 +195,7 @@ class Scripts(Protocol):
         wire: str | None,
         used: str,
         warnings: str | None,
+        device_times: str,
     ) -> bool: ...
     async def count_run(self, tenant: str, model: str, job_id: str, token: str, used: str) -> bool: ...
 

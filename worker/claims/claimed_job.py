@@ -182,4 +182,5 @@ class ClaimedJob:
             progress=self.progress,
             device_seconds=finished.device_seconds,
             warnings=finished.warnings,
+            device_times=finished.device_times,
         )

@@ -11,7 +11,7 @@ from shared.config.adapters import AdapterSpec
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
-from shared.job import BatchingStats, FieldWarning, Job, Phase
+from shared.job import BatchingStats, DeviceTimes, FieldWarning, Job, Phase
 from shared.signature import shape
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, height, width, 3] of a video
@@ -118,6 +118,7 @@ class JobFinished:
     inference_ms: int | None = None
     device_seconds: float = 0.0
     warnings: tuple[FieldWarning, ...] = ()
+    device_times: DeviceTimes | None = None
 
 
 @dataclass(frozen=True)

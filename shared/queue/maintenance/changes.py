@@ -63,7 +63,7 @@ class _WireForm:
             arrived_ms = int(float(self.arrived or job.created_at_ms))
             changes["time_limit_ms"] = max(1, deadline_ms - arrived_ms) if deadline_ms else None
         wire = encode(job.model_copy(update=changes))
-        return None if wire == self.wire else (self.job_id, self.wire, wire, job.steps_per_image)
+        return None if wire == self.wire else (self.job_id, self.wire, wire, job.computed_steps_per_image)
 
 
 class JobChanges(QueueComponent):

@@ -148,7 +148,8 @@ async def test_bulk_jobs_with_a_deadline_count_with_the_lines_of_their_batch(
 
 async def test_bulk_jobs_count_by_their_slack(queue: Queue, make_submission: Make) -> None:
     """The time to their latest start, without that which they take."""
-    learned = {"step_ms": 60_000, "run_ms": 480_000, "learned": await queue.client.now_ms()}
+    learned = {"device_step_ms": 60_000, "device_rest_ms": 0, "device_run_ms": 480_000, "device_jobs": 4}
+    learned["device_at"] = await queue.client.now_ms()
     await queue.client.redis.hset(queue.client.redis_keys.slot_cost(make_submission().signature), mapping=learned)
     await queue.client.redis.pexpire(queue.client.redis_keys.slot_cost(make_submission().signature), DAY_MS)
     await put(queue, make_submission(priority=Priority.BULK, steps=60, time_limit_ms=DAY_MS))

@@ -368,6 +368,32 @@ def test_the_device_seconds_of_all_jobs_are_the_busy_time_of_the_engine(warm: bo
     assert forwards_s < sum(seconds.values()), "denoising is a part of it"
 
 
+def test_the_device_times_of_a_job_hold_no_other_jobs(tiny_models: Path) -> None:
+    """A preempted job counts only its own forwards; jobs that share theirs count all of each, and an image's share."""
+    harness = ScriptedHarness(a_spec(tiny_models / "sd"))
+    urgent = a_job("urgent", priority=Priority.INTERACTIVE, reproducible=True)
+    harness.script.at("long", 2, lambda: harness.submit(urgent))
+    with harness.started() as engine:
+        engine.warm_up()
+        harness.submit(a_job("long", priority=Priority.BULK, steps=6))
+        harness.recorder.wait_for(["long", "urgent"])
+        harness.submit(a_job("one"), a_job("other"))
+        harness.recorder.wait_for(["one", "other"])
+    finished = harness.recorder.finished
+    times = {name: ended.device_times for name, ended in finished.items()}
+    for name, steps, share in (("long", 6, 1.0), ("urgent", 4, 1.0), ("one", 4, 0.5)):
+        assert (own := times[name]) is not None
+        assert own.least_step_s is not None
+        assert own.least_rest_s is not None
+        assert own.run_s == pytest.approx(steps * own.step_s + own.rest_s)
+        assert 0 < own.least_step_s <= share * own.step_s
+        assert 0 < own.least_rest_s <= share * own.rest_s
+        if share == 1.0:
+            assert own.run_s == pytest.approx(finished[name].device_seconds, abs=1e-5)
+        else:
+            assert own.run_s > 1.2 * finished[name].device_seconds
+
+
 def other_jobs(rng: random.Random, at: int) -> list[Job]:
     """Return jobs of random prompts, steps and guidance; most are reproducible, some start from an image."""
     jobs = []

@@ -168,7 +168,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": (
             *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
-            "500000,8,0,1,0,9",
+            *("500000,8,0,1,0,9", None, ""),
         ),
     }
 

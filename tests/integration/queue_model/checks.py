@@ -77,12 +77,12 @@ class Checker:
     async def _read(self) -> dict[str, Any]:
         """Read in one round trip what the queue's API does not return."""
         keys = self.queue.client.redis_keys
-        names = ("queued_jobs", "running_slots", "claimed_jobs", "footprint", "leases", "deadlines", "events")
+        names = ("queued_jobs", "running_slots", "claimed_jobs", "footprint", "leases", "deadlines", "late", "events")
         names = (*names, *self.inputs)
         async with self.queue.client.redis.pipeline(transaction=False) as pipe:
             for name in (keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.footprint):
                 pipe.hgetall(name)
-            for name in (keys.leases, keys.deadlines):
+            for name in (keys.leases, keys.deadlines, keys.late):
                 pipe.zrange(name, 0, -1)
             pipe.xrange(keys.events, min=self._last["events"])
             for tenant in self.inputs:
@@ -113,7 +113,9 @@ class Checker:
         rows = {field.partition("|"): int(value) for field, value in found["footprint"].items()}
         assert {tenant: number for (tenant, _, name), number in rows.items() if name == "kept_jobs"} == kept | total
         assert set(found["leases"]) == set(running)
-        assert set(found["deadlines"]) == {job_id for job_id, job in queued.items() if job.has_deadline}
+        assert sorted(found["deadlines"] + found["late"]) == sorted(
+            job_id for job_id, job in queued.items() if job.has_deadline
+        )
 
     def _inputs(self, live: dict[str, str | None]) -> None:
         """Check that each input is held by exactly the unfinished jobs that use it."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from harness.queue import MODELS, claim, end, lose, put
+from harness.queue import MODELS, claim, end, lose, miss_deadline, put
 
 from shared.auth import TenantLimits
 from shared.config.adapters import Adapter, UploadedAdapter
@@ -204,7 +204,7 @@ async def maintenance(queue: Queue, make: Make) -> None:
     late, runs_on = await put(queue, *[make(time_limit_ms=60_000, on_deadline=choice) for choice in OnDeadline])
     await lose(queue, lost)
     await queue.maintenance.reclaim()
-    await redis.zadd(keys.deadlines, {late: 1, runs_on: 1})
+    await miss_deadline(queue, late, runs_on)
     await queue.maintenance.expire()
     await put(queue, make())
     await redis.hset(keys.running_slots, "acme", 3)

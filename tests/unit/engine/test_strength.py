@@ -45,7 +45,9 @@ class Strength(NamedTuple):
 def strengths() -> list[Strength]:
     job = a_job("x", strength=1.0)
     jobs = [job.model_copy(update={"steps": steps, "strength": value}) for steps in STEPS for value in STRENGTHS]
-    return [Strength(job.steps, job.strength or 0.0, effective_strength(job), job.steps_per_image) for job in jobs]
+    return [
+        Strength(job.steps, job.strength or 0.0, effective_strength(job), job.computed_steps_per_image) for job in jobs
+    ]
 
 
 def forwards(pipeline: Any, steps: int, strength: float) -> int:

@@ -25,6 +25,7 @@ LIB = (
     "model_loads",
     "bulk_share",
     "dated",
+    "device_times",
     "latest_start",
     "choice",
     "grace",
@@ -317,16 +318,54 @@ async def test_turns_of_jobs_with_and_without_deadlines(
 
 
 LATEST_STARTS = [
-    ("the deadline, before anything is learned", "nil", 8, 50_000),
-    ("the deadline minus the time of its steps", "500", 8, 46_000),
-    ("no time before the epoch", "9999", 8, 0),
+    ("the deadline, before anything is learned", "nil, 8, nil", 50_000),
+    ("the deadline minus the time of its steps and the rest", "500, 8, 1000", 45_000),
+    ("no time before the epoch", "9999, 8, 0", 0),
 ]
 
 
-@pytest.mark.parametrize(("why", "step_ms", "steps", "start_by"), LATEST_STARTS, ids=[row[0] for row in LATEST_STARTS])
-async def test_latest_start(redis: FakeAsyncRedis, why: str, step_ms: str, steps: int, start_by: int) -> None:
+@pytest.mark.parametrize(("why", "known", "start_by"), LATEST_STARTS, ids=[row[0] for row in LATEST_STARTS])
+async def test_latest_start(redis: FakeAsyncRedis, why: str, known: str, start_by: int) -> None:
     """By when a job with a deadline must start."""
-    assert await evaluate(redis, f"latest_start.of(50000, {step_ms}, {steps})") == start_by, why
+    assert await evaluate(redis, f"latest_start.of(50000, {known})") == start_by, why
+
+
+MINUTE, DAY = 60_000, 86_400_000
+SLOW, FAST = (400, 100, 8), (40, 10, 8)  # ms of a step and of the rest, steps
+DEVICE_TIMES = [
+    ("nothing is known", [], 0, 0, [0]),
+    ("too few jobs for a bound", [(0, 3, SLOW)], 0, 0, [3300, 400, 100]),
+    ("half of the least time of a step and of the rest", [(0, 4, SLOW)], 0, 1050, [3300, 400, 100]),
+    ("jobs of one step teach both", [(0, 10, (16, 14, 1))], 0, 47, [30, 16, 14]),
+    ("a faster device counts at once", [(0, 50, SLOW), (0, 1, FAST)], 0, 105, [3003, 364, 91]),
+    ("slow jobs do not raise the bound", [(0, 4, FAST), (MINUTE, 100, SLOW)], MINUTE, 105, [3300, 400, 100]),
+    ("nor a day later", [(0, 4, FAST), (DAY + 1, 4, SLOW)], DAY + 1, 105, [3300, 400, 100]),
+    ("after two days they do", [(0, 4, FAST), (DAY + 1, 4, SLOW), (2 * DAY + 2, 4, SLOW)], 2 * DAY + 2, 1050, None),
+    ("nothing counts when no job has ended lately", [(0, 9, SLOW)], 10 * MINUTE + 1, 0, [0]),
+    ("nor after the clock was set back", [(9 * DAY, 9, SLOW)], 0, 0, [0]),
+    ("long jobs count longer", [(0, 9, (10 * MINUTE, 0, 8))], 20 * MINUTE, 25 * MINUTE, None),
+    ("afterwards some more jobs are needed", [(0, 9, SLOW), (11 * MINUTE, 3, FAST)], 11 * MINUTE, 0, [330, 40, 10]),
+    ("the least time outlasts a clock set back", [(9 * DAY, 9, FAST), (0, 4, SLOW)], 0, 105, [3300, 400, 100]),
+]
+
+
+@pytest.mark.parametrize(("why", "jobs", "now", "bound", "means"), DEVICE_TIMES, ids=[row[0] for row in DEVICE_TIMES])
+async def test_device_times(
+    redis: FakeAsyncRedis, why: str, jobs: list[Any], now: int, bound: int, means: list[int] | None
+) -> None:
+    """The bound of a job of five steps, and the mean times, after jobs that ended at a time.
+
+    Each row of `jobs` is the time, the number of equal jobs, and what each took.
+    """
+    lines = [
+        f"for _ = 1, {count} do known = device_times.after(known, {{step = {step}, rest = {rest}, "
+        f"run = {step * steps + rest}, least_step = {step}, least_rest = {rest}}}, {at}) end"
+        for at, count, (step, rest, steps) in jobs
+    ]
+    learn = f"(function() local known = {{}} {' '.join(lines)} return known end)()"
+    assert await evaluate(redis, f"math.floor(device_times.bound({learn}, 5, {now}) + 0.5)") == bound, why
+    found = json.loads(await evaluate(redis, f"cjson.encode({{device_times.means({learn}, {now})}})"))
+    assert means is None or [round(value) for value in found] == means, why
 
 
 # Seconds that a tenant has used, and those after a change of them at the same time or half-lives later.

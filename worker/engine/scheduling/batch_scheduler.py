@@ -128,7 +128,8 @@ class BatchScheduler:
             self._resume_cached(engine_job, task)
         engine_jobs = [engine_job for (engine_job, _, _), _ in resumed]
         self._timer.note_parked(
-            (*task_calls[0].kind, len(task_calls)), lambda seconds: self._record_device_time(engine_jobs, seconds)
+            (*task_calls[0].kind, len(task_calls)),
+            partial(_record_own_code, engine_jobs, task_calls[0].parked_call.shared_method.stage),
         )
         for (engine_job, task, _), _ in resumed:
             self._after_resume(engine_job, task)
@@ -150,7 +151,7 @@ class BatchScheduler:
         for task in engine_job.tasks:
             task.start(self._device)
             self._resume_cached(engine_job, task)
-        self._timer.end_own_code(started, lambda seconds: self._record_device_time([engine_job], seconds))
+        self._timer.end_own_code(started, partial(_record_own_code, [engine_job], None))
         for task in engine_job.tasks:
             self._after_resume(engine_job, task)
 
@@ -165,7 +166,7 @@ class BatchScheduler:
         for task in engine_job.tasks:
             task.abort()
         if engine_job.started:
-            self._timer.measure_rest(partial(self._record_device_time, [engine_job]))
+            self._timer.measure_rest(partial(_record_own_code, [engine_job], None))
         self._timer.drain()
         self._unfinished.discard(engine_job.claim_key)
         self._events.on_event(engine_job.finished(error, canceled))
@@ -198,6 +199,7 @@ class BatchScheduler:
 
     def _run(self, task_calls: Sequence[TaskCall]) -> list[Any]:
         stage, kind, pad_to = task_calls[0].parked_call.shared_method.stage, task_calls[0].kind, task_calls[0].pad_to
+        is_preview = any(task_call.parked_call.preview for task_call in task_calls)
         self._report_decoding(task_calls)
 
         def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
@@ -205,11 +207,11 @@ class BatchScheduler:
             key = (*kind, len(indexes))
 
             def record(seconds: float) -> None:
-                self._record_device_time(engine_jobs, seconds)
+                _record_forward(engine_jobs, stage, is_preview, seconds)
                 if stage is Stage.DENOISE:
                     self._report_forward(engine_jobs, seconds, self._timer.own_code_s(key), pad_to)
 
-            outputs = self._timer.measure(key, run, record, partial(self._record_device_time, engine_jobs))
+            outputs = self._timer.measure(key, run, record, partial(_record_own_code, engine_jobs, stage))
             self._memory.record_success(kind, len(indexes))
             return outputs
 
@@ -240,11 +242,6 @@ class BatchScheduler:
             self._events.on_event(protocol.ForwardRetried(kind.model, failures))
             log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)
         return results
-
-    def _record_device_time(self, engine_jobs: Sequence[EngineJob], seconds: float) -> None:
-        """Share the time of a forward, or of the code before or after it, among its jobs, one entry per image."""
-        for engine_job in engine_jobs:
-            engine_job.device_seconds += seconds / len(engine_jobs)
 
     def _report_forward(
         self, engine_jobs: Sequence[EngineJob], seconds: float, own_code_s: float, pad_to: int | None
@@ -306,6 +303,24 @@ class BatchScheduler:
                 for index, pixels in engine_job.take_previews():
                     self._events.on_event(protocol.PreviewReady(engine_job.claim_key, index, pixels))
                 self._events.on_event(protocol.JobProgress(engine_job.claim_key, *engine_job.progress()))
+
+
+def _record_forward(engine_jobs: Sequence[EngineJob], stage: Stage, is_preview: bool, seconds: float) -> None:
+    """Record the time of a forward with one entry per image."""
+    _record_own_code(engine_jobs, stage, seconds)
+    for engine_job in _distinct(engine_jobs) if not is_preview else ():
+        engine_job.device_work.note_share(stage, seconds / len(engine_jobs))
+
+
+def _record_own_code(engine_jobs: Sequence[EngineJob], stage: Stage | None, seconds: float) -> None:
+    """Record the time of a forward, or of the code before or after it: each image has a share, each job all of it.
+
+    `stage` is that of the forward, None without one.
+    """
+    for engine_job in engine_jobs:
+        engine_job.device_seconds += seconds / len(engine_jobs)
+    for engine_job in _distinct(engine_jobs):
+        engine_job.device_work.add(stage, seconds)
 
 
 def _distinct(engine_jobs: Iterable[EngineJob]) -> Collection[EngineJob]:

@@ -12,6 +12,7 @@ from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
+from worker.engine.scheduling.device_work import DeviceWork
 
 # Rows of a reproducible job's forwards, the same at any load. Few, so that a solo job stays cheap.
 REPRODUCIBLE_ROWS = 4
@@ -46,7 +47,8 @@ class EngineJob:
         self.excluded_bulk = False
         self.decoding_reported = False
         self.waited_for_load = False
-        self.device_seconds = 0.0
+        self.device_seconds = 0.0  # its share
+        self.device_work = DeviceWork()
         self._warnings = inputs.warnings
         self._arrived_s = time.monotonic()
         self._started_s: float | None = None
@@ -113,11 +115,12 @@ class EngineJob:
     def finished(self, error: JobError | None, canceled: bool) -> JobFinished:
         """Return the last event of the job."""
         now, started = time.monotonic(), self._started_s
+        skipped = sum(task.step_cache.skipped for task in self.tasks if task.step_cache is not None)
         batching = BatchingStats(
             forwards=self._forwards,
             max_jobs=self._max_jobs,
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
-            skipped_steps=sum(task.step_cache.skipped for task in self.tasks if task.step_cache is not None),
+            skipped_steps=skipped,
             rows_by_forward=tuple(self._rows_by_forward[:MAX_ROW_CHANGES]),
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
@@ -130,6 +133,7 @@ class EngineJob:
             inference_ms=None if started is None else round(1000 * (now - started)),
             device_seconds=round(self.device_seconds, 6),
             warnings=self._warnings,
+            device_times=self.device_work.times((self.progress()[0] - skipped) / self.job.n),
         )
 
     def _solo_reason(self) -> str:

@@ -1,10 +1,11 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
--- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes, wire, used, warnings
+-- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes, wire, used, warnings, device_times
 --          `token`: the same token settles once; `error`: '' for none; `objects`, `stored_bytes`: of the artifacts;
 --          `wire`: what the job's wire form becomes, without secrets that its end makes useless; '' to keep it;
---          `used`: microseconds of the device, computed and skipped steps, images, videos and their bytes; `warnings`: '' for none
+--          `used`: microseconds of the device, computed and skipped steps, images, videos and their bytes; `warnings`: '' for none;
+--          `device_times`: as in device_times.learn
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = clock_ms()
@@ -50,7 +51,7 @@ if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
   local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
   learn_cost(job.sig, each, rows)
   learn_cost('model|' .. job.model, each, rows)
-  latest_start.learn(job.sig, tonumber(cjson.decode(ARGV[9]).inference_ms), tonumber(ARGV[12]) / job.slots, now)
+  device_times.learn(job.sig, ARGV[18], now)
 end
 local started = tonumber(job.started) or now
 keep_pace(key.arrivals(job.sig), started)

@@ -21,7 +21,7 @@ function claim_job.take(batch, id, job)
     'attempts', (tonumber(job.attempts) or 0) + 1, 'charged', string.format('%.9g', cost),
     'event', job_state.event(id, job.tenant, 'running', job.webhook))
   if job.returned or job.passed then redis.call('HDEL', name, 'returned', 'passed') end
-  if job.deadline then redis.call('ZREM', key.deadlines, id) end
+  latest_start.unlist(id, job)
   table.insert(batch.leases, whole(batch.now + conf.lease_ms))
   table.insert(batch.leases, id)
   local group = job.rank .. '|' .. job.tenant
@@ -82,7 +82,7 @@ end
 -- Whether a claim has expired as many jobs as one may.
 function claim_job.has_expired_most(batch) return batch.expired >= EXPIRED end
 
--- Expire a queued job past its latest start, and count it in batch.expired; returns whether it has.
+-- Expire a queued job that can no longer meet its deadline, and count it in batch.expired; returns whether it has.
 function claim_job.expired(batch, id, job)
   local now = batch.now
   if not latest_start.is_missed(job, now) then return false end

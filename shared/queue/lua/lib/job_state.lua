@@ -79,13 +79,13 @@ end
 
 -- Set the deadline of a queued job (ms), which takes `steps`; nil: none. The job is in no lane meanwhile.
 function job_state.set_deadline(id, job, deadline, steps, now)
+  latest_start.clear(id, job)
   job.deadline, job.steps = deadline, steps
   if deadline then
     redis.call('HSET', key.job(id), 'deadline', deadline, 'steps', steps)
     latest_start.set(id, job, now)
   else
     redis.call('HDEL', key.job(id), 'deadline', 'steps')
-    latest_start.clear(id, job)
   end
 end
 
@@ -170,7 +170,7 @@ function job_state.finish(id, job, state, now, keep_ms)
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged')
   redis.call('PEXPIRE', key.job(id), keep)
-  redis.call('ZREM', key.deadlines, id)
+  latest_start.unlist(id, job)
   redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch, job.size))
   local used = job.used or {}
   used[state] = 1
@@ -215,7 +215,10 @@ end
 -- Queue a job again: in 'front' of the lanes, 'solo', to run without batch mates, or 'dated', by its latest start.
 function job_state.requeue(id, job, src, now)
   local arrived = tonumber(job.arrived) or now
-  if job.deadline then latest_start.set(id, job, now) end
+  if job.deadline then
+    latest_start.clear(id, job)
+    latest_start.set(id, job, now)
+  end
   if src == 'dated' and not job.start_by then src = 'front' end
   redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
     'event', job_state.event(id, job.tenant, 'queued', job.webhook))
@@ -257,7 +260,7 @@ function job_state.expire(id, job, now)
   job_state.finish(id, job, 'expired', now)
 end
 
--- Let a queued job run after its latest start: without slack it is one of the jobs without a deadline, the last in its lane.
+-- Let a queued job wait on after its latest start: without slack it goes with the jobs without a deadline, the last in its lane.
 function job_state.run_late(id, job, now)
   if job.src == 'dated' then
     queue.remove_returned(id, job)
@@ -266,7 +269,7 @@ function job_state.run_late(id, job, now)
     queue.note_moves(job.sig, job.rank, job.tenant, 1)
     queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
   end
-  latest_start.clear(id, job)
+  latest_start.set_late(id, job, now)
 end
 
 -- A worker lost this job: its lease expired, or it names a cause. Only a loss while solo counts as the job's own.

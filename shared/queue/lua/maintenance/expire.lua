@@ -1,22 +1,36 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
--- End queued jobs whose latest start has passed; those that run on lose their place among the jobs with a deadline.
+-- End queued jobs that can no longer meet their deadline; those past their latest start lose their place among the jobs with one.
 -- ARGV     limit
 -- Returns  how many ended
 local now, count, touched = clock_ms(), 0, {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.deadlines, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
-  local job = job_state.load(id)
-  if job and job.state == 'queued' then
-    if job.on_deadline == 'run' then
-      job_state.run_late(id, job, now)
+
+-- The queued jobs of a list that are due; others are removed from it.
+local function due(list)
+  local jobs = {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', whole(now), 'LIMIT', 0, whole(ARGV[1] - count))) do
+    local job = job_state.load(id)
+    if job and job.state == 'queued' then
+      table.insert(jobs, {id, job})
+      touched[job.sig] = true
     else
-      job_state.expire(id, job, now)
-      count = count + 1
+      redis.call('ZREM', list, id)
     end
-    touched[job.sig] = true
-  else
-    redis.call('ZREM', key.deadlines, id)
   end
+  return jobs
+end
+
+local function expire(id, job)
+  job_state.expire(id, job, now)
+  count = count + 1
+end
+
+for _, one in ipairs(due(key.deadlines)) do
+  if latest_start.is_missed(one[2], now) then expire(one[1], one[2]) else job_state.run_late(one[1], one[2], now) end
+end
+for _, one in ipairs(due(key.late)) do
+  -- The bound can have fallen since the job was listed.
+  if latest_start.is_missed(one[2], now) then expire(one[1], one[2]) else latest_start.set_late(one[1], one[2], now) end
 end
 for sig in pairs(touched) do queue.refresh(sig, now) end
 return count

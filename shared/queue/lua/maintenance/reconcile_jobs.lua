@@ -33,7 +33,7 @@ for _, id in ipairs(ARGV) do
       requeue(id, job)
       repaired = repaired + 1
     else
-      if job.start_by then repaired = repaired + redis.call('ZADD', key.deadlines, 'NX', job.start_by, id) end
+      repaired = repaired + latest_start.list(id, job, now)
       -- Counters of the signature are repaired after all jobs and lanes.
       repaired = repaired + redis.call('HSETNX', key.signature(job.sig), 'model', job.model)
       -- The orders of a lane with entries are repaired with the lane.
