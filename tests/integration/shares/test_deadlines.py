@@ -102,11 +102,12 @@ async def test_jobs_teach_the_device_time_of_their_signature(
 
 
 async def test_jobs_that_waited_in_the_engine_let_none_expire(queue: Queue, make_submission: Make) -> None:
-    """One that was preempted for five minutes, and a mix in which each waits for the forwards of others."""
+    """Some that were preempted for five minutes, and a mix in which each waits for the forwards of others."""
     quick = device_times(0.15, 0.3)
-    await run_one(queue, make_submission(), quick, 301.5)
-    for _ in range(12):
-        await run_one(queue, make_submission(), quick, 45.0)
+    for _ in range(4):
+        await run_one(queue, make_submission(), quick, 301.5)
+    for _ in range(8):
+        await run_one(queue, make_submission(), quick, 90.0)
         await run_one(queue, make_submission(time_limit_ms=30_000), quick, 5.0)
         assert await queue.maintenance.expire() == 0
 
