@@ -23,6 +23,7 @@ from cli.submit import parse_fields
 from cli.up import folder_lock
 from fusequeue import AsyncClient, LineFailure
 from shared.errors import ConfigurationError
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 MANIFEST = "manifest.jsonl"
 LOCK = "backfill.lock"
@@ -122,21 +123,24 @@ async def _run(
     with progress.Progress(*columns, console=console.err, disable=quiet) as bar:
         task = bar.add_task("backfill", total=sum(ledger.counts().values()), status="")
 
-        async def show() -> None:
-            while True:
-                counts = ledger.counts()
-                failed = f", {counts[EntryState.FAILED]} failed" if counts[EntryState.FAILED] else ""
-                status = f"{counts[EntryState.SUBMITTED]} submitted{failed}"
-                bar.update(task, completed=counts[EntryState.DONE] + counts[EntryState.FAILED], status=status)
+        def show() -> None:
+            counts = ledger.counts()
+            failed = f", {counts[EntryState.FAILED]} failed" if counts[EntryState.FAILED] else ""
+            status = f"{counts[EntryState.SUBMITTED]} submitted{failed}"
+            bar.update(task, completed=counts[EntryState.DONE] + counts[EntryState.FAILED], status=status)
+
+        async def keep_showing() -> None:
+            while not quiet:
+                show()
                 await asyncio.sleep(PROGRESS_S)
 
         async with AsyncClient(url, api_key=key) as client:
-            shown = None if quiet else asyncio.create_task(show())
+            showing = asyncio.create_task(keep_showing())
             try:
                 await Backfill(client, ledger, options, _refusal_printer(console)).run()
             finally:
-                if shown is not None:
-                    shown.cancel()
+                await cancel_and_wait((showing,))
+        show()  # the last counts
 
 
 def _refusal_printer(console: CommandConsole) -> Callable[[LineFailure], None]:
