@@ -233,7 +233,7 @@ class S3Storage:
                 public=_ACCESS_DENIED,
             ) from error
         except FlexibleChecksumError as error:
-            raise StorageUnavailable(
+            raise StorageRefused(  # it is damaged at each read
                 f"{self._location} returned a damaged object: {error}; see the server and the proxies before it",
                 public="storage: returned a damaged object",
             ) from error

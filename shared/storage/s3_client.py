@@ -19,7 +19,7 @@ CONNECTIONS = 16
 _ATTEMPTS = 3
 _MAX_CONNECT_S = 5.0
 _WHEN_SUPPORTED = "when_supported"
-_AWS = (".amazonaws.com", ".amazonaws.com.cn")
+_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 
 
 class S3Client:

@@ -125,8 +125,7 @@ async def _move_on(configured: Settings) -> int:
         while reclaimed := await queue.maintenance.reclaim(CHUNK_ROWS):
             log.warning("leases_expired", jobs=reclaimed)
             moved += len(reclaimed)
-        while expired := await queue.maintenance.expire(CHUNK_ROWS):
-            moved += expired
+        moved += await queue.maintenance.expire(CHUNK_ROWS)
         await queue.policies.announce_again("chores")
         await queue.maintenance.note_chore("move-on")
     return moved

@@ -26,8 +26,12 @@ class Maintenance(QueueComponent):
         return await self._scripts.reclaim(limit)
 
     async def expire(self, limit: int = 100) -> int:
-        """End up to `limit` queued jobs whose deadline has passed; return how many."""
-        return await self._scripts.expire(limit)
+        """End the queued jobs that can no longer meet their deadline, `limit` in a script; return how many."""
+        ended, due = await self._scripts.expire(limit)
+        while due:
+            more, due = await self._scripts.expire(limit)
+            ended += more
+        return ended
 
     async def pending_work(self) -> tuple[bool, bool]:
         """Return whether webhook deliveries are pending, and whether batches are active."""

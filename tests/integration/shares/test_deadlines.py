@@ -202,6 +202,18 @@ async def test_a_late_job_that_runs_on_goes_after_those_that_can_be_met(queue: Q
     assert await one_by_one(queue, 4) == [dated, without, too_late, late]
 
 
+async def test_many_late_jobs_do_not_keep_one_that_is_missed_from_its_end(queue: Queue, make_submission: Make) -> None:
+    late = [make_submission(time_limit_ms=8000 + n, on_deadline=OnDeadline.RUN) for n in range(1, 6)]
+    await put(queue, *late)
+    (missed,) = await put(queue, make_submission(time_limit_ms=8010))
+    await learn(queue, make_submission(), step_ms=20_000)
+    keys = queue.client.redis_keys
+    for place, job_id in enumerate(await queue.client.redis.zrange(keys.deadlines, 0, -1)):
+        await queue.client.redis.zadd(keys.deadlines, {job_id: 9 if job_id == missed else place})
+    assert await queue.maintenance.expire(2) == 1
+    assert await state_of(queue, missed) is State.EXPIRED
+
+
 async def test_a_late_job_that_runs_on_is_queued_again_when_it_is_released(queue: Queue, make_submission: Make) -> None:
     (job_id,) = await put(queue, make_submission(time_limit_ms=20, on_deadline=OnDeadline.RUN))
     (one,) = await claim(queue)

@@ -139,6 +139,8 @@ async def test_the_setting_goes_before_the_configuration_of_boto3_and_that_befor
     [
         ("https://s3.eu-west-1.amazonaws.com", "when_supported"),
         ("https://s3.cn-north-1.amazonaws.com.cn", "when_supported"),
+        ("https://s3.eusc-de-east-1.amazonaws.eu", "when_supported"),
+        ("https://s3.eu-west-1.api.aws", "when_supported"),
         ("https://amazonaws.com.example.org", "when_required"),
         ("https://notamazonaws.com", "when_required"),
         ("http://10.0.0.1:9000", "when_required"),

@@ -134,6 +134,7 @@ MASKS = {
     "4 bits with tRNS": (deep_png(4, 0, 2, 14, key=2), "left"),
     "16 bits with tRNS": (deep_png(16, 0, 500, 65_535, key=500), "left"),
     "RGB of 16 bits with tRNS": (deep_png(16, 2, 500, 65_535, key=500), "left"),
+    "RGB of 16 bits with another tRNS": (deep_png(16, 2, 0x1200, 65_535, key=0x1200), "left"),
     "nearly opaque, white beside black": (file_of(halves("RGBA", FAINT, WHITE)), "right"),
     "black": (file_of(Image.new("RGB", (64, 64))), "nothing"),
     "opaque black RGBA": (file_of(Image.new("RGBA", (64, 64), BLACK)), "nothing"),

@@ -32,7 +32,11 @@ FALLBACK = "`tiktoken` is required to read a `tiktoken` file. Install it with `p
         (ImportError(TRANSFORMERS), "", "torchvision"),
         (ImportError(TRANSFORMERS), "torchvision", None),
         (ImportError(DIFFUSERS), "", "scipy"),
-        (ValueError(FALLBACK), "sentencepiece protobuf", "tiktoken"),
+        (ValueError(FALLBACK), "sentencepiece protobuf", None),
+        (ValueError("update Transformers with `pip install --upgrade transformers`"), "", None),
+        (ImportError("run `pip install -U bitsandbytes`"), "", None),
+        (ImportError("run `pip install git+https://example.org/x`"), "", None),
+        (ImportError("Make sure to install the latest version"), "", None),
         (ValueError(FALLBACK), "protobuf", "sentencepiece"),
         (ValueError(FALLBACK), "sentencepiece", "protobuf"),
         (ModuleNotFoundError("No module named 'cv2.aruco'", name="cv2.aruco"), "", "cv2"),
@@ -58,6 +62,14 @@ def musical(tmp_path: Path) -> Path:
     index = {"_class_name": "FluxPipeline", "tokenizer": ["transformers", "Pop2PianoTokenizer"]}
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     return tmp_path
+
+
+def test_a_damaged_part_does_not_hide_what_another_lacks(musical: Path) -> None:
+    (musical / "a_scheduler").mkdir()
+    index = json.loads((musical / "model_index.json").read_text())
+    parts = {"_class_name": "FluxPipeline", "a_scheduler": ["diffusers", "DDIMScheduler"]}
+    (musical / "model_index.json").write_text(json.dumps(parts | index))
+    assert (missing_package(a_spec(musical), musical) or "").startswith("it needs pretty_midi")
 
 
 def test_a_load_and_the_doctor_name_the_missing_package(musical: Path) -> None:

@@ -16,7 +16,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP")
 _HALF = 128
 """Pipelines repaint where a mask has at least this level: they make it black and white."""
 
-_KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 255 / 65_535}
+_KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 """Pillow's raw modes of PNGs whose samples it scales to 8 bits, but not their transparent colour."""
 
 

@@ -2,14 +2,15 @@
 -- RUNS when Redis is full
 -- End queued jobs that can no longer meet their deadline; those past their latest start lose their place among the jobs with one.
 -- ARGV     limit
--- Returns  how many ended
-local now, count, touched = clock_ms(), 0, {}
+-- Returns  how many ended, and how many rows were due: none if no more are
+local now, count, rows, touched = clock_ms(), 0, 0, {}
 
 -- The queued jobs of a list that are due; others are removed from it.
 local function due(list)
   local jobs = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', whole(now), 'LIMIT', 0, whole(ARGV[1] - count))) do
     local job = job_state.load(id)
+    rows = rows + 1
     if job and job.state == 'queued' then
       table.insert(jobs, {id, job})
       touched[job.sig] = true
@@ -33,4 +34,4 @@ for _, one in ipairs(due(key.late)) do
   if latest_start.is_missed(one[2], now) then expire(one[1], one[2]) else latest_start.set_late(one[1], one[2], now) end
 end
 for sig in pairs(touched) do queue.refresh(sig, now) end
-return count
+return {count, rows}

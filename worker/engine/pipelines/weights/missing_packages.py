@@ -8,19 +8,34 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from shared.config.models_file import ModelSpec
 from worker.engine.pipelines.load_failures import with_causes
 
 _LIBRARIES = ("diffusers", "transformers")  # those of model_index.json whose classes are examined
-_EXTRAS = {"torchvision": "'fusequeue[vision]'"}  # what to install for a package that is not installed by its name
+# What to install for a package that is not installed by its name.
+_INSTALLED_BY = {
+    "cv2": "opencv-python",
+    "jinja": "jinja2",
+    "opencv": "opencv-python",
+    "pil": "pillow",
+    "pytorch": "torch",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "torchvision": "'fusequeue[vision]'",
+}
 # What transformers looks for before a package: it names only the last one.
 _BEFORE = {"tiktoken": ("sentencepiece", "protobuf")}
-# How the two libraries name a package.
-_NAMED = re.compile(r"requires the ([\w.-]+) library|pip install ([\w.-]+)|Make sure to install (\w+)", re.IGNORECASE)
+# How the two libraries name a package; not `pip install --upgrade`, `-U` or `git+https`, the advice for newer models.
+_NAMED = re.compile(
+    r"requires the ([\w.-]+) library|pip install ([a-z][\w.-]*)(?![\w.+-])|Make sure to install (?!the\b)(\w+)",
+    re.IGNORECASE,
+)
 
 
 def unwanted_parts(spec: ModelSpec, index: Mapping[str, Any]) -> dict[str, None]:
@@ -34,9 +49,10 @@ def lacking_package(error: BaseException) -> str | None:
         found = _NAMED.search(str(one))
         named = next(filter(None, found.groups()), "").rstrip(".").lower() if found else ""
         package = (one.name or "").partition(".")[0] if isinstance(one, ModuleNotFoundError) else named
+        if package in _BEFORE:  # with those installed, a file is damaged
+            package = next((before for before in _BEFORE[package] if not _is_installed(before)), "")
         if package and not _is_installed(package):
-            package = next((before for before in _BEFORE.get(package, ()) if not _is_installed(before)), package)
-            return f"it needs {package}, which is not installed; pip install {_EXTRAS.get(package, package)}"
+            return f"it needs {package}, which is not installed; pip install {_INSTALLED_BY.get(package, package)}"
     return None
 
 
@@ -54,11 +70,19 @@ def missing_package(spec: ModelSpec, folder: Path) -> str | None:
     """
     try:
         index = json.loads((folder / "model_index.json").read_text("utf-8"))
-        for name, part_class in _classes(index, unwanted_parts(spec, index)):
-            part = folder / name
-            if part.is_dir() and not next(part.glob("*.safetensors"), None):
-                part_class.from_pretrained(part, local_files_only=True)
+        parts = dict(_classes(index, unwanted_parts(spec, index)))
     except Exception as error:  # a library can raise anything for files that it does not expect
+        return lacking_package(error)
+    found = (_lacking_of(part_class, folder / name) for name, part_class in parts.items())
+    return next(filter(None, found), None)
+
+
+def _lacking_of(part_class: Any, folder: Path) -> str | None:
+    if not folder.is_dir() or (isinstance(part_class, type) and issubclass(part_class, torch.nn.Module)):
+        return None
+    try:
+        part_class.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
         return lacking_package(error)
     return None
 
@@ -80,5 +104,5 @@ def _classes(index: Mapping[str, Any], unwanted: Mapping[str, None]) -> Iterator
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None or bool(distribution(package))
-    except (PackageNotFoundError, ValueError):  # ValueError: of a module that has been hidden
+    except (ModuleNotFoundError, ValueError):  # ValueError: of a module that has been hidden
         return False
