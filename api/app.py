@@ -214,6 +214,7 @@ async def _open_services(
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await queue.check()  # raises IncompatibleRedis for a Redis that could lose jobs
+            await queue.policies.try_announce("api")  # the first request follows those that apply
     except (RedisUnavailable, TimeoutError) as error:  # it can return later
         log.warning("redis_check_failed", reason=str(error))
     stack.push_async_callback(cancel_and_wait, (asyncio.create_task(queue.policies.keep_announced("api")),))

@@ -175,7 +175,7 @@ class SyncCall:
 
     async def _wait(self, request: Request) -> bool | None:
         """Return True when the job has ended, False after `sync_wait_s`, None when the client has disconnected."""
-        wait_s = self.context.services.queue.policies.value("sync_wait_s")
+        wait_s = self.context.services.queue.client.policy("sync_wait_s")
         job_end = asyncio.ensure_future(self.context.waiters.until_terminal(self.job_id, wait_s))
         disconnect = asyncio.ensure_future(disconnected(request.receive))
         try:
@@ -192,7 +192,7 @@ class SyncCall:
         if record.state.terminal:
             return record
         if not ended and not self.context.services.closing.is_set():
-            waited_s = self.context.services.queue.policies.value("sync_wait_s")
+            waited_s = self.context.services.queue.client.policy("sync_wait_s")
             raise WaitTimeout(f"job {self.job_id} has not ended after {waited_s} s; poll GET /v1/jobs/{self.job_id}")
         raise Unavailable("the API process is stopping; send the request again")
 

@@ -63,7 +63,7 @@ async def upload_input(request: Request, context: Context) -> Response:
         if not file.size:
             raise InputRejected("file: it is empty", param="file")
         ref = await context.store_upload(file, "file")
-    expires_at_ms = now_ms() + context.services.queue.policies.value("input_retention_s") * 1000
+    expires_at_ms = now_ms() + context.services.queue.client.policy("input_retention_s") * 1000
     uploaded = InputObject(**ref.model_dump(exclude={"key"}), expires_at=iso(expires_at_ms))
     return Response(uploaded.model_dump_json(), 201, media_type="application/json")
 

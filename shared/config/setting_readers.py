@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _ALL = "api, worker, chores, cli"
-_POLICIES = "api, worker, chores"
+_API_WORKER_CHORES = "api, worker, chores"
 
 _GROUPS = {
     _ALL: """
@@ -14,7 +14,7 @@ _GROUPS = {
         s3_secret_access_key
         s3_prefix storage_timeout_s
     """,
-    _POLICIES: """
+    _API_WORKER_CHORES: """
         log_level traces refuse_networks max_input_pixels output_buckets output_allow_networks output_allow_http
         output_ports
         retention_s input_retention_s usage_retention_days idempotency_s max_queued_jobs max_queued_jobs_per_tenant

@@ -76,7 +76,7 @@ class InputStore:
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
             raise InputRejected(f"{param}: unknown or expired input: {value}; upload it again", param=param)
-        return await self.queue.jobs.put_input(self.tenant, ref, self.queue.policies.value("input_retention_s"))
+        return await self.queue.jobs.put_input(self.tenant, ref, self.queue.client.policy("input_retention_s"))
 
     def _result(self, value: str) -> tuple[str, int] | None:
         """Return the job and the index that a job's id or an artifact's URL names, or None."""
@@ -146,7 +146,7 @@ class InputStore:
             return await self._put(await read(), param, input_id)
 
     async def _put(self, data: bytes, param: str, input_id: str | None) -> InputRef:
-        settings, kept_s = self.settings, self.queue.policies.value("input_retention_s")
+        settings, kept_s = self.settings, self.queue.client.policy("input_retention_s")
         if input_id is None:
             input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
         ref = await self.queue.jobs.get_input(self.tenant, input_id)

@@ -68,8 +68,8 @@ class QueueClient:
         self.process = secrets.token_hex(8)  # names this one among those that wait for jobs
         self.scripts = script_methods(self)
         self.durability_warning = ""
-        self.policies: Mapping[str, str] = {}
-        """Those that apply, as they were last read."""
+        self.used_policies: Mapping[str, str] = {}
+        """Those that apply, as `Policies` last read them; `policy` returns one."""
         self._loaded: dict[str, AsyncScript] = {}
 
     @classmethod
@@ -142,7 +142,7 @@ class QueueClient:
 
     def policy(self, name: str) -> int:
         """Return the value of a policy that is a whole number: this process' own until those that apply are read."""
-        used = self.policies.get(name)
+        used = self.used_policies.get(name)
         return int(policy_value(self.settings, name) if used is None else used)
 
     async def check(self, *, quiet: bool = False) -> None:

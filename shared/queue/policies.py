@@ -25,8 +25,14 @@ from shared.queue.records import paired
 log = structlog.get_logger()
 
 ANNOUNCE_EVERY_S = 30.0
+RETRY_S = 1.0
 LIVE_MS = 120_000
-"""How long an announcement counts."""
+"""How long an announcement counts while other processes announce theirs."""
+
+KEPT_MS = 3_600_000
+"""How long an announcement outlasts an outage in which no process can announce."""
+
+PROCESS_STARTED_S = time.monotonic()
 
 READ_BY_WORKERS = frozenset({"lease_ms", "aging_ms"})
 """Policies of which a worker also reads its own value: for its timers, and in its engine, which knows no Redis."""
@@ -53,7 +59,9 @@ class PolicySource(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PolicySource:
-        return cls(**json.loads(text))
+        """Read an announcement, also that of a newer version, which can have other fields."""
+        row = json.loads(text)
+        return cls(row.get("role", ""), row.get("set", {}), row.get("defaults", {}))
 
     def text(self) -> str:
         return json.dumps(self._asdict(), sort_keys=True)
@@ -107,46 +115,47 @@ def conflicts(used: Mapping[str, str], sources: Sequence[PolicySource]) -> list[
 
 
 class Policies(QueueComponent):
+    """Announces this process' policies, and reads those that apply: `QueueClient.policy` returns them."""
+
     def __init__(self, client: QueueClient) -> None:
         super().__init__(client)
-        self._announced_s = float("-inf")
+        self.started_s = PROCESS_STARTED_S
         self.conflicts: Sequence[PolicyConflict] = ()
         """Those at the last announcement."""
 
-    def value(self, name: str) -> int:
-        """Return the value of a policy that is a whole number, as it applied at the last `load` or announcement."""
-        return self._client.policy(name)
-
-    async def announce(self, role: Role, *, starts: bool = False) -> None:
+    async def announce(self, role: Role) -> None:
         """Announce this process' policies, and load those that apply; a conflict is logged when it begins."""
         source = PolicySource.of(role, self._settings)
-        used, texts = await self._scripts.announce_policies(source.text(), starts, LIVE_MS)
-        self._client.policies, self._announced_s = paired(used), time.monotonic()
-        known, self.conflicts = self.conflicts, conflicts(self._client.policies, list(map(PolicySource.parse, texts)))
+        uptime_ms = round((time.monotonic() - self.started_s) * 1000)
+        used, texts = await self._scripts.announce_policies(source.text(), uptime_ms, LIVE_MS, KEPT_MS)
+        self._client.used_policies = paired(used)
+        sources = list(map(PolicySource.parse, texts))
+        known, self.conflicts = self.conflicts, conflicts(self._client.used_policies, sources)
         for conflict in self.conflicts:
             if conflict not in known:
                 log.error("policies_differ", message=conflict.message)
 
-    async def announce_again(self, role: Role) -> None:
-        """Announce this process' policies if the last time was long ago."""
-        if time.monotonic() - self._announced_s > ANNOUNCE_EVERY_S:
+    async def try_announce(self, role: Role) -> bool:
+        """Announce this process' policies; an error is only logged. False when Redis cannot be reached."""
+        try:
             await self.announce(role)
+        except RedisUnavailable as error:
+            log.debug("policies_not_announced", error=error.message)
+            return False
+        except Exception:  # without an announcement a process still works
+            log.exception("policies_not_announced")
+        return True
 
     async def keep_announced(self, role: Role) -> None:
         """Announce this process' policies until canceled."""
-        starts = True
         while True:
-            try:
-                await self.announce(role, starts=starts)
-                starts = False
-            except RedisUnavailable as error:
-                log.debug("policies_not_announced", error=error.message)
-            await asyncio.sleep(random.uniform(0.7, 1.0) * ANNOUNCE_EVERY_S)
+            wait_s = ANNOUNCE_EVERY_S if await self.try_announce(role) else RETRY_S
+            await asyncio.sleep(random.uniform(0.7, 1.0) * wait_s)
 
     async def load(self) -> list[PolicySource]:
         """Load the policies that apply; return those that running processes have announced."""
         used, sources = await self._hashes([self._keys.policies, self._keys.policy_sources])
         oldest = await self._client.now_ms() - LIVE_MS
         found = [PolicySource.parse(text) for text, times in sources.items() if int(times.split()[1]) >= oldest]
-        self._client.policies, self.conflicts = used, conflicts(used, found)
+        self._client.used_policies, self.conflicts = used, conflicts(used, found)
         return found

@@ -140,7 +140,7 @@ class RedisKeys:
     slot_cost = _Family("name", "hash", ttl="7 d")
     # Maintenance
     policies = _Single("hash", bound="a number for each policy")
-    policy_sources = _Single("hash", ttl="2 min")  # of running processes, by role and settings
+    policy_sources = _Single("hash", ttl="1 h; rows 2 min")  # of running processes, by role and settings
     dead_letters = _Single("zset", bound="10,000 rows")
     dead_letters_added = _Single("string", bound="one number")  # also of those that are gone
     dead_letter = _Family("id", "hash", ttl="7 d")

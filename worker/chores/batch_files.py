@@ -200,7 +200,7 @@ class BatchWriter:
             return lambda record, index: ""
         if self._signer is None:
             self._signer = Signer(await self._queue.api_keys.url_secret(), self._context.settings.presign_expires_s)
-        signer, kept_ms = self._signer, self._queue.policies.value("retention_s") * 1000
+        signer, kept_ms = self._signer, self._queue.client.policy("retention_s") * 1000
         now = self._context.clock.now_ms()
         return lambda record, index: signer.query_until(
             record.job.id, index, (record.expires_at_ms or now + kept_ms) // 1000

@@ -69,6 +69,7 @@ class BatchPass:
 
     async def run(self) -> int:
         """Begin steps until none is due or in progress, or `BUDGET_S` is over; returns their number."""
+        await self._context.queue.policies.load()  # steps read some; another thread announces this process' own
         steps = 0
         until_s = time.monotonic() + BUDGET_S
         while time.monotonic() < until_s and not stopping.is_set():
@@ -79,7 +80,6 @@ class BatchPass:
             if not self._running:
                 break
             await self._wait(0.5)
-        await self._context.queue.policies.announce_again("chores")
         await self._context.queue.maintenance.note_chore("advance")
         return steps
 

@@ -126,7 +126,6 @@ async def _move_on(configured: Settings) -> int:
             log.warning("leases_expired", jobs=reclaimed)
             moved += len(reclaimed)
         moved += await queue.maintenance.expire(CHUNK_ROWS)
-        await queue.policies.announce_again("chores")
         await queue.maintenance.note_chore("move-on")
     return moved
 

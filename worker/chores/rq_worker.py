@@ -1,8 +1,10 @@
 """The process of one queue of chores: an rq worker without forks, and the schedule's thread."""
 
 import asyncio
+import contextlib
 import signal
 import threading
+from collections.abc import AsyncIterator
 from functools import partial
 from types import FrameType
 
@@ -16,7 +18,9 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import log as logging
+from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.chores import background, maintenance, rq_queue
+from worker.chores.background import Background
 from worker.chores.rq_queue import ChoreQueue
 from worker.chores.schedule import Schedule
 
@@ -55,7 +59,7 @@ class ChoresWorker:
         self._kind = kind
         self._stopping = threading.Event()
         self._worker: RqWorker | None = None
-        self._checked = False
+        self._policies = Background(lambda _: _announcing(settings))
 
     def run(self) -> None:
         """Run until a signal; the first one lets the current chore finish, the second one stops at once."""
@@ -77,8 +81,8 @@ class ChoresWorker:
         """Run one rq worker until a stop or a Redis error."""
         try:
             with rq_queue.connect(self._settings) as connection:
-                asyncio.run(_check_queue(self._settings, starts=not self._checked))
-                self._checked = True
+                asyncio.run(_check_queue(self._settings))
+                self._policies.run()
                 self._worker = RqWorker(
                     [rq_queue.rq_queue(self._settings, connection, self._kind)],
                     connection=connection,
@@ -104,11 +108,32 @@ class ChoresWorker:
             self._worker.request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
 
-async def _check_queue(settings: Settings, *, starts: bool) -> None:
-    """Announce this process' policies; raise `IncompatibleRedis` for a queue that this version must not read."""
+async def _check_queue(settings: Settings) -> None:
+    """Raise `IncompatibleRedis` for a queue that this version must not read."""
     queue = Queue.connect(settings)
     try:
         await queue.check()
-        await queue.policies.announce("chores", starts=starts)
     finally:
+        await queue.close()
+
+
+class _Announcements:
+    """Announces this process' policies at each pass."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    async def run(self) -> int:
+        return int(await self._queue.policies.try_announce("chores"))
+
+
+@contextlib.asynccontextmanager
+async def _announcing(settings: Settings) -> AsyncIterator[_Announcements]:
+    """Keep this process' policies announced, also between passes."""
+    queue = Queue.connect(settings)
+    announcing = asyncio.create_task(queue.policies.keep_announced("chores"))
+    try:
+        yield _Announcements(queue)
+    finally:
+        await cancel_and_wait((announcing,))
         await queue.close()

@@ -54,7 +54,7 @@ async def create_file(request: Request, context: Context) -> Response:
         "checksums": {"sha256": digest},
         "metadata": metadata,
         "created_at": iso(at_ms),
-        "expires_at": iso(at_ms + context.services.queue.policies.value("input_retention_s") * 1000),
+        "expires_at": iso(at_ms + context.services.queue.client.policy("input_retention_s") * 1000),
         "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
     }
     return JSONResponse(body, 201)
@@ -74,7 +74,7 @@ async def get_file(file_id: str, context: Context) -> Response:
     """Get an uploaded image; its name and metadata are not kept."""
     stored = await find_input(file_id, context)
     return JSONResponse(
-        _file_object(stored, context.base_url, context.services.queue.policies.value("input_retention_s"))
+        _file_object(stored, context.base_url, context.services.queue.client.policy("input_retention_s"))
     )
 
 

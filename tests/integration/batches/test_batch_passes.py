@@ -267,6 +267,15 @@ async def test_each_step_reads_the_clock_of_redis(context: BatchContext) -> None
     assert (await context.queue.batches.get("default", batch_id)).status is BatchStatus.IN_PROGRESS
 
 
+async def test_steps_follow_the_policies_that_apply(context: BatchContext) -> None:
+    """A pass reads them before its first step: its own process may have another value."""
+    await create(context, "default", [line(1)])
+    client = context.queue.client
+    await client.redis.hset(client.redis_keys.policies, "retention_s", "77")
+    await BatchPass(context).run()
+    assert client.policy("retention_s") == 77
+
+
 async def test_a_batch_without_a_record_is_forgotten(context: BatchContext) -> None:
     """As after a failover that lost it."""
     batch_id = await create(context, "default", [line(1)])

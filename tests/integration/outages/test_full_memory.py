@@ -135,7 +135,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "leave_sync_call": ("default", "digest", f"{job} {scene.process}"),
         "learn_cost": ("cpu", "demo", "64x64", 1, 0.5, 64),
         "learn_start_time": (1.0,),
-        "announce_policies": ('{"role": "api", "set": {}, "defaults": {"lease_ms": "1000"}}', True, 120_000),
+        "announce_policies": ('{"role": "api", "set": {}, "defaults": {"lease_ms": "1000"}}', 0, 120_000, 3_600_000),
         "model_depths": (signature,),
         "next_ready_ms": ("w2", 2, *models),
         "note_use": ("known",),

@@ -178,7 +178,7 @@ async def claims(queue: Queue, make: Make) -> None:
 @case("heartbeat", "learn_cost", "learn_start_time", "model_depths", "queue_depths", "announce_policies")
 async def workers(queue: Queue, make: Make) -> None:
     await put(queue, make())
-    await queue.policies.announce("worker", starts=True)
+    await queue.policies.announce("worker")
     await queue.workers.heartbeat(WorkerInfo("w1", MODELS), MODELS)
     for seconds in (1.0, 2.0):
         await queue.workers.learn_cost("cpu", "demo", "64x64", 1, seconds)
