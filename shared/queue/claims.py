@@ -160,7 +160,7 @@ class Claims(QueueComponent):
             if is_newer(row[1]):
                 self.outdated = True
                 await self.release(worker, {job_id: epoch})
-                remedy = f"upgrade this worker, or cancel the job (`fusequeue cancel {job_id}`); the job is released"
+                remedy = f"upgrade this worker, or run `fusequeue cancel {job_id}` with an API of the newer version"
                 log.error("job_of_newer_version", job_id=job_id, remedy=remedy)
                 return
             failure = Failure(code="undecodable", message=f"this version cannot read the job's record: {_cause(error)}")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 from harness.engine import a_job, a_spec
 from harness.queue import claim, end, put
+from structlog.testing import capture_logs
 
 from shared.config.models_file import Catalog
 from shared.job import JOB_FORM, Job, State, decode
@@ -59,9 +60,12 @@ async def test_each_version_runs_the_jobs_it_can_read(
     newer, older, other = await put(queue, make_submission(), make_submission(), make_submission(prompt="a blue cross"))
     await make_next_version(queue, newer, rewrite)
     next_queue = Queue.connect(queue.client.settings)
-    old_claims = await claim(queue, 2, "old")
+    with capture_logs() as logs:
+        old_claims = await claim(queue, 2, "old")
     assert [each.job.id for each in old_claims] == [older]
     assert queue.claims.outdated
+    (line,) = (line for line in logs if line["event"] == "job_of_newer_version")
+    assert f"fusequeue cancel {newer}" in line["remedy"], "it would drain every older worker"
     fields = await queue.client.redis.hgetall(queue.client.redis_keys.job(newer))
     assert (fields["state"], fields.get("losses", "0"), fields["attempts"]) == ("queued", "0", "0")
     assert await queue.dead_letters.page() == ([], None)
