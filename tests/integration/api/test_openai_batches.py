@@ -272,6 +272,7 @@ async def test_a_batch_expires_at_the_end_of_its_window(
     queue, name = context.queue, context.queue.client.redis_keys.batch("default", batch.id)
     await queue.client.redis.hset(name, "expires_at_ms", now_ms() - 1)
     for job_id in await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1):
+        await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "deadline", 1)
         await queue.client.redis.zadd(queue.client.redis_keys.deadlines, {job_id: 1})
     assert await queue.maintenance.expire() == 6
     await advance(context, batch.id)
