@@ -58,7 +58,7 @@ class S3Storage:
         self._presigner = presigner
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._probe = f"health/probe-{secrets.randbelow(_PROBES):03d}"
+        self._probe = secrets.randbelow(_PROBES)
         self._probe_written = False
         self._mismatch, self._mismatch_until_s = "", 0.0
         self._threads = StorageThreads(CONNECTIONS, "s3-storage", timeout_s)
@@ -148,7 +148,11 @@ class S3Storage:
         """Write an object, read it whole and in part, and delete it; raise `StorageUnavailable` if it has changed."""
         if time.monotonic() >= self._mismatch_until_s:
             try:
-                found = await self._run(self._round_trip)
+                try:
+                    found = await self._run(self._round_trip)
+                except NotFound:  # another process, with the same name, has deleted it
+                    self._probe = (self._probe + 1 + secrets.randbelow(_PROBES - 1)) % _PROBES
+                    found = await self._run(self._round_trip)
             except NotFound as error:
                 raise StorageUnavailable(
                     f"{self._location} has not kept an object that it was sent; see the server",
@@ -165,7 +169,7 @@ class S3Storage:
 
     def _round_trip(self) -> tuple[bytes, bytes]:
         """Return an object and a range of it as they are read after a write, and delete the object."""
-        name = self._name(self._probe)
+        name = self._name(f"health/probe-{self._probe:03d}")
         self._client.put_object(Bucket=self._bucket, Key=name, Body=_PROBE_BYTES)
         try:
             return self._read(name, 0, None), self._read(name, *_PROBE_RANGE)

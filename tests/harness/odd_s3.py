@@ -22,6 +22,9 @@ REFUSES_FRAMES = "refuses aws-chunked bodies"
 SUMS_WHOLE = "returns the checksum of the whole object with a range of it"
 IGNORES_RANGES = "returns the whole object instead of a range"
 NEEDS_MD5 = "refuses DeleteObjects without Content-MD5"
+FIRST_NAME_GONE = "loses what is stored under the first name"
+KEEPS_NOTHING = "loses what is stored"
+DAMAGES = "returns other bytes than those of the checksum"
 
 
 class OddS3(ThreadingHTTPServer):
@@ -34,6 +37,7 @@ class OddS3(ThreadingHTTPServer):
         self.oddities = set(oddities)
         self.objects: dict[str, bytes] = {}
         self.puts: list[dict[str, str]] = []
+        self.names: list[str] = []
         certificate_file, key_file, _ = certificate(folder)
         self.ca_file = str(certificate_file)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -75,6 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "NoSuchKey")
         data = self.server.objects[key]
         checksum = {"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()}
+        if DAMAGES in self.server.oddities:
+            data = bytes(len(data))
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None or IGNORES_RANGES in self.server.oddities:
             return self._reply(200, data, checksum)
@@ -93,7 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
             if REFUSES_FRAMES in oddities:
                 return self._refuse(411, "MissingContentLength")
             body = body if KEEPS_FRAMES in oddities else _without_frames(body)
-        self.server.objects[self._target()[0]] = body
+        key = self._target()[0]
+        self.server.names.append(key)
+        lost = KEEPS_NOTHING in oddities or (FIRST_NAME_GONE in oddities and key == self.server.names[0])
+        if not lost:
+            self.server.objects[key] = body
         return self._reply(200)
 
     def do_DELETE(self) -> None:

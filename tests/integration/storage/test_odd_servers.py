@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.odd_s3 import IGNORES_RANGES, KEEPS_FRAMES, NEEDS_MD5, REFUSES_FRAMES, SUMS_WHOLE, OddS3, odd_s3
+from harness.odd_s3 import (
+    DAMAGES,
+    FIRST_NAME_GONE,
+    IGNORES_RANGES,
+    KEEPS_FRAMES,
+    KEEPS_NOTHING,
+    NEEDS_MD5,
+    REFUSES_FRAMES,
+    SUMS_WHOLE,
+    OddS3,
+    odd_s3,
+)
 
 from api.readiness import Readiness
 from shared.config.settings import Settings
-from shared.errors import ConfigurationError, StorageUnavailable
+from shared.errors import ConfigurationError, StorageRefused, StorageUnavailable
 from shared.queue import Queue
 from shared.storage import Storage, connect
 from shared.storage.s3_client import checksum_mode
@@ -102,6 +113,22 @@ async def test_damage_on_the_way_is_noticed_where_the_server_keeps_checksums(ser
     assert "x-amz-trailer" in server.puts[-1]
     assert await storage.read("a/b", 4, 1000) == IMAGE[4:1000]
     assert await storage.read("a/b") == IMAGE
+    server.oddities = {DAMAGES}
+    with pytest.raises(StorageRefused, match="returned a damaged object"):
+        await storage.read("a/b")
+
+
+async def test_a_probe_that_another_process_deletes_is_repeated_under_another_name(
+    server: OddS3, open_storage: Open
+) -> None:
+    """Processes that check at the same time can share a name; a server that loses the second one too is refused."""
+    server.oddities = {FIRST_NAME_GONE}
+    await open_storage().check()
+    assert len(server.puts) == len(set(server.names)) == 2
+    server.oddities = {KEEPS_NOTHING}
+    with pytest.raises(StorageUnavailable, match="has not kept an object"):
+        await open_storage().check()
+    assert len(server.puts) == 4
 
 
 @pytest.fixture
