@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from shared.errors import JobError, NotFound, Unavailable, UnexpectedError, without_places
+from shared.errors import JobError, NotFound, StorageRefused, Unavailable, UnexpectedError, without_places
 from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
@@ -135,6 +135,8 @@ class JobRunner:
                 files[name] = await retry_while_unavailable(read, "input_read_failed", until=claimed.stopped.is_set)
             except NotFound:
                 raise _InputMissing("the input image is no longer stored", param=name) from None
+            except StorageRefused as error:
+                raise _InputMissing(f"the input image cannot be read: {error.public}", param=name) from error
         return InputFiles(  # `Job.inputs` names several images `images.0`, `images.1`, ...
             images=tuple(data or b"" for name, data in files.items() if name.partition(".")[0] in ("image", "images")),
             mask=files.get("mask"),

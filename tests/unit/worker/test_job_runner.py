@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from harness.queue import end, lose, put
 
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
-from shared.errors import ModelUnavailable, StorageUnavailable, without_places
+from shared.errors import ModelUnavailable, StorageRefused, StorageUnavailable, without_places
 from shared.job import FieldWarning, InputRef, OnDeadline, State
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.tenant_usage import UsageQuery
+from shared.runtime.asyncio_tools import MAX_FAULTS, retry_while_unavailable
 from shared.storage.folder import FolderStorage
+from worker import job_runner
 from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
@@ -211,6 +214,31 @@ async def test_job_is_canceled_while_its_input_cannot_be_read(
     assert record is not None
     assert record.state is State.CANCELED
     assert harness.engine.requests == []
+
+
+async def test_an_input_that_storage_refuses_for_good_fails_its_job(
+    harness: RunnerHarness, make_submission: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged one, for example: the job does not hold its slot for ever."""
+    reads = 0
+
+    async def refuse(key: str, start: int = 0, end: int | None = None) -> bytes:
+        nonlocal reads
+        reads += 1
+        raise StorageRefused("bucket 'private' returned it", public="storage: returned a damaged object")
+
+    monkeypatch.setattr(harness.storage, "read", refuse)
+    monkeypatch.setattr(job_runner, "retry_while_unavailable", partial(retry_while_unavailable, max_s=0.001))
+    image = InputRef(id="in_1", key="inputs/a/b", content_type="image/png", bytes=1, width=64, height=64)
+    (job_id,) = await put(harness.queue, make_submission(images=(image,)))
+    _, running = harness.run(await harness.claim())
+    async with asyncio.timeout(30):
+        await running
+    record = await harness.queue.jobs.get(job_id)
+    assert record is not None
+    assert record.error is not None
+    assert (record.error.code, record.error.param, reads) == ("input_missing", "image", MAX_FAULTS)
+    assert record.error.message == "the input image cannot be read: storage: returned a damaged object"
 
 
 async def test_inputs_reach_the_engine_in_order_and_a_missing_one_fails_the_job(
