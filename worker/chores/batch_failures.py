@@ -1,8 +1,8 @@
 """Steps of batches that fail: which failures count, and how a batch that fails again and again ends.
 
 A batch is given up in two stages. After the first, no further lines are submitted, and what its jobs have made is
-written: a line whose image cannot be read gets an error. If that fails as often again, the batch ends with what is
-written.
+written: a line whose image cannot be read gets an error at once. If that fails as often again, the batch ends with what
+is written. A failure at the image of one line gives no batch up: that line fails instead, see `fails_line`.
 """
 
 import json
@@ -11,17 +11,15 @@ from dataclasses import dataclass
 import structlog
 
 from shared.errors import FusequeueError, NotFound, RedisUnavailable, ScriptFailed, StorageUnavailable, Unavailable
-from shared.protocols.openai.batches import Batch, BatchError, BatchStatus, line_job_id
+from shared.protocols.openai.batches import Batch, BatchError, BatchStatus
 from shared.queue.batches import BatchUpdate
-from worker.chores.batch_files import INPUT_LOST, BatchContext, BatchWriter, usable
+from worker.chores.batch_files import INPUT_LOST, TRIES, BatchContext, BatchWriter, usable
 
 log = structlog.get_logger()
 
-TRIES = 20
-"""Equal failures without progress, over 18 minutes, after which a batch is given up."""
-
 LASTING_TRIES = 3
-"""The same for a failure that a repetition does not change: what storage refuses, or has lost."""
+"""The same for what storage refuses, which a repetition does not change. A file that is not found can come back: its
+folder may not be mounted yet."""
 
 _FIRST_RETRY_MS = 15_000
 _MAX_RETRY_MS = 58_000  # a batch that is due later than in a minute counts as written before its clock was set back
@@ -39,7 +37,7 @@ class StepFailure:
 def step_failure(error: Exception) -> StepFailure | None:
     """Return what a failed step has against its batch; None for an outage or overload, which ends by itself."""
     if isinstance(error, NotFound):
-        return StepFailure(INPUT_LOST.code, INPUT_LOST.message, LASTING_TRIES)
+        return StepFailure(INPUT_LOST.code, INPUT_LOST.message, TRIES)
     if isinstance(error, StorageUnavailable):
         return StepFailure(error.code, error.public, TRIES if error.retryable else LASTING_TRIES)
     if isinstance(error, Unavailable) and not isinstance(error, ScriptFailed):
@@ -56,7 +54,7 @@ def retry_ms(failures: int) -> int:
 async def record_failure(context: BatchContext, batch: Batch, error: Exception) -> None:
     """Count a failed step of a batch, and give the batch up after too many equal ones without progress."""
     failure = step_failure(error)
-    if failure is None or (isinstance(error, StorageUnavailable) and not await usable(context.storage)):
+    if failure is None or (isinstance(error, NotFound | StorageUnavailable) and not await usable(context.storage)):
         return
     failures = batch.step_failures + 1 if failure.reason == batch.step_failure else 1
     try:
@@ -80,7 +78,4 @@ async def _give_up(context: BatchContext, batch: Batch, error: BatchError) -> No
         ended = BatchUpdate({"status": status, "failed_at": now, "errors": errors})
         await context.queue.batches.commit(batch, ended, None)
         return
-    if not await context.queue.batches.commit(batch, BatchUpdate({"errors": errors}), 0):
-        return
-    for ordinal in range(batch.read + 1, batch.possibly_submitted + 1):  # jobs of a step that was never committed
-        await context.queue.jobs.cancel(line_job_id(batch, ordinal))
+    await context.queue.batches.commit(batch, BatchUpdate({"errors": errors}), 0)

@@ -35,6 +35,12 @@ STEP_S = 8.0
 GROUP_LINES = 25
 """Lines with results that are written between checks of the limits of a step."""
 
+TRIES = 20
+"""Equal failures without progress, over 18 minutes, after which a batch is given up, or its line fails."""
+
+NEXT_LINE_FAILURES = TRIES - 3
+"""Failures that count for the lines after one that has failed so often: not each of them takes 18 minutes."""
+
 _CHUNK_BYTES = 16 * 1024 * 1024
 
 INPUT_LOST = BatchError(
@@ -88,6 +94,17 @@ async def usable(storage: Storage) -> bool:
     return True
 
 
+async def fails_line(context: BatchContext, batch: Batch, error: Unavailable) -> bool:
+    """Return whether a line fails whose image the storage cannot read or store: if it refuses it for good, or the step
+    has failed so often that its batch would be given up. Of one that is given up, it fails at once."""
+    if not isinstance(error, StorageUnavailable):
+        return False
+    if not error.retryable:
+        return True
+    last = batch.step_failures >= TRIES - 1 and batch.step_failure == error.public
+    return (last or bool(batch.errors)) and await usable(context.storage)
+
+
 async def store_part(context: BatchContext, batch: Batch, file_id: str, lines: list[bytes]) -> list[tuple[str, Part]]:
     """Store lines as the next part of a file; the part counts once it is committed."""
     if not lines:
@@ -111,6 +128,7 @@ class BatchWriter:
         self._lines = 0
         self._size = 0
         self._waiting = False
+        self._last_try = False
         self._offset = batch.written_offset
         self._signer: Signer | None = None
 
@@ -120,10 +138,7 @@ class BatchWriter:
         if batch.written >= batch.last_line:
             return await self.finish()
         max_lines = min(CHUNK_LINES, batch.last_line - batch.written)
-        try:
-            chunk = await read_chunk(context, batch, batch.written_offset, batch.written, max_lines)
-        except NotFound:
-            chunk = []
+        chunk = await read_chunk(context, batch, batch.written_offset, batch.written, max_lines)
         if not chunk:
             return await self.finish(INPUT_LOST)
         for first in range(0, len(chunk), GROUP_LINES):
@@ -134,7 +149,8 @@ class BatchWriter:
         parts += await store_part(context, batch, batch.error_file_id, self._errors)
         counts = {"written": self._lines, "succeeded": len(self._results)}
         again_ms = WAIT_MS if self._waiting else 0
-        update = BatchUpdate({"written_offset": self._offset}, counts, parts=parts)
+        failures = {"step_failures": NEXT_LINE_FAILURES} if self._last_try else {}
+        update = BatchUpdate({"written_offset": self._offset, **failures}, counts, parts=parts)
         return await self._queue.batches.commit(batch, update, again_ms) and not self._waiting
 
     async def _write_group(self, group: Sequence[LineAt]) -> None:
@@ -149,12 +165,11 @@ class BatchWriter:
                 return
             try:
                 await self._write_line(line, is_job, record)
-            except StorageUnavailable as error:
-                if await self._may_pass(error):
+            except Unavailable as error:
+                if not await fails_line(self._context, batch, error):
                     raise
+                self._last_try = self._last_try or error.retryable
                 self._add_error(line, error.code, f"an image of this line cannot be read: {error.public}")
-            except Unavailable:
-                raise
             except Exception:  # one line must not keep its batch from its end
                 log.exception("batch_result_failed", batch_id=batch.id, line=line.ordinal)
                 path = f"/v1/jobs/{line_job_id(batch, line.ordinal)}"
@@ -164,10 +179,6 @@ class BatchWriter:
             self._lines += 1
             self._size += len(self._results[-1]) if self._results else 0
             self._offset = end
-
-    async def _may_pass(self, error: StorageUnavailable) -> bool:
-        """Return whether the line of an image that cannot be read is tried again: until its batch is given up."""
-        return error.retryable and not (self._batch.errors and await usable(self._context.storage))
 
     def _full(self) -> bool:
         return self._size > _CHUNK_BYTES or time.monotonic() > self._until_s
@@ -214,10 +225,11 @@ class BatchWriter:
         batch, now = self._batch, self._context.clock.now_ms()
         if batch.has_output:
             await self._publish(batch.output_file_id, "output", now)
-        if batch.has_errors:
-            await self._publish(batch.error_file_id, "error", now)
+        lacks_errors = batch.has_errors and not await self._publish(batch.error_file_id, "error", now)
         final = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else batch.final_status
         fields: dict[str, str | int] = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
+        if lacks_errors:
+            fields["lacks_error_file"] = 1
         errors = batch.errors if error is None or error in batch.errors else (*batch.errors, error)
         if error is not None or (errors and final is not BatchStatus.CANCELLED):
             final = BatchStatus.FAILED
@@ -226,9 +238,12 @@ class BatchWriter:
         await self._queue.batches.commit(batch, update, None)
         return False
 
-    async def _publish(self, file_id: str, kind: str, now: int) -> None:
+    async def _publish(self, file_id: str, kind: str, now: int) -> bool:
+        """Publish a file, and return whether there is one: it has parts."""
         batch = self._batch
         parts = await self._queue.files.parts(batch.tenant, file_id)
+        if not parts:
+            return False
         file = File(
             id=file_id,
             tenant=batch.tenant,
@@ -239,3 +254,4 @@ class BatchWriter:
             expires_at_ms=now + (batch.output_expires_after_s or self._context.settings.file_retention_s) * 1000,
         )
         await self._queue.files.put(file)
+        return True

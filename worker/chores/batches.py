@@ -10,7 +10,7 @@ from itertools import takewhile
 import structlog
 
 from shared import job_builder
-from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, StorageRefused, Unavailable
+from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, StorageUnavailable, Unavailable
 from shared.job import OnDeadline, Priority
 from shared.protocols.openai import batch_lines
 from shared.protocols.openai.batch_lines import BatchLine, LineChecker
@@ -32,11 +32,13 @@ from shared.queue.batches import BatchUpdate
 from shared.runtime import tracing
 from worker.chores.batch_files import (
     ENDS_MS,
+    NEXT_LINE_FAILURES,
     STEP_S,
     WAIT_MS,
     BatchContext,
     BatchWriter,
     LineAt,
+    fails_line,
     input_lines,
     read_chunk,
     store_part,
@@ -145,7 +147,9 @@ class BatchRunner:
         counts = {"read": len(accepted) + len(rejected), "accepted": len(accepted), "failed": len(rejected)}
         full = [*refused.values(), *(item for item in checked if isinstance(item, QueueFull))]
         again_ms = min([FULL_MS, *(1000 * one.retry_after_s for one in full)]) if full else 0
-        update = BatchUpdate({"read_offset": offset}, counts, accepted, parts)
+        last_try = any(isinstance(item, StorageUnavailable) and item.retryable for item in checked)
+        failures = {"step_failures": NEXT_LINE_FAILURES} if last_try else {}
+        update = BatchUpdate({"read_offset": offset, **failures}, counts, accepted, parts)
         if not await self._commit(update, again_ms):
             await self._cancel_late(submissions)
             return False
@@ -170,10 +174,13 @@ class BatchRunner:
                     return
                 try:
                     checked[at] = None if known[at] else await self._submission(chunk[at][0])
-                except (InvalidRequest, QueueFull, StorageRefused) as error:
+                except (InvalidRequest, QueueFull) as error:
                     checked[at] = error
                 except Unavailable as error:
-                    failed = error
+                    if await fails_line(self._context, batch, error):
+                        checked[at] = error
+                    else:
+                        failed = error
                 except Exception:  # one line must not stop the others
                     log.exception("batch_line_failed", batch_id=batch.id, line=chunk[at][0].ordinal)
                     checked[at] = FusequeueError("the request of this line could not be processed")
@@ -217,21 +224,25 @@ class BatchRunner:
         return refused
 
     async def _cancel_late(self, submissions: Sequence[Submission]) -> None:
-        """Cancel the jobs of an outdated step if the batch was canceled: the step that cancels can have passed them."""
+        """Cancel the jobs of an outdated step if the batch was canceled or given up: the step that cancels can have
+        passed them."""
         batch = await self._queue.batches.get(self._batch.tenant, self._batch.id)
-        if batch.status is not BatchStatus.IN_PROGRESS:
-            for submission in submissions:
+        if batch.status is BatchStatus.IN_PROGRESS and not batch.errors:
+            return
+        kept = line_job_id(batch, batch.read if batch.errors else 0)  # one that is given up waits for what it has read
+        for submission in submissions:
+            if submission.job.id > kept:  # ids sort like lines
                 await self._queue.jobs.cancel(submission.job.id)
 
     async def _cancel_jobs(self) -> bool:
         """Cancel the jobs of the next lines; jobs that have ended are not changed."""
         batch = self._batch
-        count = min(CHUNK_LINES, batch.possibly_submitted - batch.canceled)
-        accepted = await self._queue.batches.accepted_lines(batch, batch.canceled + 1, count)
-        for ordinal, is_job in enumerate(accepted, batch.canceled + 1):
+        first, count = batch.uncanceled + 1, min(CHUNK_LINES, batch.possibly_submitted - batch.uncanceled)
+        accepted = await self._queue.batches.accepted_lines(batch, first, count)
+        for ordinal, is_job in enumerate(accepted, first):
             if is_job or ordinal > batch.read:
                 await self._queue.jobs.cancel(line_job_id(batch, ordinal))
-        return await self._commit(BatchUpdate({"canceled": batch.canceled + count}))
+        return await self._commit(BatchUpdate({"canceled": batch.uncanceled + count}))
 
     async def _finalize(self) -> bool:
         batch, now = self._batch, self._clock.now_ms()

@@ -52,11 +52,12 @@ class Batch(BaseModel):
     """State of a batch; times in milliseconds, None: not yet.
 
     Of `total` non-blank lines, the first `read` were processed: `accepted` became jobs, of which `ended` have ended.
-    The jobs of the first `canceled` lines were canceled. The results of the first `written` lines were written,
-    `succeeded` of them successful. `read_offset` and `written_offset` are byte offsets in the input file. `rev` counts
-    the committed updates. `signs_urls` if its creator needs a key: URLs in the output need none. With `errors`, a batch
-    that runs is given up: its other lines are not submitted. Since its last progress, `step_failures` steps have failed
-    for the same reason, `step_failure`.
+    The jobs of the first `canceled` lines were canceled; of a batch that is given up, only those after `read`. The
+    results of the first `written` lines were written, `succeeded` of them successful. `read_offset` and
+    `written_offset` are byte offsets in the input file. `rev` counts the committed updates. `signs_urls` if its creator
+    needs a key: URLs in the output need none. With `errors`, a batch that runs is given up: its other lines are not
+    submitted. Since its last progress, `step_failures` steps have failed for the same reason, `step_failure`.
+    `lacks_error_file` if a batch has ended without a line in its error file.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,6 +85,7 @@ class Batch(BaseModel):
     completed: int = 0
     failed: int = 0
     canceled: int = 0
+    lacks_error_file: bool = False
     written: int = 0
     written_offset: int = 0
     succeeded: int = 0
@@ -104,6 +106,11 @@ class Batch(BaseModel):
         return min(self.total, self.read + CHUNK_LINES)
 
     @property
+    def uncanceled(self) -> int:
+        """Lines before the next one whose job is to be canceled: a batch that is given up keeps those it has read."""
+        return self.canceled if self.status is BatchStatus.CANCELLING else max(self.canceled, self.read)
+
+    @property
     def last_line(self) -> int:
         """The last line that gets a result or an error; those after it were not submitted before it was given up."""
         return self.read if self.errors else self.total
@@ -115,8 +122,8 @@ class Batch(BaseModel):
 
     @property
     def has_errors(self) -> bool:
-        """Whether an ended batch has an error file: each line has a result or an error."""
-        return self.succeeded < self.total
+        """Whether an ended batch has an error file: each line has a result or an error, unless it was given up."""
+        return self.succeeded < self.total and not self.lacks_error_file
 
     @property
     def open_jobs(self) -> int:
@@ -142,9 +149,9 @@ def next_step(batch: Batch, now_ms: int) -> BatchStep:
     if batch.status is BatchStatus.FINALIZING:
         return BatchStep.WRITE
     jobs_running = batch.open_jobs > 0 and now_ms < batch.expires_at_ms + GRACE_MS
+    if (batch.status is BatchStatus.CANCELLING or batch.errors) and batch.uncanceled < batch.possibly_submitted:
+        return BatchStep.CANCEL_JOBS
     if batch.status is BatchStatus.CANCELLING:
-        if batch.canceled < batch.possibly_submitted:
-            return BatchStep.CANCEL_JOBS
         return BatchStep.WAIT if jobs_running else BatchStep.WRITE
     if now_ms < batch.expires_at_ms and batch.read < batch.last_line:
         return BatchStep.SUBMIT if batch.open_jobs < MAX_OPEN_JOBS else BatchStep.WAIT

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from typing import Any
 
 import pytest
@@ -10,12 +12,15 @@ from integration.batches.batch_steps import create, error_lines, line, validated
 
 from api.compat.openai.batches import batch_object
 from shared import job_builder
+from shared.errors import NotFound
 from shared.job import Job, JobRecord, OnDeadline, State
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batch_lines import BatchLine
 from shared.protocols.openai.batches import GRACE_MS, Batch, BatchStatus, line_job_id
+from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import SyncedClock, now_ms
-from worker.chores import batch_files
+from worker.chores import batch_failures, batch_files
+from worker.chores.batch_failures import LASTING_TRIES, record_failure
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
 
@@ -26,7 +31,11 @@ async def current(context: BatchContext, batch: Batch) -> Batch:
 
 async def advance(context: BatchContext, batch: Batch) -> Batch:
     """Run one step, and return the batch after it."""
-    await BatchRunner(context, await current(context, batch)).advance()
+    batch = await current(context, batch)
+    try:
+        await BatchRunner(context, batch).advance()
+    except NotFound as error:
+        await record_failure(context, batch, error)
     return await current(context, batch)
 
 
@@ -69,8 +78,11 @@ async def test_no_job_is_left_of_a_batch_that_is_canceled_while_its_lines_are_su
     assert await current(context, batch) == batch
 
 
-async def test_a_batch_whose_input_file_is_lost_fails_with_the_reason(context: BatchContext) -> None:
+async def test_a_batch_whose_input_file_is_lost_fails_with_the_reason(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rule of the bucket has deleted it, for example: the batch does not try for ever."""
+    monkeypatch.setattr(batch_failures, "TRIES", 1)
     batch = await validated(context, "default", [line(1), line(2)])
     batch = await advance(context, batch)
     for ordinal in (1, 2):
@@ -83,11 +95,36 @@ async def test_a_batch_whose_input_file_is_lost_fails_with_the_reason(context: B
     await context.queue.files.forget(batch.tenant, batch.input_file_id)  # no batch reads it any more
 
 
+async def test_a_file_that_is_missing_for_a_while_ends_no_batch(context: BatchContext) -> None:
+    """A folder that is mounted late, for example: its batches continue where they were."""
+    batch = await validated(context, "default", [line(1), line(2)])
+    folder = context.settings.storage_dir
+    away = folder.rename(folder.with_name("not mounted"))
+    for _ in range(LASTING_TRIES):
+        batch = await advance(context, batch)
+    assert (batch.status, batch.errors) == (BatchStatus.IN_PROGRESS, ())
+    shutil.rmtree(folder)
+    away.rename(folder)
+    batch = await advance(context, batch)
+    assert (batch.read, batch.step_failures) == (2, 0)
+    for ordinal in (1, 2):
+        await context.queue.jobs.cancel(line_job_id(batch, ordinal))
+    batch = await advance(context, batch)
+    assert batch.status is BatchStatus.FINALIZING
+    away = folder.rename(folder.with_name("not mounted"))
+    batch = await advance(context, batch)
+    assert (batch.status, batch.errors) == (BatchStatus.FINALIZING, ())
+    shutil.rmtree(folder)
+    away.rename(folder)
+    assert (await ended(context, batch)).status is BatchStatus.COMPLETED
+
+
 async def test_a_failed_batch_names_the_files_that_it_has_written(
     context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here for one line of two, before its input file was lost; one that is refused at once has none."""
     monkeypatch.setattr(batch_files, "CHUNK_LINES", 1)
+    monkeypatch.setattr(batch_failures, "TRIES", 1)
     batch = await validated(context, "default", [line(1), line(2)])
     batch = await advance(context, batch)
     for ordinal in (1, 2):
@@ -138,6 +175,19 @@ async def test_a_batch_ends_although_each_read_of_its_file_takes_all_of_a_step(
     for ordinal in (1, 2, 3):
         await context.queue.jobs.cancel(line_job_id(batch, ordinal))
     assert (await ended(context, batch)).written == 3
+
+
+async def test_a_cancellation_ends_all_jobs_of_a_batch_that_is_given_up(context: BatchContext) -> None:
+    """Before it, the batch has canceled those of lines that it has not read."""
+    batch = await validated(context, "default", [line(number) for number in (1, 2, 3)])
+    batch = await advance(context, batch)
+    given_up = BatchUpdate({"errors": json.dumps([batch_files.INPUT_LOST.model_dump()]), "read": 2})
+    assert await context.queue.batches.commit(batch, given_up, 0)
+    batch = await advance(context, batch)
+    assert await jobs_of(context, batch) == [State.QUEUED, State.QUEUED, State.CANCELED]
+    await context.queue.batches.cancel(batch.tenant, batch.id)
+    assert (await ended(context, batch)).status is BatchStatus.CANCELLED
+    assert await jobs_of(context, batch) == [State.CANCELED] * 3
 
 
 @pytest.mark.parametrize("deadline_s", [1, 100_000])

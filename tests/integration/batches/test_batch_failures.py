@@ -10,17 +10,19 @@ import structlog
 from harness.queue import claim, end
 from integration.batches.batch_steps import create, error_lines, line, validated
 
+from api.compat.openai.batches import batch_object
 from shared import job_builder
 from shared.errors import NotFound, StorageRefused, StorageUnavailable
 from shared.job import Job, State
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batches import Batch, BatchStatus, line_job_id
+from shared.queue.jobs import Jobs
 from shared.request import JobRequest
 from shared.storage import Storage
 from shared.storage.folder import FolderStorage
 from worker.chores import batch_failures, batch_files, batches
-from worker.chores.batch_failures import LASTING_TRIES, TRIES
-from worker.chores.batch_files import BatchContext
+from worker.chores.batch_failures import LASTING_TRIES
+from worker.chores.batch_files import NEXT_LINE_FAILURES, TRIES, BatchContext
 from worker.chores.batch_pass import BatchPass
 from worker.chores.batches import BatchRunner
 
@@ -75,7 +77,7 @@ def fail_ranges(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
     [
         (BAD_RANGE, TRIES, "storage_unavailable"),
         (REFUSED, LASTING_TRIES, "storage_unavailable"),
-        (NotFound("no such object in storage"), LASTING_TRIES, "input_file_lost"),
+        (NotFound("no such object in storage"), TRIES, "input_file_lost"),
         (OverflowError("odd"), TRIES, "internal_error"),
     ],
 )
@@ -124,50 +126,55 @@ async def test_results_that_cannot_be_written_end_their_batch_with_those_that_we
 async def test_an_image_that_cannot_be_read_fails_its_line_only(
     context: BatchContext, monkeypatch: pytest.MonkeyPatch, error: StorageUnavailable
 ) -> None:
-    """At once if the storage refuses it, else after as many tries as a batch has."""
-    result_line, tries = batch_lines.result_line, 0
+    """At once if the storage refuses it, else after as many tries as a batch has; the next such line takes fewer."""
+    result_line, tries = batch_lines.result_line, {2: 0, 3: 0}
+    monkeypatch.setattr(batch_files, "CHUNK_LINES", 1)
 
     async def failing(batch: Batch, one: Any, *more: Any) -> bytes:
-        nonlocal tries
-        if one.ordinal == 2:
-            tries += 1
+        if one.ordinal in tries:
+            tries[one.ordinal] += 1
             raise error
         return await result_line(batch, one, *more)
 
     monkeypatch.setattr(batch_lines, "result_line", failing)
-    batch = await passed(context, await validated(context, "default", [line(number) for number in range(1, 4)]))
+    batch = await passed(context, await validated(context, "default", [line(number) for number in range(1, 5)]))
     await end_jobs(context, batch)
     batch = await passed(context, batch)
-    assert batch.status is (BatchStatus.FAILED if error.retryable else BatchStatus.COMPLETED)
-    assert tries == (TRIES + 1 if error.retryable else 1)
-    assert await output_ids(context, batch) == ["line-1", "line-3"]
-    (row,) = await error_lines(context, batch)
-    assert row["custom_id"] == "line-2"
-    assert row["error"]["message"] == f"an image of this line cannot be read: {error.public}"
+    assert (batch.status, batch.errors) == (BatchStatus.COMPLETED, ())
+    assert tries == ({2: TRIES, 3: TRIES - NEXT_LINE_FAILURES} if error.retryable else {2: 1, 3: 1})
+    assert await output_ids(context, batch) == ["line-1", "line-4"]
+    rows = await error_lines(context, batch)
+    assert [row["custom_id"] for row in rows] == ["line-2", "line-3"]
+    assert rows[0]["error"]["message"] == f"an image of this line cannot be read: {error.public}"
 
 
-async def test_an_input_that_is_refused_for_good_fails_its_line_only(
-    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("error", "most"), [(REFUSED, 1), (BAD_RANGE, TRIES + 1)])
+async def test_an_input_that_storage_refuses_fails_its_line_only(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch, error: StorageUnavailable, most: int
 ) -> None:
-    build_job = job_builder.build_job
+    """At once if it refuses it for good, else after as many tries as a batch has, and one with the line before."""
+    build_job, tries = job_builder.build_job, 0
 
     async def build(request: JobRequest, *more: Any) -> Job:
+        nonlocal tries
         if request.prompt.endswith("number 2"):
-            raise REFUSED
+            tries += 1
+            raise error
         return await build_job(request, *more)
 
     monkeypatch.setattr(job_builder, "build_job", build)
     batch = await passed(context, await validated(context, "default", [line(number) for number in range(1, 4)]))
     assert (batch.read, batch.accepted, batch.failed, batch.errors) == (3, 2, 1, ())
     (row,) = await error_lines(context, batch)
-    assert (row["custom_id"], row["error"]["message"]) == ("line-2", REFUSED.public)
+    assert (row["custom_id"], row["error"]["message"], tries) == ("line-2", error.public, most)
 
 
 async def test_a_step_that_cannot_be_committed_leaves_no_jobs(
     context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lines were submitted, and its part of the error file is refused: the jobs of the lines are canceled."""
-    put = FolderStorage.put
+    """Its lines were submitted, and its part of the error file is refused: the jobs of the lines are canceled, also if
+    the process that gives the batch up is killed meanwhile. An error file without lines is not published."""
+    put, cancel, kills = FolderStorage.put, Jobs.cancel, [RuntimeError("killed")]
 
     async def failing(storage: FolderStorage, key: str, *more: Any) -> None:
         if key.startswith("files/"):
@@ -175,9 +182,19 @@ async def test_a_step_that_cannot_be_committed_leaves_no_jobs(
         await put(storage, key, *more)
 
     batch = await validated(context, "default", [line(1), line(2, steps=-1), line(3)])
+
+    async def killed_once(jobs: Jobs, job_id: str) -> Any:
+        if kills:
+            raise kills.pop()
+        return await cancel(jobs, job_id)
+
     monkeypatch.setattr(FolderStorage, "put", failing)
+    monkeypatch.setattr(Jobs, "cancel", killed_once)
     batch = await passed(context, batch)
-    assert (batch.status, batch.read) == (BatchStatus.FAILED, 0)
+    assert (batch.status, batch.read, kills) == (BatchStatus.FAILED, 0, [])
+    assert batch_object(batch)["error_file_id"] is None
+    with pytest.raises(NotFound):
+        await context.queue.files.get(batch.tenant, batch.error_file_id)
     records = await context.queue.jobs.get_many([line_job_id(batch, ordinal) for ordinal in (1, 3)])
     assert [record.state for record in records if record is not None] == [State.CANCELED] * 2
 

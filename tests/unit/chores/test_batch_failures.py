@@ -14,7 +14,8 @@ from shared.errors import (
     StorageRefused,
     StorageUnavailable,
 )
-from worker.chores.batch_failures import LASTING_TRIES, TRIES, retry_ms, step_failure
+from worker.chores.batch_failures import LASTING_TRIES, retry_ms, step_failure
+from worker.chores.batch_files import TRIES
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from worker.chores.batch_failures import LASTING_TRIES, TRIES, retry_ms, step_fa
         (ScriptFailed("a fault"), TRIES),
         (StorageUnavailable("bucket 'private' responded with 500"), TRIES),
         (StorageRefused("bucket 'private' refused it"), LASTING_TRIES),
-        (NotFound("no such object in storage"), LASTING_TRIES),
+        (NotFound("no such object in storage"), TRIES),
         (Conflict("odd"), TRIES),
         (TimeoutError(), TRIES),
     ],

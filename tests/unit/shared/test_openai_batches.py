@@ -50,13 +50,19 @@ def batch(**fields: Any) -> Batch:
         ({}, LATER, BatchStep.FINALIZE),  # expired before its validation
         ({"status": BatchStatus.IN_PROGRESS, "total": 9}, NOW, BatchStep.SUBMIT),
         ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.SUBMIT),
-        # Given up: its jobs end, and what they have made is written.
+        # Given up: jobs of a step that was never committed are canceled, the others end, and what they made is written.
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "errors": [LOST]}, NOW, BatchStep.CANCEL_JOBS),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "errors": [LOST]}, LATER, BatchStep.CANCEL_JOBS),
         (
-            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "errors": [LOST]},
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "canceled": 9, "errors": [LOST]},
             NOW,
             BatchStep.WAIT,
         ),
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "errors": [LOST]}, NOW, BatchStep.FINALIZE),
+        (
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "canceled": 9, "errors": [LOST]},
+            NOW,
+            BatchStep.FINALIZE,
+        ),
         # Further lines stay in the file until open jobs have ended.
         (
             {"status": BatchStatus.IN_PROGRESS, "total": 9_999, "read": MAX_OPEN_JOBS, "accepted": MAX_OPEN_JOBS},

@@ -7,7 +7,7 @@ local name, now = key.batch(ARGV[1], ARGV[2]), clock_ms()
 local status = redis.call('HGET', name, 'status')
 if not status then return 0 end
 if status == 'validating' or status == 'in_progress' then
-  redis.call('HSET', name, 'status', 'cancelling', 'cancelling_at', whole(now))
+  redis.call('HSET', name, 'status', 'cancelling', 'cancelling_at', whole(now), 'canceled', 0)
   redis.call('HINCRBY', name, 'rev', 1)
   job_state.set_batch_due(ARGV[1], ARGV[2], now, now, true)
 end
