@@ -171,7 +171,7 @@ async def submit_retries(jobs: Sequence[Job], services: Services) -> list[Submit
         try:
             results += await submit_entries(await asyncio.gather(*(retry(job, services) for job in piece)), services)
         except FusequeueError as error:
-            results.append(error)
+            results += [error] * len(piece)
         if any(isinstance(one, FusequeueError) and not isinstance(one, InvalidRequest) for one in results[start:]):
             break
     return results

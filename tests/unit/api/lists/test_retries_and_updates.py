@@ -10,6 +10,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, WORKER, finish, png, serving, without_window
 
+from api import submission
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
 from shared.errors import FusequeueError, InvalidRequest, QueueFull
@@ -247,6 +248,24 @@ def test_a_refused_retry_ends_its_piece(results: list[SubmitResult | FusequeueEr
             matching_jobs.handled_retries(results)
     else:
         assert matching_jobs.handled_retries(results) == handled
+
+
+async def test_each_retry_keeps_its_result_where_those_before_fail_together(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_ids = await submit(api, 4)
+    await api.post("/v1/jobs:cancel", params={"model": "demo"})
+    submit_entries, faults = submission.submit_entries, [InvalidRequest("odd")]
+
+    async def first_fails(*args: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return await submit_entries(*args)
+
+    monkeypatch.setattr(submission, "submit_entries", first_fails)
+    monkeypatch.setattr(submission, "RETRIED_AT_ONCE", 2)
+    piece = (await api.post("/v1/jobs:retry", params={"status": "canceled"})).json()
+    assert (list(piece["new_ids"]), piece["skipped"], piece["next_cursor"]) == (job_ids[2:], 2, None)
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)
