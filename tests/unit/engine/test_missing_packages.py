@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+import transformers
 from harness.engine import DIFFUSERS_AND_NUMPY, a_spec
 
-from shared.errors import ModelUnavailable
+from shared.errors import LoadPostponed, ModelUnavailable
 from worker.engine.memory_fit import check_packages
-from worker.engine.pipelines.loading import load
+from worker.engine.pipelines.loading import load, load_error
 from worker.engine.pipelines.weights import missing_packages
 from worker.engine.pipelines.weights.missing_packages import lacking_package, missing_package
 
@@ -34,8 +36,15 @@ FALLBACK = "`tiktoken` is required to read a `tiktoken` file. Install it with `p
         (ImportError(DIFFUSERS), "", "scipy"),
         (ValueError(FALLBACK), "sentencepiece protobuf", None),
         (ValueError("update Transformers with `pip install --upgrade transformers`"), "", None),
-        (ImportError("run `pip install -U bitsandbytes`"), "", None),
+        (ImportError("update it with `pip install --upgrade transformers`"), "transformers", None),
+        (ImportError("run `pip install -U bitsandbytes`"), "", "bitsandbytes"),
         (ImportError("run `pip install git+https://example.org/x`"), "", None),
+        (ImportError("run `pip install https://example.org/x.whl`"), "", None),
+        (ImportError("run pip install -r requirements.txt"), "", None),
+        (ImportError("run pip install the latest version"), "", None),
+        (ImportError("X requires the Soxr library. `pip install transformers[audio]`"), "transformers", "soxr"),
+        (ImportError("X requires the PyAV library. You can install it with:\n```\npip install decord\n"), "", "decord"),
+        (ImportError("X requires the OpenCV library: `pip\ninstall opencv-python`."), "", "opencv-python"),
         (ImportError("Make sure to install the latest version"), "", None),
         (ValueError(FALLBACK), "protobuf", "sentencepiece"),
         (ValueError(FALLBACK), "sentencepiece", "protobuf"),
@@ -53,6 +62,49 @@ def test_the_package_is_read_from_what_the_libraries_say(
     for one in (error, outer):
         found = lacking_package(one)
         assert (found is None) if package is None else (found or "").startswith(f"it needs {package}, which is not")
+
+
+@pytest.mark.parametrize(
+    ("named", "found", "hint"),
+    [
+        ("OpenCV", "", "pip install opencv-python"),
+        ("OpenCV", "cv2", None),  # of opencv-python-headless
+        ("PIL", "pillow", None),
+        ("jinja", "", "pip install jinja2"),
+        ("jinja", "jinja2", None),
+        ("PyTorch", "torch", None),
+        ("PyAV", "", "pip install av"),
+    ],
+)
+def test_a_package_is_looked_for_and_installed_by_its_own_name(
+    named: str, found: str, hint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(missing_packages, "_is_found", lambda name: name in found.split())
+    lacking = lacking_package(ImportError(f"X requires the {named} library but it was not found"))
+    assert (lacking and lacking.partition("; ")[2]) == hint
+
+
+def test_a_module_of_a_package_that_is_not_there_is_not_installed() -> None:
+    assert "needs no_such.module" in (lacking_package(ImportError("pip install no_such.module")) or "")
+
+
+def test_what_passes_decides_over_a_package_among_the_causes() -> None:
+    error = ConnectionError("reset by peer")
+    error.__context__ = ModuleNotFoundError("No module named 'no_such'", name="no_such")
+    assert isinstance(load_error(a_spec("x"), error), LoadPostponed)
+
+
+@pytest.mark.parametrize(("part", "load_parts"), [("CLIPTextModel", True), ("CLIPTokenizer", False)])
+def test_parts_with_weights_and_with_only_their_classes_to_check_all_parts_are_not_loaded(
+    part: str, load_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights can be pickles, and a start does not wait for the tokenizers of models without room."""
+    (tmp_path / "part").mkdir()
+    (tmp_path / "model_index.json").write_text(json.dumps({"part": ["transformers", part]}))
+    loaded = Mock(side_effect=ImportError("pip install no_such"))
+    monkeypatch.setattr(getattr(transformers, part), "from_pretrained", loaded)
+    assert missing_package(a_spec(tmp_path), tmp_path, load_parts=load_parts) is None
+    assert not loaded.called
 
 
 @pytest.fixture

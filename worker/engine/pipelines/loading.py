@@ -281,8 +281,8 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
 
 def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = False) -> ModelUnavailable:
     """Return the error of a load that raised `error`: `LoadPostponed` if its cause will pass."""
-    lacking = lacking_package(error)
-    passing = None if lacking else passing_cause(error, downloading=downloading)
+    passing = passing_cause(error, downloading=downloading)
+    lacking = lacking_package(error) if passing is None else None
     message = " ".join((lacking or text_of(passing or error)).split())[:400] or type(error).__name__
     if passing is not None:
         postponed = LoadPostponed(f"model {spec.id!r} cannot be loaded from {spec.source} now: {message}")

@@ -139,7 +139,7 @@ class ModelCache:
             self._start_load(spec, source, nbytes)
 
     def _refuse(self, located: _Located, failure: ModelUnavailable) -> None:
-        """Settle a model that is not loaded; one that jobs can request later is checked before."""
+        """Settle a model that is not loaded; of one that jobs can request later the classes are checked before."""
         spec, source, _ = located
 
         def settle(fault: str | None) -> None:
@@ -149,7 +149,7 @@ class ModelCache:
                 self._settle(spec, load_error(spec, ImportError(fault)) if fault else failure)
 
         if isinstance(failure, ModelCacheFull) and isinstance(source, Path):
-            self._in_background(spec, partial(missing_package, spec, source), settle)
+            self._in_background(spec, partial(missing_package, spec, source, load_parts=False), settle)
         else:
             self._settle(spec, failure)
 

@@ -21,20 +21,31 @@ _LIBRARIES = ("diffusers", "transformers")  # those of model_index.json whose cl
 # What to install for a package that is not installed by its name.
 _INSTALLED_BY = {
     "cv2": "opencv-python",
+    "faiss": "faiss-cpu",
     "jinja": "jinja2",
     "opencv": "opencv-python",
     "pil": "pillow",
+    "pyav": "av",
     "pytorch": "torch",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "torchvision": "'fusequeue[vision]'",
 }
+_MODULES = {"opencv-python": "cv2"}  # of packages that others can stand in for: opencv-python-headless has the same
 # What transformers looks for before a package: it names only the last one.
 _BEFORE = {"tiktoken": ("sentencepiece", "protobuf")}
-# How the two libraries name a package; not `pip install --upgrade`, `-U` or `git+https`, the advice for newer models.
-_NAMED = re.compile(
-    r"requires the ([\w.-]+) library|pip install ([a-z][\w.-]*)(?![\w.+-])|Make sure to install (?!the\b)(\w+)",
-    re.IGNORECASE,
+# How the two libraries name a package. Texts of an `ImportError` only: others advise on newer models, say.
+_ADVICE = (
+    re.compile(
+        r"pip\s+install(?:\s+(?:-[Uq]|--(?:upgrade|user|pre|quiet)))*\s+['\"]?"
+        r"(?!(?:an?|it|the|them|this|latest)\b)([a-z][\w.-]*)(?![\w.+:/@-])",  # not `git+https://` or another address
+        re.IGNORECASE,
+    ),
+    re.compile(r"Make sure to install (?!(?:an?|it|the)\b)(\w+)", re.IGNORECASE),
+)
+_SENTENCES = (
+    re.compile(r"requires the ([\w.-]+) library", re.IGNORECASE),
+    re.compile(r"`(tiktoken)` is required to read"),
 )
 
 
@@ -46,14 +57,20 @@ def unwanted_parts(spec: ModelSpec, index: Mapping[str, Any]) -> dict[str, None]
 def lacking_package(error: BaseException) -> str | None:
     """Return which package is not installed, and what to do, if that is why `error` was raised; else None."""
     for one in with_causes(error):
-        found = _NAMED.search(str(one))
-        named = next(filter(None, found.groups()), "").rstrip(".").lower() if found else ""
-        package = (one.name or "").partition(".")[0] if isinstance(one, ModuleNotFoundError) else named
-        if package in _BEFORE:  # with those installed, a file is damaged
-            package = next((before for before in _BEFORE[package] if not _is_installed(before)), "")
-        if package and not _is_installed(package):
-            return f"it needs {package}, which is not installed; pip install {_INSTALLED_BY.get(package, package)}"
+        for named in _named_by(one):  # with what is looked for before it, a file is damaged
+            missing = (package for package in _BEFORE.get(named, (named,)) if not _is_installed(package))
+            if package := next(missing, None):
+                return f"it needs {package}, which is not installed; pip install {_INSTALLED_BY.get(package, package)}"
     return None
+
+
+def _named_by(error: BaseException) -> list[str]:
+    """Return the packages that an error names: first those to install, which a library can call by another name."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return [error.name.partition(".")[0]]
+    patterns = (*_ADVICE, *_SENTENCES) if isinstance(error, ImportError) else _SENTENCES
+    text = str(error)
+    return [name.rstrip(".-").lower() for pattern in patterns for name in pattern.findall(text)]
 
 
 def check_classes(index: Mapping[str, Any], unwanted: Mapping[str, None]) -> None:
@@ -62,18 +79,18 @@ def check_classes(index: Mapping[str, Any], unwanted: Mapping[str, None]) -> Non
         pass
 
 
-def missing_package(spec: ModelSpec, folder: Path) -> str | None:
+def missing_package(spec: ModelSpec, folder: Path, *, load_parts: bool = True) -> str | None:
     """Return the first package that the model in `folder` lacks, and what to do; None if it has all.
 
-    Loads the parts without weights: tokenizers, processors and noise schedulers. What else is wrong with them is left
-    to the load of the model.
+    Imports the classes of all parts, and with `load_parts` also loads those without weights: tokenizers, processors and
+    noise schedulers. What else is wrong with them is left to the load of the model.
     """
     try:
         index = json.loads((folder / "model_index.json").read_text("utf-8"))
         parts = dict(_classes(index, unwanted_parts(spec, index)))
     except Exception as error:  # a library can raise anything for files that it does not expect
         return lacking_package(error)
-    found = (_lacking_of(part_class, folder / name) for name, part_class in parts.items())
+    found = (_lacking_of(part_class, folder / name) for name, part_class in parts.items() if load_parts)
     return next(filter(None, found), None)
 
 
@@ -102,7 +119,13 @@ def _classes(index: Mapping[str, Any], unwanted: Mapping[str, None]) -> Iterator
 
 
 def _is_installed(package: str) -> bool:
+    """Return whether a package is installed, by the name of its module or distribution, or another one of it."""
+    name = _INSTALLED_BY.get(package, package)
+    return any(map(_is_found, (package, _MODULES.get(name, name))))
+
+
+def _is_found(name: str) -> bool:
     try:
-        return importlib.util.find_spec(package) is not None or bool(distribution(package))
-    except (ModuleNotFoundError, ValueError):  # ValueError: of a module that has been hidden
+        return importlib.util.find_spec(name) is not None or bool(distribution(name))
+    except (ImportError, ValueError):  # of a parent module or distribution; ValueError: of a module that has been hidden
         return False
