@@ -69,7 +69,7 @@ GROUPED_SUBMITS = 32  # jobs that one script queues: it holds Redis for about 2 
 # Response headers that pages of other origins can read.
 EXPOSED_HEADERS = (
     *("ETag", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit", "RateLimit-Policy"),
-    *("Retry-After", "WWW-Authenticate", "retry-after-ms", "x-request-id"),
+    *("Retry-After", "WWW-Authenticate", "retry-after-ms", "x-job-id", "x-request-id", "x-seed", "x-warning"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.job import FieldWarning
+
 
 class _Object(BaseModel):
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
@@ -120,6 +122,7 @@ class VideoObject(_Object):
     seed: int
     remixed_from_video_id: str | None
     error: VideoErrorObject | None
+    warnings: list[FieldWarning]
 
 
 class VideoList(_Page):

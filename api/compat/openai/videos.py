@@ -83,7 +83,8 @@ async def create_video(request: Request, context: Context, key: IdempotencyKey =
         earlier = None if job_id is None else await context.services.queue.jobs.get(job_id)
         record = earlier or JobRecord(job=await submit(parsed.request, context, digest), state=State.QUEUED)
     headers = {**await _headers(record, context), **({"Idempotent-Replayed": "true"} if replayed else {})}
-    content = {**video_object(record), "warnings": [warning.model_dump() for warning in parsed.warnings]}
+    content = video_object(record)
+    content["warnings"] = [*(warning.model_dump() for warning in parsed.warnings), *content["warnings"]]
     return created_response(request, context, digest, record.job.id, content, **headers)
 
 

@@ -134,6 +134,7 @@ def video_object(record: JobRecord) -> dict[str, Any]:
         "seed": job.seed,
         "remixed_from_video_id": None,
         "error": _error(record) if status == "failed" else None,
+        "warnings": [warning.model_dump() for warning in record.warnings],
     }
 
 

@@ -13,6 +13,7 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from harness.engine import a_job
 from PIL import Image
 
+from shared.config.models_file import Defaults
 from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
 from worker.engine.pipelines.call_arguments import (
@@ -100,13 +101,19 @@ SCALE = {"guidance_scale": 4.0}
         ("FluxImg2ImgPipeline", {"strength": 0.5}, []),
         ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 0.5}, ["strength"]),
         ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 1.0}, []),
+        ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 0.7}, ["strength"]),
+        ("FluxPipeline", {"negative_prompt": "of the model"}, []),
+        ("Flux2Pipeline", {"task": Task.IMAGE_TO_IMAGE, "strength": 0.6}, ["strength"]),
+        ("Flux2Pipeline", {"task": Task.IMAGE_TO_IMAGE, "strength": 0.7}, []),
     ],
 )
 def test_a_field_that_a_pipeline_does_not_use_has_a_warning(
     pipeline: str, fields: dict[str, Any], ignored: list[str]
 ) -> None:
+    """Unless it has the model's default, which jobs have that were sent without the field."""
+    defaults = Defaults(negative_prompt="of the model", strength=0.7)
     instance = object.__new__(getattr(diffusers, pipeline))
-    assert [warning.param for warning in ignored_fields(instance, a_job("x", **fields))] == ignored
+    assert [warning.param for warning in ignored_fields(instance, a_job("x", **fields), defaults)] == ignored
 
 
 @pytest.mark.parametrize(

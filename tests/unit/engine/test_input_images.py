@@ -135,6 +135,8 @@ MASKS = {
     "16 bits with tRNS": (deep_png(16, 0, 500, 65_535, key=500), "left"),
     "RGB of 16 bits with tRNS": (deep_png(16, 2, 500, 65_535, key=500), "left"),
     "RGB of 16 bits with another tRNS": (deep_png(16, 2, 0x1200, 65_535, key=0x1200), "left"),
+    "RGB of 16 bits with a tRNS of one level": (deep_png(16, 2, 0x0100, 65_535, key=0x0100), "left"),
+    "RGB of 16 bits with a tRNS of half": (deep_png(16, 2, 0x8000, 0, key=0x8000), "left"),
     "nearly opaque, white beside black": (file_of(halves("RGBA", FAINT, WHITE)), "right"),
     "black": (file_of(Image.new("RGB", (64, 64))), "nothing"),
     "opaque black RGBA": (file_of(Image.new("RGBA", (64, 64), BLACK)), "nothing"),

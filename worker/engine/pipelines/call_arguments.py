@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from shared.config.models_file import Defaults
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job, Task
 from worker.engine.channel import shared_array
@@ -74,13 +75,17 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
     return values
 
 
-def ignored_fields(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
-    """Return warnings about fields of `job` that the pipeline's call does not use."""
+def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[FieldWarning, ...]:
+    """Return warnings about fields of `job` that the pipeline's call does not use.
+
+    None for the model's `defaults`, which its client may not have sent.
+    """
     accepted = call_parameters(pipeline)
     takes_negative = "negative_prompt" in accepted and not _is_distilled(pipeline, job, accepted)
+    unsent = (None, 1.0) if job.task is Task.INPAINT else (None, 1.0, defaults.strength)
     ignored = {
-        "negative_prompt": bool(job.negative_prompt) and not takes_negative,
-        "strength": job.strength not in (None, 1.0) and "strength" not in accepted,
+        "negative_prompt": job.negative_prompt not in ("", defaults.negative_prompt) and not takes_negative,
+        "strength": job.strength not in unsent and "strength" not in accepted,
     }
     return tuple(
         FieldWarning(param=name, message=f"{name}: ignored; model {job.model!r} takes none for {job.task.value}")

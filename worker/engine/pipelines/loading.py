@@ -127,10 +127,7 @@ class LoadedModel:
     def ignored_fields(self, job: Job) -> tuple[FieldWarning, ...]:
         """Return warnings about fields of `job` that its pipeline does not use."""
         template = self._template_for(job, _nets_of(job))
-        if template is None:
-            return ()
-        of_model = {"negative_prompt"} if job.negative_prompt == self.spec.defaults.negative_prompt else set()
-        return tuple(warning for warning in ignored_fields(template, job) if warning.param not in of_model)
+        return () if template is None else ignored_fields(template, job, self.spec.defaults)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         nets = _nets_of(job)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from harness.engine import a_job
 from harness.http_server import BODY, WORKER, deliver, serving
 
 from fusequeue import Job
-from shared.job import FieldWarning
+from shared.job import FieldWarning, JobRecord, State
+from shared.protocols.openai.videos import video_object
 from shared.queue import Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 
@@ -61,3 +63,8 @@ async def test_the_warnings_of_a_job_are_in_the_responses_of_every_protocol(api:
 
     image = await api.post("/compat/huggingface/demo", json={"inputs": BODY["prompt"]})
     assert image.headers["x-warning"] == WARNING.message
+
+
+def test_the_warnings_of_a_video_are_in_its_object() -> None:
+    record = JobRecord(job=a_job("clip", frames=9, fps=24), state=State.SUCCEEDED, warnings=(WARNING,))
+    assert video_object(record)["warnings"] == [WARNING.model_dump()]

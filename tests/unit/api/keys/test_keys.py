@@ -510,7 +510,8 @@ async def test_only_listed_origins_can_call(fake_queue: Queue, tmp_path: Path) -
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://shop.example"
         response = await api.get("/v1/jobs/none", headers=asks)
-        assert "x-request-id" in response.headers["access-control-expose-headers"]
+        exposed = response.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "x-job-id", "x-seed", "x-warning"} <= set(exposed)
         assert "access-control-allow-credentials" not in response.headers
         other = await api.get("/v1/jobs", headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
