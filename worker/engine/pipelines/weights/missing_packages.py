@@ -127,8 +127,5 @@ def _is_installed(package: str) -> bool:
 def _is_found(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None or bool(distribution(name))
-    except (
-        ImportError,
-        ValueError,
-    ):  # of a parent module or distribution; ValueError: of a module that has been hidden
+    except (ImportError, ValueError):  # ImportError: of its parent, too; ValueError: of a module that has been hidden
         return False
