@@ -10,6 +10,7 @@ from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, re
 from shared.job import DeviceTimes, OnDeadline, Outcome, Progress, State, Timings
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
+from shared.queue.records import RANKS
 
 Make = Callable[..., Submission]
 HOUR_MS = 3_600_000
@@ -200,6 +201,54 @@ async def test_a_late_job_that_runs_on_goes_after_those_that_can_be_met(queue: Q
     assert await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1) == [dated]
     assert await queue.maintenance.reconcile() == 0
     assert await one_by_one(queue, 4) == [dated, without, too_late, late]
+
+
+async def pass_latest_start(queue: Queue, *job_ids: str) -> None:
+    """Let the latest starts of dated jobs pass, of the last one last."""
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    for job_id, past_ms in zip(job_ids, range(len(job_ids), 0, -1), strict=True):
+        start_by, signature, rank = await redis.hmget(keys.job(job_id), "start_by", "sig", "rank")
+        earlier = int(await redis_ms(queue)) - past_ms - int(start_by)
+        lane = (signature, RANKS[int(rank)].value, "default")
+        await redis.hset(keys.job(job_id), "start_by", int(start_by) + earlier)
+        for name in (keys.deadlines, keys.dated(signature), keys.returned(*lane)):
+            await redis.zincrby(name, earlier, job_id)
+        await redis.zincrby(keys.tenant_signatures("default", "demo", lane[1]), earlier, signature)
+
+
+@pytest.mark.parametrize("late_width", [64, 128], ids=["same signature", "another signature"])
+async def test_a_claim_meets_late_jobs_before_the_chore_does(
+    queue: Queue, make_submission: Make, late_width: int
+) -> None:
+    """They do not go before those that can be met, also when more are late than a claim reads at once."""
+    late = await put(queue, *[make_submission(width=late_width, time_limit_ms=HOUR_MS) for _ in range(20)])
+    await pass_latest_start(queue, *late)
+    (without,) = await put(queue, make_submission(width=late_width))
+    dated = await put(queue, *[make_submission(time_limit_ms=HOUR_MS + at) for at in range(2)])
+    assert (await one_by_one(queue, 3))[:2] == dated
+    assert await queue.maintenance.reconcile() == 0
+    rest = [one for one in (*late, without) if await state_of(queue, one) is State.QUEUED]
+    assert len(rest) == 20
+    assert sorted(await one_by_one(queue, 20)) == sorted(rest)
+
+
+async def test_late_signatures_do_not_hide_one_that_can_be_met(queue: Queue, make_submission: Make) -> None:
+    widths = range(128, 640, 64)
+    late = await put(queue, *[make_submission(width=width, time_limit_ms=HOUR_MS) for width in widths])
+    for job_id in late:
+        await pass_latest_start(queue, job_id)
+    (dated,) = await put(queue, make_submission(time_limit_ms=HOUR_MS))
+    assert await one_by_one(queue, 1) == [dated]
+
+
+async def test_a_late_job_has_no_slack_in_the_engine(queue: Queue, make_submission: Make) -> None:
+    """Also one that was released, which keeps its place in the queue."""
+    (job_id,) = await put(queue, make_submission(time_limit_ms=HOUR_MS))
+    (one,) = await claim(queue)
+    await queue.claims.release("w1", {job_id: one.epoch})
+    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "start_by", 1)
+    (again,) = await claim(queue)
+    assert (again.slack_ms, again.time_left_ms is None) == (None, False)
 
 
 async def test_many_late_jobs_do_not_keep_one_that_is_missed_from_its_end(queue: Queue, make_submission: Make) -> None:

@@ -33,7 +33,7 @@ end
 -- Whether other signatures have urgent jobs in this step.
 local function others_urgent(step)
   if redis.call('EXISTS', key.deadlines) == 0 then return false end
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.deadlines, '-inf', whole(urgent_before()), 'LIMIT', 0, URGENT_READ)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.deadlines, '(' .. whole(now), whole(urgent_before()), 'LIMIT', 0, URGENT_READ)) do
     local job = redis.call('HMGET', key.job(id), 'sig', 'model', 'rank')
     for _, part in ipairs(step.parts) do
       if job[1] ~= sig and tonumber(job[3] or nil) == part.rank and choice.has_model(step, job[2]) then return true end
@@ -54,7 +54,7 @@ local function row_of(part)
       if choice.includes(request, part, row.usage) and quota.allows(request, row.tenant, 1) then
         local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(row.tenant, own, part.rank), sig) or nil)
         return choice.with_turn({sig = sig, load_justified = true, usage = row.usage, own_rank = part.rank, sort_ms = ready,
-          ready = ready, rank = part.rank, tenant = row.tenant, start_by = placed and dated.start_by_of(placed)}, true, now)
+          ready = ready, rank = part.rank, tenant = row.tenant, start_by = placed and dated.start_by_of(placed, {sig = sig, rank = part.rank, tenant = row.tenant}, now)}, true, now)
       end
     end
   until #rows < count or count >= tenants.SEARCHED

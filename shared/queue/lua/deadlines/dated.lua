@@ -37,8 +37,18 @@ end
 -- The score of a lane among its tenant's signatures: lanes with dated jobs go first, by the least slack.
 function dated.placed(start_by) return start_by - PLACED_FIRST end
 
--- The least latest start of a lane with this score; nil without dated jobs.
-function dated.start_by_of(score) return score < 0 and score + PLACED_FIRST or nil end
+-- Whether a lane with this score has dated jobs, and whether the first of them is late.
+function dated.has_any(score) return score < 0 end
+function dated.has_late(score, now) return score + PLACED_FIRST <= now end
+
+-- The least latest start of a lane with this score; nil without dated jobs that are not late. lane: sig, rank, tenant.
+function dated.start_by_of(score, lane, now)
+  if not dated.has_any(score) then return nil end
+  if not dated.has_late(score, now) then return score + PLACED_FIRST end
+  local row = redis.call('ZRANGEBYSCORE', key.returned(lane.sig, lane.rank, lane.tenant), '(' .. whole(SPAN + now),
+    '(' .. whole(2 * SPAN), 'WITHSCORES', 'LIMIT', 0, 1)
+  return row[1] and tonumber(row[2]) - SPAN or nil
+end
 
 -- The turn of a signature or lane among others of its tenant and priority: 0 after it was overtaken as often as an aged one
 -- can be, 1 with a dated job, 2 without. s.start_by: its least latest start, or nil; s.since: since when it waits (ms).

@@ -132,31 +132,37 @@ local function included(request, part, rows)
   return found, #found < #rows
 end
 
--- The first signatures of a tenant, and with dated jobs in all of them the first one without.
-local function first_signatures(tenant, model, rank)
+-- The first signatures of a tenant. With late jobs in all of them, also the first whose dated jobs are not; with dated jobs in all
+-- of them, also the first one without.
+local function first_signatures(tenant, model, rank, now)
   local name, sigs, start_by = key.tenant_signatures(tenant, model, rank), {}, {}
   local rows = redis.call('ZRANGE', name, 0, SIGNATURES - 1, 'WITHSCORES')
-  if #rows == 2 * SIGNATURES and dated.start_by_of(tonumber(rows[#rows])) then
-    for _, value in ipairs(redis.call('ZRANGEBYSCORE', name, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)) do
+  local last = #rows == 2 * SIGNATURES and tonumber(rows[#rows]) or 0
+  local function add(least, most, count)
+    for _, value in ipairs(redis.call('ZRANGEBYSCORE', name, least, most, 'WITHSCORES', 'LIMIT', 0, count)) do
       table.insert(rows, value)
     end
   end
+  if dated.has_any(last) then
+    if dated.has_late(last, now) then add('(' .. whole(dated.placed(now)), '(0', SIGNATURES) end
+    add(0, '+inf', 1)
+  end
   for at = 1, #rows, 2 do
     table.insert(sigs, rows[at])
-    start_by[#sigs] = dated.start_by_of(tonumber(rows[at + 1]))
+    start_by[#sigs] = dated.start_by_of(tonumber(rows[at + 1]), {sig = rows[at], rank = rank, tenant = tenant}, now)
   end
   return sigs, start_by
 end
 
 -- The ready signatures among the first of a tenant.
 local function signatures_of(request, row, model, rank, found)
-  local sigs, start_by = first_signatures(row.tenant, model.name, rank)
+  local sigs, start_by = first_signatures(row.tenant, model.name, rank, request.now)
   if not sigs[1] then return end
   for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model.name, rank), unpack(sigs))) do
     ready = tonumber(ready or nil)
     if ready and ready <= request.now then
       table.insert(found, choice.with_turn({sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model,
-        rank = rank, own_rank = rank, start_by = start_by[at]}, start_by[1] ~= nil, request.now))
+        rank = rank, own_rank = rank, start_by = start_by[at]}, next(start_by) ~= nil, request.now))
     end
   end
 end

@@ -4,7 +4,7 @@
 local claim_job = {}
 local HOLD_BACK_MS = 60000
 local UNKNOWN_SLOT_S = 1
-local EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
+local REMOVED = 32 -- jobs of a claim that lose their place; ending one takes about 25 commands
 
 -- Seconds that a slot of the batch is expected to cost.
 local function slot_cost(batch)
@@ -79,14 +79,24 @@ function claim_job.reserves_slots(id, worker, now)
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end
 
--- Whether a claim has expired as many jobs as one may.
-function claim_job.has_expired_most(batch) return batch.expired >= EXPIRED end
+-- Whether a claim has removed as many jobs from their place as one may.
+function claim_job.has_removed_most(batch) return batch.removed >= REMOVED end
 
--- Expire a queued job that can no longer meet its deadline, and count it in batch.expired; returns whether it has.
-function claim_job.expired(batch, id, job)
-  local now = batch.now
-  if not latest_start.is_missed(job, now) then return false end
-  batch.expired = batch.expired + 1
-  job_state.expire(id, job, now)
+-- Whether a queued job goes by a latest start that has passed, or can no longer meet its deadline.
+function claim_job.loses_place(batch, job)
+  return latest_start.is_missed(job, batch.now) or (job.src == 'dated' and job_state.slack(job, batch.now) < 0)
+end
+
+-- Expire such a job, or let it go last in its lane while it can meet its deadline, and count it in batch.removed.
+function claim_job.remove(batch, id, job)
+  batch.removed = batch.removed + 1
+  if latest_start.is_missed(job, batch.now) then return job_state.expire(id, job, batch.now) end
+  job_state.become_late(id, job, batch.now)
+end
+
+-- Remove a queued job from its place if it loses it; returns whether it does.
+function claim_job.removed(batch, id, job)
+  if not claim_job.loses_place(batch, job) then return false end
+  claim_job.remove(batch, id, job)
   return true
 end

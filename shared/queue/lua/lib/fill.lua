@@ -12,7 +12,7 @@ local function allowed_lost(batch, ids)
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.solo(batch.sig), id)
-    elseif not claim_job.expired(batch, id, job) then
+    elseif not claim_job.removed(batch, id, job) then
       if quota.allows(batch, job.tenant, job.slots) then
         table.insert(jobs, {id = id, job = job, at = #jobs + 1, usage = tenants.usage_of(job.tenant) or 0})
       else
@@ -30,7 +30,7 @@ local function first_lost(batch, rank)
     ids = queue.of_rank(key.solo(batch.sig), rank, skipped, LOST_READ)
     jobs, refused = allowed_lost(batch, ids)
     skipped = skipped + refused
-  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED or claim_job.has_expired_most(batch)
+  until jobs[1] or #ids < LOST_READ or skipped >= LOST_SEARCHED or claim_job.has_removed_most(batch)
   table.sort(jobs, function(one, other)
     if one.usage ~= other.usage then return one.usage < other.usage end
     return one.at < other.at
@@ -119,13 +119,13 @@ end
 --   queued, ranks   queued jobs and slots by rank; the ranks in the order of their steps
 --   held            a skipped job reserves the slots that are left: claim no more
 --   claims          rows of the reply
---   expired         how many jobs were found past their deadline and ended
+--   removed         how many jobs were found past their deadline and ended, or past their latest start and moved
 --   taken, leases, spent   written by claim_job.count: jobs and slots claimed by rank and tenant; rows of key.leases; seconds
 --                   to charge by tenant
 --   slot_cost       seconds that a slot is expected to cost, once read
 function fill.fill(batch, request)
   batch.now, batch.worker, batch.quotas, batch.short = request.now, request.worker, request.quotas, request.short
-  batch.claims, batch.taken, batch.leases, batch.spent, batch.expired = {}, {}, {}, {}, 0
+  batch.claims, batch.taken, batch.leases, batch.spent, batch.removed = {}, {}, {}, {}, 0
   learn_queued(batch)
   if batch.starting then
     batch.most = not batch.has_other_jobs and batch.left or nil

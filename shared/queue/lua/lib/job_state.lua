@@ -19,8 +19,11 @@ end
 -- Time until a job's deadline (ms), 0 after it, -1 without one.
 function job_state.time_left(job, now) return job.deadline and math.max(0, tonumber(job.deadline) - now) or -1 end
 
--- Time until a job's latest start (ms), 0 after it, -1 without one.
-function job_state.slack(job, now) return job.start_by and math.max(0, tonumber(job.start_by) - now) or -1 end
+-- Time until a job's latest start (ms), -1 after it or without one.
+function job_state.slack(job, now)
+  local slack = job.start_by and tonumber(job.start_by) - now or -1
+  return slack > 0 and slack or -1
+end
 
 local subscriptions = {} -- by tenant, the states that its endpoints want, as one text
 
@@ -261,7 +264,7 @@ function job_state.expire(id, job, now)
 end
 
 -- Let a queued job wait on after its latest start: without slack it goes with the jobs without a deadline, the last in its lane.
-function job_state.run_late(id, job, now)
+function job_state.become_late(id, job, now)
   if job.src == 'dated' then
     queue.remove_returned(id, job)
     job.src, job.entry = 'lane', queue.append(id, job, '*')

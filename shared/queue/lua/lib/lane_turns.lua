@@ -42,7 +42,7 @@ local function claim_entry(batch, rank, turn, entry)
     bury_entry(batch, rank, turn.lane, turn.tenant, entry)
   elseif job.entry ~= entry.id then
     queue.acknowledge(turn.lane, entry.id)
-  elseif job.state == 'queued' and not claim_job.expired(batch, entry.job, job) then
+  elseif job.state == 'queued' and not claim_job.removed(batch, entry.job, job) then
     if claim_job.fits(batch, job.slots) then return claim_job.take(batch, entry.job, job) end
     queue.acknowledge(turn.lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
@@ -105,19 +105,32 @@ local function stream_has_turn(batch, turn)
   return false
 end
 
+-- Read the first jobs of a turn that go before its lane's stream.
+local function read_returned(batch, turn)
+  turn.removed = false
+  turn.returned = redis.call('ZRANGE', key.returned(batch.sig, turn.rank, turn.tenant), 0,
+    math.max(RETURNED_READ, batch.left + SKIPS) - 1)
+end
+
 -- Claim released, skipped and dated jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
 local function from_returned(batch, turn, enough)
-  while turn.returned[1] and #batch.claims < enough and batch.left > 0 and not batch.held and not claim_job.has_expired_most(batch) do
+  while #batch.claims < enough and batch.left > 0 and not batch.held do
+    if not turn.returned[1] and turn.removed then read_returned(batch, turn) end
     local id = turn.returned[1]
+    if not id then break end
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       queue.remove_returned(id, {sig = batch.sig, rank = turn.rank, tenant = turn.tenant})
       turn.touched = true
+    elseif job.src ~= 'solo' and claim_job.loses_place(batch, job) then
+      if claim_job.has_removed_most(batch) then break end
+      claim_job.remove(batch, id, job)
+      turn.touched, turn.removed = true, true
     elseif job.src == 'dated' and turn.yielded ~= id and stream_has_turn(batch, turn) then
       turn.yielded = id
       if from_stream(batch, turn, 1) == false then return false end
       table.insert(turn.returned, 1, id)
-    elseif job.src ~= 'solo' and not claim_job.expired(batch, id, job) then
+    elseif job.src ~= 'solo' then
       if not quota.allows(batch, job.tenant, job.slots) then return false end
       if claim_job.fits(batch, job.slots) then
         queue.remove_returned(id, job)
@@ -139,7 +152,7 @@ local function take_turn(batch, turn, count)
   if not from_returned(batch, turn, enough) then return false end
   while #batch.claims < enough and batch.left > 0 and not batch.held do
     if not from_stream(batch, turn, enough - #batch.claims) then return false end
-    if turn.skips >= SKIPS or turn.reads >= READS or claim_job.has_expired_most(batch) then return false end
+    if turn.skips >= SKIPS or turn.reads >= READS or claim_job.has_removed_most(batch) then return false end
   end
   return batch.left > 0
 end
@@ -160,8 +173,8 @@ local function next_turns(batch, request, s, part)
       if quota.allows(batch, tenant, 1) then
         local turn = {tenant = tenant, usage = row.usage, rank = part.rank, lane = key.lane(batch.sig, part.rank, tenant),
           skips = 0, reads = 0, has_returned = s.has_returned[part.rank]}
-        turn.returned = turn.has_returned and redis.call('ZRANGE', key.returned(batch.sig, part.rank, tenant), 0,
-          math.max(RETURNED_READ, batch.left + SKIPS) - 1) or {}
+        turn.returned = {}
+        if turn.has_returned then read_returned(batch, turn) end
         table.insert(turns, turn)
       end
     end

@@ -27,7 +27,7 @@ local function expire(id, job)
 end
 
 for _, one in ipairs(due(key.deadlines)) do
-  if latest_start.is_missed(one[2], now) then expire(one[1], one[2]) else job_state.run_late(one[1], one[2], now) end
+  if latest_start.is_missed(one[2], now) then expire(one[1], one[2]) else job_state.become_late(one[1], one[2], now) end
 end
 for _, one in ipairs(due(key.late)) do
   -- The bound can have fallen since the job was listed.
