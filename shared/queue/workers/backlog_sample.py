@@ -87,33 +87,53 @@ class BacklogSample(QueueComponent):
         return jobs
 
     async def dated_slots(self) -> list[DatedSlots]:
-        """Return bulk slots with a deadline, from an even sample of all jobs with one, and lines of their batches."""
+        """Return bulk slots with a deadline, from an even sample of all jobs with one, and lines of their batches.
+
+        Late jobs that expire are due at once; those that run late instead count as jobs without a deadline.
+        """
         with translated():
-            count = await self._redis.zcard(self._keys.deadlines)
-            read = min(count, _DEADLINES)
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.time()
-                for at in range(read):
-                    middle = int((at + 0.5) * count / read)
-                    pipe.zrange(self._keys.deadlines, middle, middle, withscores=True)
-                (seconds, _), *rows = await pipe.execute()
-            ids = [row[0] for row in rows if row]
+            ids, weight = await self._dated_jobs()
             async with self._redis.pipeline(transaction=False) as pipe:
                 for job_id, _ in ids:
                     pipe.hmget(self._keys.job(job_id), "model", "tenant", "rank", "slots", "batch")
                 jobs = [_DatedJob(*row) for row in await pipe.execute()]
-            due = [(job, at / 1000 - seconds) for job, (_, at) in zip(jobs, ids, strict=True) if job.is_bulk]
+            due = [(job, due_s) for job, (_, due_s) in zip(jobs, ids, strict=True) if job.is_bulk]
             batches = {(job.tenant, job.batch): (job, due_s) for job, due_s in due if job.batch}
             async with self._redis.pipeline(transaction=False) as pipe:
                 for tenant, batch in batches:
                     pipe.hmget(self._keys.batch(tenant, batch), "status", "total", "read")
                 lines = await pipe.execute()
-        queued = [DatedSlots(job.model, job.tenant, due_s, queued=int(job.slots) * count / read) for job, due_s in due]
+        queued = [DatedSlots(job.model, job.tenant, due_s, queued=int(job.slots) * weight) for job, due_s in due]
         return queued + [
             DatedSlots(job.model, job.tenant, due_s, in_files=int(job.slots) * (int(total) - int(done or 0)))
             for (job, due_s), (status, total, done) in zip(batches.values(), lines, strict=True)
             if status == BatchStatus.IN_PROGRESS and total
         ]
+
+    async def _dated_jobs(self) -> tuple[list[tuple[str, float]], float]:
+        """Return an even sample of the late jobs and of those before their latest start, and how many each stands for.
+
+        The sample has the ids and the seconds until they are due.
+        """
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zcard(self._keys.late)
+            pipe.zcard(self._keys.deadlines)
+            late, dated = await pipe.execute()
+        read = min(late + dated, _DEADLINES)
+        weight = (late + dated) / max(1, read)
+        places = [int((at + 0.5) * weight) for at in range(read)]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.time()
+            for place in places:
+                name, at = (self._keys.late, place) if place < late else (self._keys.deadlines, place - late)
+                pipe.zrange(name, at, at, withscores=True)
+            (seconds, _), *rows = await pipe.execute()
+        ids = [
+            (row[0][0], 0.0 if place < late else row[0][1] / 1000 - seconds)
+            for place, row in zip(places, rows, strict=True)
+            if row
+        ]
+        return ids, weight
 
 
 class _DatedJob(NamedTuple):

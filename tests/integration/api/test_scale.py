@@ -146,15 +146,34 @@ async def test_bulk_jobs_with_a_deadline_count_with_the_lines_of_their_batch(
     assert not any(row.in_files for row in rows)
 
 
-async def test_bulk_jobs_count_by_their_slack(queue: Queue, make_submission: Make) -> None:
-    """The time to their latest start, without that which they take."""
+async def learn_minutes(queue: Queue, signature: str) -> None:
+    """Let a step of a signature take a minute."""
     learned = {"device_step_ms": 60_000, "device_rest_ms": 0, "device_run_ms": 480_000, "device_jobs": 4}
     learned["device_at"] = await queue.client.now_ms()
-    await queue.client.redis.hset(queue.client.redis_keys.slot_cost(make_submission().signature), mapping=learned)
-    await queue.client.redis.pexpire(queue.client.redis_keys.slot_cost(make_submission().signature), DAY_MS)
+    await queue.client.redis.hset(queue.client.redis_keys.slot_cost(signature), mapping=learned)
+    await queue.client.redis.pexpire(queue.client.redis_keys.slot_cost(signature), DAY_MS)
+
+
+async def test_bulk_jobs_count_by_their_slack(queue: Queue, make_submission: Make) -> None:
+    """The time to their latest start, without that which they take."""
+    await learn_minutes(queue, make_submission().signature)
     await put(queue, make_submission(priority=Priority.BULK, steps=60, time_limit_ms=DAY_MS))
     (row,) = (await queue.workers.backlog(await queue.workers.load(), {})).dated
     assert row.due_s == pytest.approx(82_800, abs=60)
+
+
+async def test_late_bulk_jobs_are_due_at_once(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queued past their latest start, before they expire: an even sample as of others."""
+    monkeypatch.setattr(backlog_sample, "_DEADLINES", 10)
+    await learn_minutes(queue, make_submission().signature)
+    await put(queue, *(make_submission(priority=Priority.BULK, steps=60, time_limit_ms=60_000) for _ in range(25)))
+    await put(queue, *(make_submission(priority=Priority.BULK, steps=60, time_limit_ms=DAY_MS) for _ in range(15)))
+    rows = (await queue.workers.backlog(await queue.workers.load(), {})).dated
+    assert len(rows) == 10
+    assert sum(row.queued for row in rows if row.due_s == 0) == pytest.approx(25, abs=4)
+    assert sum(row.queued for row in rows if row.due_s > 80_000) == pytest.approx(15, abs=4)
 
 
 async def test_workers_with_only_bulk_jobs_are_not_kept_for_a_batch(

@@ -216,11 +216,13 @@ class QueueMachine(RuleBasedStateMachine):
                     assert deadlines[job_id] <= deadlines[other], f"{other} has less slack than {job_id}"
 
     async def _note_expired(self) -> None:
-        """Claims may end jobs whose deadline has passed."""
+        """Claims may end jobs whose deadline has passed, and let those that run late lose their place."""
         late = [job_id for job_id, job in self.model.queued().items() if job.late]
         for job_id, record in zip(late, await self.queue.jobs.get_many(late), strict=True):
             if record is not None and record.state is State.EXPIRED:
                 self.model.end(job_id, State.EXPIRED)
+            elif not await self.queue.client.redis.hexists(self.queue.client.redis_keys.job(job_id), "start_by"):
+                self.model.jobs[job_id].has_deadline = False
 
     # Running
 
