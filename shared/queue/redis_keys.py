@@ -93,7 +93,7 @@ class RedisKeys:
     reclaims = _Single("hash", bound="two times: the last reclaim, the end of the last gap between reclaims")
     claimed_jobs = _Single("hash", live="workers with running jobs")
     deadlines = _Single("zset", live="queued jobs with a deadline, by latest start")
-    late = _Single("zset", live="queued jobs past their latest start that expire, by the time")
+    late = _Single("zset", live="queued jobs past their latest start, by when they expire")
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")
     batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")

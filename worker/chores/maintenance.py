@@ -115,7 +115,7 @@ async def _remove(queue: Queue, storage: Storage, item: ExpiredItem) -> None:
 
 
 def move_on() -> int:
-    """Reclaim jobs whose lease expired, expire jobs whose deadline passed; returns their number."""
+    """Reclaim jobs whose lease expired, end queued jobs that cannot meet their deadline; returns their number."""
     return asyncio.run(_move_on(settings.load()))
 
 

@@ -88,7 +88,7 @@ class Leases:
             self._stop(claimed_jobs[job_id], StopReason.CANCELED)
 
     async def _reclaim(self) -> None:
-        """Requeue jobs whose lease expired, and settle queued jobs past their deadline."""
+        """Requeue jobs whose lease expired, and end queued jobs that can no longer meet their deadline."""
         if reclaimed := await self.queue.maintenance.reclaim():
             metrics.leases_expired.inc(len(reclaimed))
             log.warning("leases_expired", jobs=reclaimed)

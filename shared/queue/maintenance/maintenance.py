@@ -26,7 +26,11 @@ class Maintenance(QueueComponent):
         return await self._scripts.reclaim(limit)
 
     async def expire(self, limit: int = 100) -> int:
-        """End the queued jobs that can no longer meet their deadline, `limit` in a script; return how many."""
+        """End all queued jobs that can no longer meet their deadline; return how many.
+
+        Those past their latest start that still can become late. A script reads `limit` jobs before their latest start,
+        and as many late ones.
+        """
         ended, due = await self._scripts.expire(limit)
         while due:
             more, due = await self._scripts.expire(limit)

@@ -45,7 +45,7 @@ function device_times.means(known, now)
   return known.run, known.step, known.rest
 end
 
--- The least ms that a job of so many steps takes on the fastest device; 0 if too little is known.
+-- The least ms that a job of so many steps takes on the devices that have run the signature; 0 if too little is known.
 function device_times.bound(known, steps, now)
   if not is_current(known, now) or known.jobs < LEAST_JOBS then return 0 end
   local step, rest = lesser(known.least_step, known.earlier_step), lesser(known.least_rest, known.earlier_rest)

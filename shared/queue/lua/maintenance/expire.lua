@@ -1,6 +1,6 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
--- End queued jobs that can no longer meet their deadline; those past their latest start lose their place among the jobs with one.
+-- End queued jobs that can no longer meet their deadline; the others past their latest start become late.
 -- ARGV     limit
 -- Returns  how many ended, and how many rows were due: none if no more are
 local now, count, rows, touched = clock_ms(), 0, 0, {}
