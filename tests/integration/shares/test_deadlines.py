@@ -300,16 +300,22 @@ async def test_a_window_ends_early_for_a_deadline(queue: Queue, make_submission:
     assert (await claim_ids(queue))[:2] == [urgent, relaxed]
 
 
-@pytest.mark.parametrize(("limit_ms", "joins"), [(7500, False), (HOUR_MS, True)], ids=["urgent", "with slack"])
+@pytest.mark.parametrize(
+    ("limit_ms", "late", "joins"),
+    [(7500, False, False), (HOUR_MS, False, True), (HOUR_MS, True, True)],
+    ids=["urgent", "with slack", "late"],
+)
 async def test_a_batch_admits_none_while_another_signature_has_an_urgent_job(
-    queue: Queue, make_submission: Make, limit_ms: int, joins: bool
+    queue: Queue, make_submission: Make, limit_ms: int, late: bool, joins: bool
 ) -> None:
     """A job that joins now would end after the latest start of the other one."""
     await learn(queue, make_submission())
     await put(queue, make_submission())
     assert await claim_ids(queue)
     (mate,) = await put(queue, make_submission())
-    await put(queue, make_submission(width=128, time_limit_ms=limit_ms))
+    other = await put(queue, make_submission(width=128, time_limit_ms=limit_ms))
+    if late:
+        await pass_latest_start(queue, *other)
     joined = await queue.claims.join("w1", make_submission().signature, 4, models=MODELS)
     assert [one.job.id for one in joined] == [mate] * joins
 
