@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.ports import free_port
 from harness.queue import check_keys
 from redis import Redis
@@ -32,6 +33,8 @@ from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 
 START_TIMEOUT_S = 30.0
+
+forks.install()
 
 # In the background of a shell, SIGINT is ignored, which child processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,0 +1,154 @@
+"""Processes of the product as forks of one process that has imported its libraries: see `harness.fork_server`.
+
+`install` makes `subprocess` start them so; tests and the harness use `subprocess` as usual. A command that is not
+`python -m` with a module of `FORKED`, or whose environment changes how libraries are imported, starts as usual.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENGINE = "worker.engine.process"
+FORKED = ("api", "cli.main", "moto.server", "worker", "worker.chores", ENGINE)
+PARENT_WATCH = "shared.runtime.parent_process"
+READ_AT_IMPORT = ("CUDA", "DIFFUSERS", "HF_", "HOME", "LD_", "PYTHON", "TORCH", "TRANSFORMERS")
+"""Prefixes of variables that Python or a library reads once."""
+
+START_TIMEOUT_S = 120.0
+MAX_DESCRIPTORS = 32
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_TESTS = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process to start: `targets` are the numbers of its descriptors, in the order in which they are sent."""
+
+    module: str
+    arguments: tuple[str, ...]
+    orphan_signal: int
+    environment: dict[str, str]
+    folder: str
+    targets: tuple[int, ...]
+    parent: int
+    new_session: bool
+    process_group: int
+
+
+def forkable(command: Sequence[str], modules: Sequence[str]) -> tuple[str, tuple[str, ...], int] | None:
+    """Return the module, the arguments and the signal of a parent watch (0: none) of a command of `modules`."""
+    words = [str(word) for word in command]
+    module, arguments = _module(words)
+    orphan_signal = 0
+    if module == PARENT_WATCH and len(arguments) > 2 and arguments[0] == str(os.getpid()):
+        orphan_signal = int(arguments[1])
+        module, arguments = _module(list(arguments[2:]))
+    return (module, arguments, orphan_signal) if module in modules else None
+
+
+def _module(words: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the module that `python -m` runs and its arguments; both are empty for other commands."""
+    if words[:1] != [sys.executable]:
+        return "", ()
+    words = [word for at, word in enumerate(words) if at != 1 or word != "-P"]
+    return (words[2], tuple(words[3:])) if words[1:2] == ["-m"] else ("", ())
+
+
+class ForkingPopen(subprocess.Popen[Any]):
+    """`subprocess.Popen` that lets `fork` start what is forkable."""
+
+    modules: Sequence[str] = FORKED
+
+    def fork(self, start: Start, descriptors: list[int]) -> int:
+        """Start the process and return its pid."""
+        return _server.fork(start, descriptors)
+
+    def can_fork(self, environment: Mapping[str, str]) -> bool:
+        return _server.enabled and _at_import(environment) == _server.at_import
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
+                       env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:
+        # The signature of CPython 3.11 to 3.13; `rest` ends with the umask, the new session and the process group.
+        *pipes, _restore, gid, gids, uid, umask, new_session, process_group = rest
+        environment = dict(os.environ if env is None else env)
+        plain = not shell and preexec_fn is None and executable is None and (gid, gids, uid, umask) == (None, None, None, -1)
+        found = forkable(args, self.modules) if plain and not isinstance(args, str | bytes) else None
+        if found is None or not self.can_fork(environment):
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
+            )
+            return
+        own = (pipes[0], pipes[3], pipes[5])
+        start = Start(
+            *found, environment, str(cwd or Path.cwd()), (0, 1, 2, *pass_fds), os.getpid(), new_session, process_group
+        )
+        try:
+            self.pid = self.fork(start, [number if number >= 0 else at for at, number in enumerate(own)] + list(pass_fds))
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+
+
+class _Server:
+    """The process that forks; it starts with the first process that is forkable, and ends with this one."""
+
+    def __init__(self) -> None:
+        self.enabled = sys.platform == "linux"
+        self.at_import = _at_import(os.environ)
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+        self._channel: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def fork(self, start: Start, descriptors: list[int]) -> int:
+        """Return the pid of a new child of this process: as a subreaper, it becomes the parent of an orphan."""
+        with self._lock:
+            channel = self._channel = self._channel or self._started()
+            prctl = ctypes.CDLL(None).prctl
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                message = pickle.dumps(start)
+                socket.send_fds(channel, [len(message).to_bytes(4, "big")], descriptors)
+                channel.sendall(message)
+                return int.from_bytes(channel.recv(4), "big")
+            finally:
+                prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+    def _started(self) -> socket.socket:
+        local, remote = socket.socketpair()
+        path = os.pathsep.join([_TESTS, str(Path(_TESTS).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = self._environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        with remote:
+            command = [sys.executable, "-P", "-m", "harness.fork_server", str(remote.fileno())]
+            process = _Popen(command, pass_fds=[remote.fileno()], env=environment, start_new_session=True)
+        local.settimeout(START_TIMEOUT_S)
+        atexit.register(_end, local, process)
+        return local
+
+
+def _end(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    channel.close()
+    process.wait(START_TIMEOUT_S)
+
+
+_Popen = subprocess.Popen
+_server = _Server()
+
+
+def install() -> None:
+    """Let `subprocess` fork the product's processes from now on."""
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
