@@ -22,8 +22,8 @@ from typing import Any
 ENGINE = "worker.engine.process"
 FORKED = ("api", "cli.main", "moto.server", "worker", "worker.chores", ENGINE)
 PARENT_WATCH = "shared.runtime.parent_process"
-READ_AT_IMPORT = ("CUDA", "DIFFUSERS", "HF_", "HOME", "LD_", "PYTHON", "TORCH", "TRANSFORMERS")
-"""Prefixes of variables that Python or a library reads once."""
+READ_AT_IMPORT = ("HF_", "HOME", "LD_", "PYTHON")
+"""Prefixes of variables that Python or a library reads once. torch and transformers set some of their own."""
 
 START_TIMEOUT_S = 120.0
 MAX_DESCRIPTORS = 32
