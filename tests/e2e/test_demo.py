@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 30)
 def test_demo_succeeds(tmp_path):
     """Every job succeeds, images match their prompts, and forwards have several images."""

@@ -7,8 +7,10 @@ process that asks becomes the child's parent: it is a subreaper, and the child a
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -23,9 +25,10 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from harness.forks import ENGINE, MAX_DESCRIPTORS, ForkingPopen, Start
+from harness.forks import MAX_DESCRIPTORS, ForkingPopen, Start
 from shared.runtime.parent_process import end_with_parent
 
 IMPORTED = (
@@ -38,13 +41,11 @@ IMPORTED = (
 FIRST_HIGH_DESCRIPTOR, LAST_DESCRIPTOR = 500, 70_000
 
 
-class EngineForkingPopen(ForkingPopen):
-    """In a fork that has no threads yet, `subprocess.Popen` that forks the engine directly."""
-
-    modules = (ENGINE,)
+class NestedForkingPopen(ForkingPopen):
+    """In a fork, `subprocess.Popen` that forks this process itself while it has one thread, those of asyncio aside."""
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        return threading.active_count() == 1
+        return all(thread.name.startswith(("MainThread", "asyncio-waitpid-")) for thread in threading.enumerate())
 
     def fork(self, start: Start, descriptors: list[int]) -> int:
         return os.fork() or become(start, descriptors)
@@ -57,6 +58,8 @@ def become(start: Start, descriptors: list[int]) -> int:
         gc.freeze()  # what the parent had open is not collected: its descriptors have new owners
         _place(descriptors, start.targets)
         _reset_signals()
+        _show_command([sys.executable, "-m", start.module, *start.arguments])
+        asyncio._set_running_loop(None)
         if start.new_session:
             os.setsid()
         elif start.process_group >= 0:
@@ -102,10 +105,20 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def _show_command(command: list[str]) -> None:
+    """Replace the command line that `ps` shows; it is cut at the length of the server's."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+    text = "".join(f"{word}\0" for word in command).encode()[: end - begin - 1]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
 def _run(module: str, arguments: tuple[str, ...]) -> int:
     """Run a module as `python -m` does, and what follows its end; return the exit status."""
     sys.argv = ["", *arguments]
-    subprocess.Popen = EngineForkingPopen  # type: ignore[misc]
+    if not hasattr(sys.modules.get(module), "__path__"):  # runpy warns of a module that is imported already
+        sys.modules.pop(module, None)
+    subprocess.Popen = NestedForkingPopen  # type: ignore[misc]
     status: Any = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

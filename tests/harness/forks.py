@@ -19,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ENGINE = "worker.engine.process"
-FORKED = ("api", "cli.main", "moto.server", "worker", "worker.chores", ENGINE)
+FORKED = ("api", "cli.main", "moto.server", "worker", "worker.chores", "worker.engine.process")
 PARENT_WATCH = "shared.runtime.parent_process"
 READ_AT_IMPORT = ("HF_", "HOME", "LD_", "PYTHON")
 """Prefixes of variables that Python or a library reads once. torch and transformers set some of their own."""
 
 START_TIMEOUT_S = 120.0
 MAX_DESCRIPTORS = 32
+COMMAND_BYTES = 500
+"""Room for the commands of forks in the server's own, which `ps` shows."""
+
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _TESTS = str(Path(__file__).resolve().parents[1])
 
@@ -77,12 +79,29 @@ class ForkingPopen(subprocess.Popen[Any]):
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         return _server.enabled and _at_import(environment) == _server.at_import
 
-    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
-                       env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:
+    def _execute_child(
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        startupinfo: Any,
+        creationflags: Any,
+        shell: Any,
+        *rest: Any,
+    ) -> None:
         # The signature of CPython 3.11 to 3.13; `rest` ends with the umask, the new session and the process group.
         *pipes, _restore, gid, gids, uid, umask, new_session, process_group = rest
         environment = dict(os.environ if env is None else env)
-        plain = not shell and preexec_fn is None and executable is None and (gid, gids, uid, umask) == (None, None, None, -1)
+        plain = (
+            not shell
+            and preexec_fn is None
+            and executable is None
+            and (gid, gids, uid, umask) == (None, None, None, -1)
+        )
         found = forkable(args, self.modules) if plain and not isinstance(args, str | bytes) else None
         if found is None or not self.can_fork(environment):
             super()._execute_child(  # type: ignore[misc]
@@ -94,7 +113,9 @@ class ForkingPopen(subprocess.Popen[Any]):
             *found, environment, str(cwd or Path.cwd()), (0, 1, 2, *pass_fds), os.getpid(), new_session, process_group
         )
         try:
-            self.pid = self.fork(start, [number if number >= 0 else at for at, number in enumerate(own)] + list(pass_fds))
+            self.pid = self.fork(
+                start, [number if number >= 0 else at for at, number in enumerate(own)] + list(pass_fds)
+            )
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -133,7 +154,7 @@ class _Server:
         path = os.pathsep.join([_TESTS, str(Path(_TESTS).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = self._environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         with remote:
-            command = [sys.executable, "-P", "-m", "harness.fork_server", str(remote.fileno())]
+            command = [sys.executable, "-P", "-m", "harness.fork_server", str(remote.fileno()), " " * COMMAND_BYTES]
             process = _Popen(command, pass_fds=[remote.fileno()], env=environment, start_new_session=True)
         local.settimeout(START_TIMEOUT_S)
         atexit.register(_end, local, process)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import redis
 from harness.waiting import wait_until
 from tiny import registry
@@ -114,7 +115,7 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None
     Lost jobs run solo, one after the other.
     """
     stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
-    ids, victim = stop_in_mid_batch(stack, steps=60)
+    ids, victim = stop_in_mid_batch(stack, steps=30)
     engine = engine_of(victim)
     victim.kill()
     killed_s = datetime.now().timestamp()
@@ -130,7 +131,7 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None
 def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(make_stack: Any) -> None:
     """For example by the OOM killer. It counts as a lost attempt, which bounds jobs that kill their engine."""
     stack = make_stack().start(workers=2)
-    ids, victim = stop_in_mid_batch(stack, steps=60)
+    ids, victim = stop_in_mid_batch(stack, steps=30)
     os.kill(engine_of(victim), signal.SIGKILL)
     victim.send(signal.SIGCONT)
     assert victim.process.wait(60) == EXIT_HUNG
@@ -151,6 +152,7 @@ limits = {{multiple_of = 16}}
 """
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_model_over_two_devices_are_run_elsewhere_when_a_rank_is_killed(
     make_stack: Any, tmp_path: Path
 ) -> None:
@@ -186,7 +188,7 @@ def ranks_of(engine: int) -> list[int]:
 def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(make_stack: Any) -> None:
     """SIGSTOP until others have run its jobs, then SIGCONT: the records do not change."""
     stack = make_stack().start(workers=2)
-    ids, frozen = stop_in_mid_batch(stack, steps=100, n=2)
+    ids, frozen = stop_in_mid_batch(stack, steps=30, n=2)
     expire_leases(stack, ids)
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
@@ -250,7 +252,7 @@ def test_redis_killed_and_restarted_under_load_loses_nothing(make_stack: Any) ->
 def test_a_drained_worker_releases_jobs_it_cannot_finish(make_stack: Any) -> None:
     """With a short drain timeout the jobs are queued at once, not after a lease, and no lost attempt is counted."""
     stack = make_stack(lease_ms="60000", drain_timeout_s="0.2").start(workers=1)
-    ids, draining = stop_in_mid_batch(stack, steps=100, n=4)
+    ids, draining = stop_in_mid_batch(stack, steps=30, n=4)
     draining.send(signal.SIGTERM)
     resume(draining)
     assert draining.process.wait(60) == 0

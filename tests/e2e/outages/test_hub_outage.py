@@ -145,6 +145,7 @@ def failed_loads(worker: Any) -> int:
     return int(worker.text().count("model_unavailable"))
 
 
+@pytest.mark.slow
 def test_no_job_fails_while_the_hub_cannot_be_reached(make_hub_stack: Any, hub: Hub) -> None:
     """Refused connections, silence, 503 and half files: jobs wait without an attempt, and run when it is back."""
     stack = make_hub_stack()
