@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import inspect
 import os
 import pickle
 import socket
@@ -19,16 +20,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FORKED = ("api", "cli.main", "moto.server", "worker", "worker.chores", "worker.engine.process")
+FORKED = (
+    *("api", "cli.main", "moto.server", "worker", "worker.chores"),
+    *("worker.engine.process", "worker.engine.parallel.rank_process"),
+)
 PARENT_WATCH = "shared.runtime.parent_process"
 READ_AT_IMPORT = ("HF_", "HOME", "LD_", "PYTHON")
 """Prefixes of variables that Python or a library reads once. torch and transformers set some of their own."""
 
+PLAIN = {
+    **{"executable": None, "preexec_fn": None, "shell": False},
+    **{"gid": None, "gids": None, "uid": None, "umask": -1},
+}
+"""Arguments of `subprocess.Popen` without which a command is not forked."""
+
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 START_TIMEOUT_S = 120.0
 MAX_DESCRIPTORS = 32
 COMMAND_BYTES = 500
 """Room for the commands of forks in the server's own, which `ps` shows."""
 
+_POPEN = subprocess.Popen
+_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _TESTS = str(Path(__file__).resolve().parents[1])
 
@@ -48,15 +61,17 @@ class Start:
     process_group: int
 
 
-def forkable(command: Sequence[str], modules: Sequence[str]) -> tuple[str, tuple[str, ...], int] | None:
-    """Return the module, the arguments and the signal of a parent watch (0: none) of a command of `modules`."""
+def forkable(command: str | bytes | Sequence[str]) -> tuple[str, tuple[str, ...], int] | None:
+    """Return the module of `FORKED`, the arguments and the signal of a parent watch (0: none) of a command."""
+    if isinstance(command, str | bytes):
+        return None
     words = [str(word) for word in command]
     module, arguments = _module(words)
     orphan_signal = 0
     if module == PARENT_WATCH and len(arguments) > 2 and arguments[0] == str(os.getpid()):
         orphan_signal = int(arguments[1])
         module, arguments = _module(list(arguments[2:]))
-    return (module, arguments, orphan_signal) if module in modules else None
+    return (module, arguments, orphan_signal) if module in FORKED else None
 
 
 def _module(words: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -70,8 +85,6 @@ def _module(words: list[str]) -> tuple[str, tuple[str, ...]]:
 class ForkingPopen(subprocess.Popen[Any]):
     """`subprocess.Popen` that lets `fork` start what is forkable."""
 
-    modules: Sequence[str] = FORKED
-
     def fork(self, start: Start, descriptors: list[int]) -> int:
         """Start the process and return its pid."""
         return _server.fork(start, descriptors)
@@ -79,46 +92,29 @@ class ForkingPopen(subprocess.Popen[Any]):
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         return _server.enabled and _at_import(environment) == _server.at_import
 
-    def _execute_child(
-        self,
-        args: Any,
-        executable: Any,
-        preexec_fn: Any,
-        close_fds: Any,
-        pass_fds: Any,
-        cwd: Any,
-        env: Any,
-        startupinfo: Any,
-        creationflags: Any,
-        shell: Any,
-        *rest: Any,
-    ) -> None:
-        # The signature of CPython 3.11 to 3.13; `rest` ends with the umask, the new session and the process group.
-        *pipes, _restore, gid, gids, uid, umask, new_session, process_group = rest
-        environment = dict(os.environ if env is None else env)
-        plain = (
-            not shell
-            and preexec_fn is None
-            and executable is None
-            and (gid, gids, uid, umask) == (None, None, None, -1)
-        )
-        found = forkable(args, self.modules) if plain and not isinstance(args, str | bytes) else None
+    def _execute_child(self, *arguments: Any) -> None:
+        options = _SIGNATURE.bind(self, *arguments).arguments
+        environment = dict(os.environ if options["env"] is None else options["env"])
+        found = forkable(options["args"]) if all(options[name] == value for name, value in PLAIN.items()) else None
         if found is None or not self.can_fork(environment):
-            super()._execute_child(  # type: ignore[misc]
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
-            )
+            _POPEN._execute_child(self, *arguments)  # type: ignore[attr-defined]
             return
-        own = (pipes[0], pipes[3], pipes[5])
+        own = [options["p2cread"], options["c2pwrite"], options["errwrite"]]
+        descriptors = [number if number >= 0 else at for at, number in enumerate(own)] + list(options["pass_fds"])
         start = Start(
-            *found, environment, str(cwd or Path.cwd()), (0, 1, 2, *pass_fds), os.getpid(), new_session, process_group
+            *found,
+            environment=environment,
+            folder=str(options["cwd"] or Path.cwd()),
+            targets=(0, 1, 2, *options["pass_fds"]),
+            parent=os.getpid(),
+            new_session=options["start_new_session"],
+            process_group=options["process_group"],
         )
         try:
-            self.pid = self.fork(
-                start, [number if number >= 0 else at for at, number in enumerate(own)] + list(pass_fds)
-            )
+            self.pid = self.fork(start, descriptors)
             self._child_created = True
         finally:
-            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+            self._close_pipe_fds(*[options[name] for name in PIPES])  # type: ignore[attr-defined]
 
 
 def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -155,7 +151,7 @@ class _Server:
         environment = self._environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         with remote:
             command = [sys.executable, "-P", "-m", "harness.fork_server", str(remote.fileno()), " " * COMMAND_BYTES]
-            process = _Popen(command, pass_fds=[remote.fileno()], env=environment, start_new_session=True)
+            process = _POPEN(command, pass_fds=[remote.fileno()], env=environment, start_new_session=True)
         local.settimeout(START_TIMEOUT_S)
         atexit.register(_end, local, process)
         return local
@@ -166,7 +162,6 @@ def _end(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
     process.wait(START_TIMEOUT_S)
 
 
-_Popen = subprocess.Popen
 _server = _Server()
 
 

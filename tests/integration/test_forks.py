@@ -36,7 +36,7 @@ def test_a_fork_has_the_output_and_status_of_a_new_program(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked = run(*command, folder=tmp_path)
-    monkeypatch.setattr(forks.ForkingPopen, "modules", ())
+    monkeypatch.setattr(forks, "FORKED", ())
     executed = run(*command, folder=tmp_path)
     assert forked.returncode == executed.returncode
     assert without_times(forked.stdout) == without_times(executed.stdout)
