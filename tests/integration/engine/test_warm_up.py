@@ -56,6 +56,7 @@ def pixels(recorder: EventRecorder) -> dict[Any, np.ndarray]:
     return {key: getattr(made, "pixels", made).astype(int) for key, made in recorder.images.items()}
 
 
+@pytest.mark.slow
 def test_a_compiled_model_generates_the_same_images_and_compiles_before_its_first_job(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_tax_of_masks_is_measured_and_saved(tmp_path: Path) -> None:
     assert all(min(result["mask"], result["grouped"], result["equal_ms"]) > 0 for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' peak of memory")
 def test_the_memory_of_divided_decodes_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decodes, "SIDE", 128)

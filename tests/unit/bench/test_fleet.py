@@ -15,6 +15,7 @@ from bench.fleet.replays import REPLAYS, Replay
 from bench.fleet.simulation import FleetOutcome, FleetSimulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_load", "k_values"),
     [

@@ -12,6 +12,7 @@ from bench.queue.__main__ import main
 NOT_GROWING = ("submit", "next_ready_ms", "renew", "report_progress", "release", "settle", "cancel_jobs", "heartbeat")
 
 
+@pytest.mark.slow
 def test_a_small_form_runs_and_no_operation_needs_more_commands_for_a_longer_queue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
