@@ -103,6 +103,14 @@ Every error is `application/problem+json`: `code` is for programs, `error.param`
 """
 
 
+_DESCRIBED: dict[str, Any] = {
+    "title": "fusequeue",
+    "version": "1",
+    "summary": "A job service for diffusion models with continuous batching.",
+    "description": _DESCRIPTION,
+}
+
+
 def create_app(
     settings: Settings, *, queue: Queue | None = None, storage: Storage | None = None, shares_port: bool = False
 ) -> FastAPI:
@@ -120,10 +128,7 @@ def create_app(
             app.state.services.closing.set()
 
     app = FastAPI(
-        title="fusequeue",
-        version="1",
-        summary="A job service for diffusion models with continuous batching.",
-        description=_DESCRIPTION,
+        **_DESCRIBED,
         lifespan=lifespan,
         routes=list(_routes()),
         redirect_slashes=False,
@@ -135,7 +140,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `shared.runtime.tracing` has its own
     )
     app.state.shares_port = shares_port
-    openapi.install(app)
+    openapi.install(app, _document)
     # The last one added is the outermost: it receives all requests and errors.
     app.add_middleware(DirectRoutes, routes=(*jobs.DIRECT, *images.DIRECT))
     app.add_middleware(
@@ -150,6 +155,13 @@ def create_app(
     if tracing.enabled():
         app.add_middleware(RequestTraces)
     return app
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    """Return the OpenAPI document, once for all apps of a process."""
+    described = FastAPI(**_DESCRIBED, routes=list(_routes()), generate_unique_id_function=openapi.operation_id)
+    return openapi.complete(described.openapi())
 
 
 @functools.cache

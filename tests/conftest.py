@@ -6,6 +6,7 @@ Tests that need a Redis are skipped without one, and fail if `CI` is set.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import secrets
@@ -114,6 +115,12 @@ class RedisServer:
         self._process.send_signal(how)
         self._process.wait(START_TIMEOUT_S)
         self._process = None
+
+
+def pytest_collection_finish() -> None:
+    """Keep collections of garbage from walking through what the tests have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def _need_redis() -> None:

@@ -1,5 +1,6 @@
 """The OpenAPI document: schemas of bodies that handlers parse themselves, errors, and keys."""
 
+import asyncio
 import functools
 import hashlib
 import json
@@ -95,25 +96,21 @@ def operation_id(route: APIRoute) -> str:
     return f"{prefix}{route.name}"
 
 
-def install(app: FastAPI) -> None:
-    """Complete the OpenAPI of `app`: schemas of bodies and responses, and the key; serve it and its page `/docs`.
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's document with the schemas of bodies and responses, and the key."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    _add_security(document)
+    for model in (JobRequest, Problem, TextProblem, FalProblem, JobObject):
+        schema = model.model_json_schema(
+            ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
+        )
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    return document
 
-    Document and page are built once: each takes 15 ms, and needs no key.
-    """
-    generate = app.openapi
 
-    @functools.cache
-    def document() -> dict[str, Any]:
-        complete = generate()
-        schemas = complete.setdefault("components", {}).setdefault("schemas", {})
-        _add_security(complete)
-        for model in (JobRequest, Problem, TextProblem, FalProblem, JobObject):
-            schema = model.model_json_schema(
-                ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
-            )
-            schemas.update(schema.pop("$defs", {}))
-            schemas[model.__name__] = schema
-        return complete
+def install(app: FastAPI, document: Callable[[], dict[str, Any]]) -> None:
+    """Let `app` serve its OpenAPI document, and the page `/docs` of it; they need no key."""
 
     def encoded() -> Response:
         body = json.dumps(document(), ensure_ascii=False, separators=(",", ":"))
@@ -134,7 +131,8 @@ def _serve_cached(app: FastAPI, path: str, build: Callable[[], Response]) -> Non
         return bytes(response.body), {**response.headers, "ETag": etag, "Cache-Control": "no-cache"}
 
     async def serve(request: Request) -> Response:
-        body, headers = built()
+        # FastAPI takes 1.2 s for the first document: other requests go on meanwhile.
+        body, headers = await asyncio.to_thread(built)
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers={"ETag": headers["ETag"]})
         return Response(body, headers=headers)
