@@ -1,12 +1,16 @@
 """Run pytest, then each failed test once more by itself; arguments are pytest's.
 
-A test that passes the second time is printed as UNSTABLE with its first failure and does not fail the run.
+A test that passes the second time is printed as UNSTABLE with its first failure and does not fail the run. The time of
+all tests is printed by folder.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -14,48 +18,58 @@ MAX_RERUNS = 20
 RERUN_TIMEOUT_S = 600
 
 
-class FirstFailures:
-    """Keeps the failures of a run by node id, in order, and whether all files were collected."""
+class Reports:
+    """Keeps the failures of a run by node id, in order, the seconds by folder, and whether all was collected."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+        self.seconds: Counter[str] = Counter()
         self.collected = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self.collected = self.collected and not report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds["/".join(report.nodeid.partition("::")[0].split("/")[:-1][:3])] += report.duration
         if report.failed:
-            self.texts.setdefault(report.nodeid, report.longreprtext)
+            self.failures.setdefault(report.nodeid, report.longreprtext)
+
+    def print_seconds(self) -> None:
+        """Print a line for each folder, the longest first."""
+        for folder, seconds in self.seconds.most_common():
+            print(f"{seconds:8.1f} s  {folder or '.'}")
 
 
-def passes_alone(node_id: str, options: list[str]) -> bool:
+def passes_alone(node_id: str) -> bool:
     """Run one test in a new process; return whether it passed."""
-    command = [sys.executable, "-m", "pytest", "-q", *options, node_id]
-    try:
-        return subprocess.run(command, timeout=RERUN_TIMEOUT_S, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        print(f"{node_id} took more than {RERUN_TIMEOUT_S} s", flush=True)
-        return False
+    with subprocess.Popen([sys.executable, "-m", "pytest", "-q", node_id], start_new_session=True) as process:
+        try:
+            return process.wait(RERUN_TIMEOUT_S) == 0
+        except subprocess.TimeoutExpired:
+            print(f"{node_id} took more than {RERUN_TIMEOUT_S} s", flush=True)
+            os.killpg(process.pid, signal.SIGKILL)
+            return False
 
 
-def run(arguments: list[str], rerun_options: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Return the exit status: that of pytest, but 0 if all failed tests pass by themselves."""
-    failures = FirstFailures()
-    status = int(pytest.main(arguments, plugins=[failures]))
-    if status != pytest.ExitCode.TESTS_FAILED or not failures.collected:
+    reports = Reports()
+    status = int(pytest.main(arguments, plugins=[reports]))
+    reports.print_seconds()
+    if status != pytest.ExitCode.TESTS_FAILED or not reports.collected:
         return status
-    if len(failures.texts) > MAX_RERUNS:
-        print(f"{len(failures.texts)} tests failed: more than the {MAX_RERUNS} that are run once more")
+    if len(reports.failures) > MAX_RERUNS:
+        print(f"{len(reports.failures)} tests failed: more than the {MAX_RERUNS} that are run once more")
         return status
-    unstable = [node_id for node_id in failures.texts if passes_alone(node_id, rerun_options)]
+    unstable = [node_id for node_id in reports.failures if passes_alone(node_id)]
     for node_id in unstable:
-        print(f"\nUNSTABLE {node_id}: it failed, then passed by itself; its first failure:\n{failures.texts[node_id]}")
-    for node_id in failures.texts.keys() - unstable:
+        print(
+            f"\nUNSTABLE {node_id}: it failed, then passed by itself; its first failure:\n{reports.failures[node_id]}"
+        )
+    for node_id in reports.failures.keys() - unstable:
         print(f"FAILED TWICE {node_id}")
-    return 0 if len(unstable) == len(failures.texts) else status
+    return 0 if len(unstable) == len(reports.failures) else status
 
 
 if __name__ == "__main__":
-    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    sys.exit(run(sys.argv[1:split], sys.argv[split + 1 :]))
+    sys.exit(run(sys.argv[1:]))
