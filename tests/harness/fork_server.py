@@ -64,6 +64,8 @@ def become(start: Start, descriptors: list[int]) -> int:
             os.setsid()
         elif start.process_group >= 0:
             os.setpgid(0, start.process_group)
+        if start.umask >= 0:
+            os.umask(start.umask)
         os.chdir(start.folder)
         os.environ.clear()
         os.environ.update(start.environment)

@@ -22,7 +22,7 @@ from typing import Any
 
 FORKED = (
     *("api", "cli.main", "moto.server", "worker", "worker.chores"),
-    *("worker.engine.process", "worker.engine.parallel.rank_process"),
+    *("worker.engine.memory_fit", "worker.engine.parallel.rank_process", "worker.engine.process"),
 )
 PARENT_WATCH = "shared.runtime.parent_process"
 READ_AT_IMPORT = ("HF_", "HOME", "LD_", "PYTHON")
@@ -30,7 +30,7 @@ READ_AT_IMPORT = ("HF_", "HOME", "LD_", "PYTHON")
 
 PLAIN = {
     **{"executable": None, "preexec_fn": None, "shell": False},
-    **{"gid": None, "gids": None, "uid": None, "umask": -1},
+    **{"gid": None, "gids": None, "uid": None},
 }
 """Arguments of `subprocess.Popen` without which a command is not forked."""
 
@@ -59,6 +59,7 @@ class Start:
     parent: int
     new_session: bool
     process_group: int
+    umask: int
 
 
 def forkable(command: str | bytes | Sequence[str]) -> tuple[str, tuple[str, ...], int] | None:
@@ -109,6 +110,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             parent=os.getpid(),
             new_session=options["start_new_session"],
             process_group=options["process_group"],
+            umask=options["umask"],
         )
         try:
             self.pid = self.fork(start, descriptors)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.http_server import ROOT, png
+from harness.http_server import png
 from harness.waiting import wait_until
 from playwright.sync_api import Page, Route, expect
 
@@ -236,7 +236,7 @@ def test_the_equivalent_calls_do_the_same(open_page: Any, working: Any, tmp_path
         command = ["bash", "-ec", text.replace("fusequeue submit", f"{sys.executable} -m cli.main submit", 1)]
     else:
         command = [sys.executable, "-c", text]
-    env = {**working.env, "PYTHONPATH": str(ROOT)}
+    env = dict(working.env)
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     job = working.read("/v1/jobs", limit="1")["data"][0]

@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 from harness.api_process import Server
-from harness.http_server import ROOT
 from harness.waiting import wait_until
 
 TIMEOUT_S = 60.0
@@ -35,7 +34,7 @@ def test_a_stop_writes_the_manifest_and_names_the_jobs(server: Server, tmp_path:
     for file in (*unfinished, *others):
         file.touch()
     command = [sys.executable, "-m", "cli.main", "backfill", str(prompts), "--out", str(out), "--url", server.url]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = dict(os.environ)
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     listed = lambda: httpx.get(f"{server.url}/v1/jobs", timeout=TIMEOUT_S).json()["data"]  # noqa: E731
     wait_until(lambda: len(listed()) == 2 or process.poll() is not None, "the jobs are submitted")

@@ -242,7 +242,6 @@ async def test_models_queues_and_workers_are_listed(run: Run) -> None:
 
 async def test_the_doctor_checks_everything(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is checked in a child process."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", server.settings.redis_url)
     monkeypatch.setenv("FUSEQUEUE_MODELS", str(ROOT / "models.toml"))
     verdicts = {finding["name"]: finding["verdict"] for finding in lines(await run("doctor", "--json"))}

@@ -49,7 +49,7 @@ def command(redis_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_commands_run_from_the_command_line(durable_server: Any) -> None:
     """All options arrive, and only the key goes to stdout."""
-    env = os.environ | {"FUSEQUEUE_REDIS_URL": durable_server.url, "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"FUSEQUEUE_REDIS_URL": durable_server.url}
 
     def fusequeue(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "cli.main", *arguments]

@@ -18,7 +18,7 @@ from threading import Thread
 import httpx
 import pytest
 from harness.api_process import Server
-from harness.http_server import ROOT, claimed, deliver
+from harness.http_server import claimed, deliver
 from harness.waiting import wait_until
 
 from shared.queue import Queue
@@ -41,7 +41,7 @@ async def queue(server: Server) -> AsyncIterator[Queue]:
 
 def environment(server: Server) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEQUEUE_", "COLUMNS"))}
-    return inherited | {"FUSEQUEUE_URL": server.url, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    return inherited | {"FUSEQUEUE_URL": server.url, "TERM": "xterm"}
 
 
 class Terminal:

@@ -49,7 +49,7 @@ def run(
     own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
     return subprocess.run(
         command,
-        env={**own, "PYTHONPATH": str(ROOT), **env},
+        env={**own, **env},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
