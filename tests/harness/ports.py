@@ -12,7 +12,8 @@ LOWEST, HIGHEST = 20_000, 32_000
 _rng = random.SystemRandom()  # independent of seeds set by tests
 _returned: set[int] = set()
 _PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+# A process that has replaced a crashed one has the next number.
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
 
 
 def free_port() -> int:
