@@ -41,6 +41,7 @@ COMMAND_BYTES = 500
 """Room for the commands of forks in the server's own, which `ps` shows."""
 
 _POPEN = subprocess.Popen
+_PYTHON = sys.executable  # a test can name another one
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _TESTS = str(Path(__file__).resolve().parents[1])
@@ -77,7 +78,7 @@ def forkable(command: str | bytes | Sequence[str]) -> tuple[str, tuple[str, ...]
 
 def _module(words: list[str]) -> tuple[str, tuple[str, ...]]:
     """Return the module that `python -m` runs and its arguments; both are empty for other commands."""
-    if words[:1] != [sys.executable]:
+    if words[:1] != [_PYTHON]:
         return "", ()
     words = [word for at, word in enumerate(words) if at != 1 or word != "-P"]
     return (words[2], tuple(words[3:])) if words[1:2] == ["-m"] else ("", ())
