@@ -3,7 +3,6 @@
 Every error of every path is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -334,16 +333,15 @@ async def _http_exception(request: Request, error: HTTPException) -> Response:
         detail = f"no such path: {request.scope['path'][:200]}; GET /docs lists the paths"
     elif code == "method_not_allowed":
         detail = f"{request.method[:20]} is not allowed on {request.scope['path'][:200]}"
-        return problem(request.scope, code, detail, headers={**(error.headers or {}), **await _allow_header(request)})
+        return problem(request.scope, code, detail, headers={**(error.headers or {}), **_allow_header(request)})
     return problem(request.scope, code, detail, headers=error.headers)
 
 
-async def _allow_header(request: Request) -> dict[str, str]:
+def _allow_header(request: Request) -> dict[str, str]:
     """Return all methods of the path; the router's header names only the first matching route's."""
     path = getattr(request.scope.get("route"), "path_format", "")
-    document = await asyncio.to_thread(request.app.openapi)  # the first one takes a second
-    methods = document["paths"].get(path)
-    return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
+    methods = request.app.state.methods.get(path)
+    return {"Allow": ", ".join(sorted(methods))} if methods else {}
 
 
 async def _disconnected(request: Request, error: ClientDisconnect) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import hashlib
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -124,15 +125,21 @@ def install(app: FastAPI, document: Callable[[], dict[str, Any]]) -> None:
 def _serve_cached(app: FastAPI, path: str, build: Callable[[], Response]) -> None:
     """Serve a response that is built once, with an ETag."""
 
+    one_at_a_time = threading.Lock()
+
     @functools.cache
     def built() -> tuple[bytes, dict[str, str]]:
         response = build()
         etag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
         return bytes(response.body), {**response.headers, "ETag": etag, "Cache-Control": "no-cache"}
 
+    def built_once() -> tuple[bytes, dict[str, str]]:
+        with one_at_a_time:
+            return built()
+
     async def serve(request: Request) -> Response:
-        # FastAPI takes 1.2 s for the first document: other requests go on meanwhile.
-        body, headers = await asyncio.to_thread(built)
+        # Other requests go on while the first document is made.
+        body, headers = await asyncio.to_thread(built_once)
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers={"ETag": headers["ETag"]})
         return Response(body, headers=headers)

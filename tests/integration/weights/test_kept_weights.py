@@ -59,7 +59,8 @@ def test_an_evicted_model_comes_back_without_a_load_and_with_the_same_result(
     assert loads(harness) == [("one", False), ("two", False), ("one", True)]
     assert (status.loaded_models, status.kept_models) == (("one",), ("two",))
     assert status.kept_bytes > 0
-    assert status.load_seconds["one"] > status.load_seconds["two"], "the next claim counts a copy"
+    took = {one.model: one.seconds for one in harness.recorder.model_events if isinstance(one, ModelLoaded)}
+    assert status.load_seconds["two"] != took["two"], "the next claim counts a copy"
 
 
 @pytest.mark.parametrize("family", ["flux", "sdxl", "cast"])
