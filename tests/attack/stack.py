@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from chaos.processes import ROOT, Cluster, Launcher, die_with_parent
+from chaos.processes import ROOT, Cluster, die_with_parent
 
 from shared.auth import Scope
 from shared.queue import Queue
@@ -126,7 +126,6 @@ class Stack:
     def __init__(
         self,
         folder: Path,
-        launcher: Launcher,
         *,
         step_s: float = 0.01,
         prefix: Sequence[str] = (),
@@ -135,7 +134,7 @@ class Stack:
     ) -> None:
         """`prefix` is a command that starts the API and the chores; `files` is how many the API can open."""
         defaults: dict[str, object] = {"auth": "keys", "lease_ms": 10_000, "namespace": "attack"}
-        self.cluster = Cluster(folder, launcher, step_s=step_s, **{**defaults, **settings})
+        self.cluster = Cluster(folder, step_s=step_s, **{**defaults, **settings})
         (folder / "models.toml").write_text(_MODELS, "utf-8")
         self.folder, self._prefix, self._files = folder, tuple(prefix), files
         self.url = f"http://127.0.0.1:{self.cluster.api_port}"
@@ -230,10 +229,9 @@ async def _keys(queue: Queue, tenant: str) -> Keys:
 @contextlib.asynccontextmanager
 async def running(folder: Path, *tenants: str, workers: int = 1, **options: Any) -> AsyncIterator[Stack]:
     """Run a stack with keys of `tenants`, its files in `folder`; `options` are those of `Stack`."""
-    with Launcher(folder / "launch.log") as launcher:
-        stack = Stack(folder, launcher, **options)
-        try:
-            await stack.start(*tenants, workers=workers)
-            yield stack
-        finally:
-            await stack.close()
+    stack = Stack(folder, **options)
+    try:
+        await stack.start(*tenants, workers=workers)
+        yield stack
+    finally:
+        await stack.close()

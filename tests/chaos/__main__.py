@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chaos.processes import Launcher
+from harness import forks
+
 from chaos.run import Run
 from chaos.scenarios import SCENARIOS
 
@@ -23,14 +24,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="repeat the plan of this seed; default: a random one")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of the number of jobs and faults")
     options = parser.parse_args()
+    forks.install()
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     failed = []
     for name in options.scenarios or SCENARIOS:
         print(f"{name}: make chaos SEED={seed} RUN={name}", flush=True)
         folder = Path(tempfile.mkdtemp(prefix=f"fusequeue-chaos-{name}-", dir=MEMORY if MEMORY.is_dir() else None))
-        with Launcher(folder / "launch.log") as launcher:
-            plan = SCENARIOS[name].plan(seed, options.scale)
-            report = asyncio.run(Run(SCENARIOS[name], plan, folder, launcher).report())
+        plan = SCENARIOS[name].plan(seed, options.scale)
+        report = asyncio.run(Run(SCENARIOS[name], plan, folder).report())
         print("\n".join(report.lines()), flush=True)
         if report.problems:
             failed.append(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -13,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import redis
 from harness.ports import free_port
 from harness.s3_process import admin, wait_until_listening
 
-from chaos import hooks, launch, planted_bugs, sleeping_engine
+from chaos import hooks, planted_bugs, sleeping_engine
+from chaos import role as role_process
 from shared.config.settings import Settings
 from shared.queue.redis_keys import RedisKeys
 from shared.runtime.parent_process import end_with_parent
@@ -121,25 +120,33 @@ class RedisProcess:
 
 
 class Process:
-    """A process of the product, started by a `Launcher`."""
+    """A process of the product, with a role of `chaos.role`."""
 
-    def __init__(self, launcher: Launcher, role: str, env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, role: str, env: Mapping[str, str], log: Path) -> None:
         self.role, self.log = role, log
-        self._launcher, self._status = launcher, None
-        self.pid = int(launcher.request({"start": role, "env": dict(env), "log": str(log)})["pid"])
+        command = [sys.executable, "-m", "chaos.role", role]  # the folder of the tests is its first folder of modules
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT / "tests",
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
 
     @property
     def status(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""
-        if self._status is None:
-            self._status = self._launcher.request({"poll": self.pid})["status"]
-        return self._status
+        return self._process.poll()
 
     def is_stopped(self) -> bool:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def send(self, number: int) -> bool:
-        """Send a signal; False if the process has ended. A zombie keeps its pid until `status` has read it."""
+        """Send a signal; False if the process has ended."""
         if self.status is not None:
             return False
         os.kill(self.pid, number)
@@ -150,52 +157,16 @@ class Process:
         assert self.status is not None
         return self.status
 
-
-class Launcher:
-    """The process that starts those of one run after another by forks: `with Launcher(log) as launcher`."""
-
-    def __init__(self, log: Path) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEQUEUE_", "CHAOS_"))}
-        self.env = env | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "chaos.launch"],
-                cwd=ROOT,
-                env=self.env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                preexec_fn=die_with_parent,
-                start_new_session=True,
-            )
-        self._read()
-
-    def request(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        reply: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return reply
-
-    def __enter__(self) -> Launcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait(STOP_TIMEOUT_S)
 
 
 class Cluster:
     """A stack of real processes; `settings` are those of fusequeue. `ports` can be those of proxies."""
 
-    def __init__(
-        self, folder: Path, launcher: Launcher, *, step_s: float, bug: str = "", s3: bool = False, **settings: object
-    ) -> None:
-        self.folder, self.launcher, self.uses_s3 = folder, launcher, s3
+    def __init__(self, folder: Path, *, step_s: float, bug: str = "", s3: bool = False, **settings: object) -> None:
+        self.folder, self.uses_s3 = folder, s3
         self.redis = RedisProcess(folder / "redis")
         self.api_port = free_port()
         self.journal, self.disk_full = folder / "journal.jsonl", folder / "disk-is-full"
@@ -234,14 +205,19 @@ class Cluster:
 
     def env(self, role: str) -> dict[str, str]:
         settings = self.settings(role)
-        env = dict(self.launcher.env)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEQUEUE_", "CHAOS_"))}
+        env["OMP_NUM_THREADS"] = "1"
         for name in settings.model_fields_set:
             value = getattr(settings, name)
             value = value.get_secret_value() if hasattr(value, "get_secret_value") else value
             value = ",".join(map(str, value)) if isinstance(value, tuple) else value
             env[f"FUSEQUEUE_{name.upper()}"] = str(value)
         env |= {sleeping_engine.JOURNAL: str(self.journal), sleeping_engine.STEP_S: str(self._step_s)}
-        env |= {hooks.DISK_FULL: str(self.disk_full), launch.PORT: str(self.api_port), planted_bugs.BUG: self._bug}
+        env |= {
+            hooks.DISK_FULL: str(self.disk_full),
+            role_process.PORT: str(self.api_port),
+            planted_bugs.BUG: self._bug,
+        }
         return env
 
     async def start(self, workers: int, *, chores: bool = False, steps_clock: bool = False) -> None:
@@ -258,7 +234,7 @@ class Cluster:
     def process(self, role: str, **env: str) -> Process:
         """Start another process of a role; `env` can hold a hook."""
         log = self.folder / f"{role}.log"
-        self.processes.append(Process(self.launcher, role, self.env(role) | env, log))
+        self.processes.append(Process(role, self.env(role) | env, log))
         return self.processes[-1]
 
     def alive(self, role: str) -> list[Process]:
@@ -280,8 +256,7 @@ class Cluster:
     def close(self) -> None:
         """End every process of the run, by its pid."""
         for process in self.processes:
-            if process.status is None:
-                process.send(signal.SIGKILL)
+            process.kill()
         self.redis.send(signal.SIGCONT)
         self.redis.kill()
         if self._s3 is not None:

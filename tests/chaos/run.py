@@ -18,7 +18,7 @@ from chaos.client import Client
 from chaos.faults import FAULTS, Stage
 from chaos.monitor import Monitor
 from chaos.plan import Mix, Plan
-from chaos.processes import MAX_BATCH, Cluster, Launcher, wait_for
+from chaos.processes import MAX_BATCH, Cluster, wait_for
 
 TIMEOUT_S = 1800.0
 SETTLE_TIMEOUT_S = 60.0
@@ -53,10 +53,10 @@ class Scenario:
 class Run:
     """Executes a plan."""
 
-    def __init__(self, scenario: Scenario, plan: Plan, folder: Path, launcher: Launcher, bug: str = "") -> None:
+    def __init__(self, scenario: Scenario, plan: Plan, folder: Path, bug: str = "") -> None:
         self.scenario, self.plan = scenario, plan
         options = {"step_s": scenario.step_s, "bug": bug, "s3": scenario.s3, **scenario.settings}
-        self.cluster = Cluster(folder, launcher, **options)
+        self.cluster = Cluster(folder, **options)
         self.client = Client(f"http://127.0.0.1:{self.cluster.api_port}")
         self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
         self.stage = Stage(self.cluster, self.monitor)

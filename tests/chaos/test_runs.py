@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from chaos import planted_bugs
 from chaos.faults import FAULTS
 from chaos.plan import Mix, Plan
-from chaos.processes import Launcher, redis_executable
+from chaos.processes import redis_executable
 from chaos.run import Run, Scenario
 from chaos.scenarios import SCENARIOS, STEPS
 
@@ -30,33 +29,30 @@ WITH_BUGS = {
     "lost_outbox_entry": (Scenario(50, workers=2, webhooks=True), "webhooks lost"),
 }
 
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    if redis_executable() is None:
-        pytest.skip("no redis-server")
-    with Launcher(tmp_path_factory.mktemp("launcher") / "launch.log") as launcher:
-        yield launcher
+NEEDS_REDIS = pytest.mark.skipif(redis_executable() is None, reason="no redis-server")
 
 
-async def test_jobs_outlive_the_processes_that_work_on_them(launcher: Launcher, tmp_path: Path) -> None:
+@NEEDS_REDIS
+async def test_jobs_outlive_the_processes_that_work_on_them(tmp_path: Path) -> None:
     """Workers killed at every step, the API at a submit, and a drain: nothing is lost or done twice."""
     scenario = Scenario(150, WORKER_FAULTS, at_once=4, step_s=0.02, webhooks=True, settings=SHORT_LEASE)
-    report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher).report()
+    report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
     assert not report.problems, "\n".join(report.lines())
 
 
-async def test_jobs_outlive_a_kill_of_redis(launcher: Launcher, tmp_path: Path) -> None:
+@NEEDS_REDIS
+async def test_jobs_outlive_a_kill_of_redis(tmp_path: Path) -> None:
     scenario = Scenario(60, REDIS_FAULTS, workers=2, run_again=lambda kills: 0)
-    report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher).report()
+    report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
     assert not report.problems, "\n".join(report.lines())
 
 
+@NEEDS_REDIS
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(WITH_BUGS))
-async def test_the_checker_reports_a_planted_bug(bug: str, launcher: Launcher, tmp_path: Path) -> None:
+async def test_the_checker_reports_a_planted_bug(bug: str, tmp_path: Path) -> None:
     scenario, problem = WITH_BUGS[bug]
-    report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher, bug).report()
+    report = await Run(scenario, scenario.plan(SEED), tmp_path, bug).report()
     assert problem in report.problems, "\n".join(report.lines())
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos.processes import MODELS, Cluster, Launcher
+from chaos.processes import MODELS, Cluster
 
 from soak.load import Load, bodies
 from soak.usage import usage
@@ -135,15 +135,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="fusequeue-soak-"))
-    with Launcher(folder / "launch.log") as launcher:
-        cluster = Cluster(folder, launcher, step_s=0.001, **SETTINGS)
-        cluster.journal = Path("/dev/null")
-        (folder / "models.toml").write_text("\n".join(_MODEL.format(model=model) for model in MODELS), "utf-8")
-        soak = Soak(cluster, options.seed)
-        try:
-            start, end = asyncio.run(soak.run(options))
-        finally:
-            cluster.close()
+    cluster = Cluster(folder, step_s=0.001, **SETTINGS)
+    cluster.journal = Path("/dev/null")
+    (folder / "models.toml").write_text("\n".join(_MODEL.format(model=model) for model in MODELS), "utf-8")
+    soak = Soak(cluster, options.seed)
+    try:
+        start, end = asyncio.run(soak.run(options))
+    finally:
+        cluster.close()
     print("\n".join(table(start, soak.peak, end)), flush=True)
     if all(within(name, first, end[name]) for name, first in start.items()):
         shutil.rmtree(folder)

@@ -95,7 +95,7 @@ async def rate(scripts: Counter[str]) -> float:
 async def test_jobs_that_no_worker_can_claim_cost_few_scripts(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, scripts: Counter[str], ready: bool
 ) -> None:
-    """30 idle workers without jobs, or with one of each kind that none claims: without a backoff 1,000 scripts a second.
+    """30 idle workers without jobs, or with one of each kind that none claims; without a backoff 1,000 a second.
 
     The kinds: of a tenant at its quota, of a model that no worker has, with more rows than a batch.
     """
