@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import structlog
 from harness.engine import a_job, a_spec
 from harness.ports import free_port
@@ -22,11 +24,13 @@ from shared.runtime import metrics
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
+from worker.engine.fusion import fused_call
 from worker.metrics.http_port import http_port
 from worker.worker import Worker
 
 Eventually = Callable[..., Awaitable[None]]
-STEPS = 900  # a few seconds: longer than an outage of Redis takes to be noticed
+STEPS = 400
+FORWARD_S = 0.03  # until the outage is over: longer in all than it takes to be noticed
 MODEL = "outlasts"  # used only by this test: metrics are per process
 
 
@@ -52,8 +56,16 @@ async def test_worker_continues_its_forwards_during_a_redis_outage_and_claims_af
     tiny_models: Path,
     tmp_path: Path,
     eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Redis is killed during a job and restarted: no step is computed twice, and the queued job runs afterwards."""
+    forward, over = fused_call.run_fused, threading.Event()
+
+    def slow_forward(*calls: Any) -> list[Any]:
+        over.wait(FORWARD_S)
+        return forward(*calls)
+
+    monkeypatch.setattr(fused_call, "run_fused", slow_forward)
     settings = settings_for(
         durable_server.url, storage_dir=tmp_path / "storage", device="cpu", torch_threads=1, drain_timeout_s=60.0
     )
@@ -71,6 +83,7 @@ async def test_worker_continues_its_forwards_during_a_redis_outage_and_claims_af
     assert worker.slots_in_use == 1, "no further job is claimed"
     durable_server.start()
     await eventually(lambda: worker.unready() is None, "the worker is ready again", 30)
+    over.set()
 
     async def both_ended() -> bool:
         records = [await record_or_none(queue, name) for name in ("runs", "waits")]
