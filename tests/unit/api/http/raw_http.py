@@ -22,6 +22,18 @@ QUICK = ArrivalLimits(
 LARGE = {"/large": 20_000_000, "/buffered": 60_000}
 
 
+class PromptServer(uvicorn.Server):
+    """A server that ends when `stopped` is set; uvicorn looks for it ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopped = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopped.wait()
+
+
 @dataclass
 class EchoServer:
     """An HTTP server with the limits of the API. Its application records each request with its body.
@@ -56,7 +68,7 @@ class EchoServer:
             "ws": "none",
             "log_config": None,
         }
-        server = uvicorn.Server(uvicorn.Config(self._app, **options, timeout_graceful_shutdown=1))
+        server = PromptServer(uvicorn.Config(self._app, **options, timeout_graceful_shutdown=1))
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.005)
@@ -68,7 +80,7 @@ class EchoServer:
                 client.writer.transport.abort()
                 with contextlib.suppress(OSError):
                     await client.writer.wait_closed()
-            server.should_exit = True
+            server.stopped.set()
             await serving
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
