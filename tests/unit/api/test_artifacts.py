@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from harness.http_server import BODY, WORKER, claimed, finish, png, serving
+from harness.tables import row
 
 from shared.job import Artifact, Outcome, State, Thumbnail
 from shared.queue import Queue
@@ -61,11 +62,15 @@ async def test_a_range_of_another_version_returns_the_whole_artifact(api: httpx.
     assert (same.status_code, other.status_code) == (206, 200)
 
 
-@pytest.mark.parametrize("has", ["{}", "W/{}", '"other", {}', "*"])
-async def test_an_artifact_that_the_client_has_is_not_sent_again(api: httpx.AsyncClient, url: str, has: str) -> None:
-    etag = (await api.get(url)).headers["etag"]
-    response = await api.get(url, headers={"If-None-Match": has.format(etag)})
-    assert (response.status_code, response.content) == (304, b"")
+ETAGS = ["{}", "W/{}", '"other", {}', "*"]
+
+
+async def test_an_artifact_that_the_client_has_is_not_sent_again(api: httpx.AsyncClient, url: str) -> None:
+    for has in ETAGS:
+        with row(has):
+            etag = (await api.get(url)).headers["etag"]
+            response = await api.get(url, headers={"If-None-Match": has.format(etag)})
+            assert (response.status_code, response.content) == (304, b"")
 
 
 async def test_head_returns_the_headers_without_the_bytes(api: httpx.AsyncClient, url: str) -> None:

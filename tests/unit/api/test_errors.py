@@ -18,6 +18,7 @@ import httpx
 import pytest
 import structlog
 from harness.http_server import BODY, application, serving
+from harness.tables import row
 
 from api import app
 from api.http import docs_page, openapi
@@ -49,83 +50,81 @@ def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, problem["code"], problem["error"]["param"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "status", "code", "param"),
-    [
-        ({"model": "no-such"}, 404, "model_not_found", "model"),
-        ({"model": None}, 422, "invalid_request", "model"),
-        ({"prompt": ""}, 422, "invalid_request", "prompt"),
-        ({"prompt": 5}, 422, "invalid_request", "prompt"),
-        ({"prompt": "x" * 501}, 422, "invalid_request", "prompt"),
-        ({"negative_prompt": ["x"]}, 422, "invalid_request", "negative_prompt"),
-        ({"width": 72.5}, 422, "invalid_request", "width"),
-        ({"width": "64"}, 422, "invalid_request", "width"),
-        ({"width": 65}, 422, "invalid_request", "width"),
-        ({"height": 136}, 422, "invalid_request", "height"),
-        ({"width": 10**30}, 422, "invalid_request", "width"),
-        ({"steps": 0}, 422, "invalid_request", "steps"),
-        ({"steps": 101}, 422, "invalid_request", "steps"),
-        ({"num_inference_steps": -1}, 422, "invalid_request", "num_inference_steps"),
-        ({"n": 9}, 422, "invalid_request", "n"),
-        ({"n": True}, 422, "invalid_request", "n"),
-        ({"seed": -1}, 422, "invalid_request", "seed"),
-        ({"seed": 2**63}, 422, "invalid_request", "seed"),
-        ({"guidance_scale": 21}, 422, "invalid_request", "guidance_scale"),
-        ({"guidance_scale": 10**400}, 422, "invalid_request", "guidance_scale"),
-        ({"guidance_scale": "2"}, 422, "invalid_request", "guidance_scale"),
-        ({"guidance_scale": True}, 422, "invalid_request", "guidance_scale"),
-        ({"deadline_s": True}, 422, "invalid_request", "deadline_s"),
-        ({"strength": "0.5"}, 422, "invalid_request", "strength"),
-        ({"metadata": {"": "x"}}, 422, "invalid_request", "metadata"),
-        ({"metadata": {"k" * 65: "x"}}, 422, "invalid_request", f"metadata.{'k' * 65}"),
-        ({"scheduler": "Nope"}, 422, "invalid_request", "scheduler"),
-        ({"strength": 0.5}, 422, "invalid_request", "strength"),
-        ({"image": "in_0123456789abcdef0123456789abcdef"}, 422, "invalid_input_image", "image"),
-        ({"image": "data:image/png;base64,AAAA"}, 422, "invalid_input_image", "image"),
-        ({"image": "file:///etc/passwd"}, 422, "invalid_input_image", "image"),
-        ({"image": "https://127.0.0.1/a.png"}, 422, "invalid_input_image", "image"),
-        ({"output_format": "gif"}, 422, "invalid_request", "output_format"),
-        ({"priority": "now"}, 422, "invalid_request", "priority"),
-        ({"deadline_s": 0}, 422, "invalid_request", "deadline_s"),
-        ({"metadata": {"a": 1}}, 422, "invalid_request", "metadata.a"),
-        ({"metadata": {str(key): "" for key in range(17)}}, 422, "invalid_request", "metadata"),
-        ({"batch_id": "a b"}, 422, "invalid_request", "batch_id"),
-        ({"no_such_field": 1}, 422, "invalid_request", "no_such_field"),
-        ({"prompt": "a\0b"}, 422, "invalid_request", "prompt"),
-    ],
-)
-async def test_an_invalid_field_is_named(
-    api: httpx.AsyncClient, fake_queue: Queue, changed: dict[str, Any], status: int, code: str, param: str
-) -> None:
-    response = await api.post("/v1/jobs", content=json.dumps({**BODY, **changed}), headers=JSON)
-    assert error_of(response) == (status, code, param)
-    assert (await fake_queue.jobs.page("default"))[0] == []
+INVALID_FIELDS = [
+    ({"model": "no-such"}, 404, "model_not_found", "model"),
+    ({"model": None}, 422, "invalid_request", "model"),
+    ({"prompt": ""}, 422, "invalid_request", "prompt"),
+    ({"prompt": 5}, 422, "invalid_request", "prompt"),
+    ({"prompt": "x" * 501}, 422, "invalid_request", "prompt"),
+    ({"negative_prompt": ["x"]}, 422, "invalid_request", "negative_prompt"),
+    ({"width": 72.5}, 422, "invalid_request", "width"),
+    ({"width": "64"}, 422, "invalid_request", "width"),
+    ({"width": 65}, 422, "invalid_request", "width"),
+    ({"height": 136}, 422, "invalid_request", "height"),
+    ({"width": 10**30}, 422, "invalid_request", "width"),
+    ({"steps": 0}, 422, "invalid_request", "steps"),
+    ({"steps": 101}, 422, "invalid_request", "steps"),
+    ({"num_inference_steps": -1}, 422, "invalid_request", "num_inference_steps"),
+    ({"n": 9}, 422, "invalid_request", "n"),
+    ({"n": True}, 422, "invalid_request", "n"),
+    ({"seed": -1}, 422, "invalid_request", "seed"),
+    ({"seed": 2**63}, 422, "invalid_request", "seed"),
+    ({"guidance_scale": 21}, 422, "invalid_request", "guidance_scale"),
+    ({"guidance_scale": 10**400}, 422, "invalid_request", "guidance_scale"),
+    ({"guidance_scale": "2"}, 422, "invalid_request", "guidance_scale"),
+    ({"guidance_scale": True}, 422, "invalid_request", "guidance_scale"),
+    ({"deadline_s": True}, 422, "invalid_request", "deadline_s"),
+    ({"strength": "0.5"}, 422, "invalid_request", "strength"),
+    ({"metadata": {"": "x"}}, 422, "invalid_request", "metadata"),
+    ({"metadata": {"k" * 65: "x"}}, 422, "invalid_request", f"metadata.{'k' * 65}"),
+    ({"scheduler": "Nope"}, 422, "invalid_request", "scheduler"),
+    ({"strength": 0.5}, 422, "invalid_request", "strength"),
+    ({"image": "in_0123456789abcdef0123456789abcdef"}, 422, "invalid_input_image", "image"),
+    ({"image": "data:image/png;base64,AAAA"}, 422, "invalid_input_image", "image"),
+    ({"image": "file:///etc/passwd"}, 422, "invalid_input_image", "image"),
+    ({"image": "https://127.0.0.1/a.png"}, 422, "invalid_input_image", "image"),
+    ({"output_format": "gif"}, 422, "invalid_request", "output_format"),
+    ({"priority": "now"}, 422, "invalid_request", "priority"),
+    ({"deadline_s": 0}, 422, "invalid_request", "deadline_s"),
+    ({"metadata": {"a": 1}}, 422, "invalid_request", "metadata.a"),
+    ({"metadata": {str(key): "" for key in range(17)}}, 422, "invalid_request", "metadata"),
+    ({"batch_id": "a b"}, 422, "invalid_request", "batch_id"),
+    ({"no_such_field": 1}, 422, "invalid_request", "no_such_field"),
+    ({"prompt": "a\0b"}, 422, "invalid_request", "prompt"),
+]
 
 
-@pytest.mark.parametrize(
-    ("raw", "status", "code", "param"),
-    [
-        (b"", 400, "invalid_json", None),
-        (b"{", 400, "invalid_json", None),
-        (b'{"prompt": "\xff\xfe"}', 400, "invalid_json", None),
-        (b'{"model":"demo","prompt":"x","guidance_scale":NaN}', 400, "invalid_json", None),
-        (b'{"model":"demo","prompt":"x","guidance_scale":1e999}', 422, "invalid_request", "guidance_scale"),
-        (b"[" * 200_000, 400, "invalid_json", None),
-        (b'{"model":"demo","prompt":' + b"[" * 900 + b"]" * 900 + b"}", 422, "invalid_request", "prompt"),
-        (b'{"model":"demo","prompt":"x","prompt":"y"}', 422, "invalid_request", "prompt"),
-        (b"[]", 422, "invalid_request", None),
-        (b"null", 422, "invalid_request", None),
-        (b'"text"', 422, "invalid_request", None),
-        (b'{"model":"demo","prompt":"\\ud800"}', 422, "invalid_request", "prompt"),
-        (b'{"model":"demo","prompt":"x","\\ud800":1}', 422, "invalid_request", None),
-        (b'{"model":"demo","prompt":"x","seed":' + b"9" * 5000 + b"}", 400, "invalid_json", None),
-    ],
-)
-async def test_a_body_without_a_job_is_refused(
-    api: httpx.AsyncClient, raw: bytes, status: int, code: str, param: str | None
-) -> None:
-    response = await api.post("/v1/jobs", content=raw, headers=JSON)
-    assert error_of(response) == (status, code, param)
+async def test_an_invalid_field_is_named(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    for changed, status, code, param in INVALID_FIELDS:
+        with row(changed):
+            response = await api.post("/v1/jobs", content=json.dumps({**BODY, **changed}), headers=JSON)
+            assert error_of(response) == (status, code, param)
+            assert (await fake_queue.jobs.page("default"))[0] == []
+
+
+NO_JOBS = [
+    (b"", 400, "invalid_json", None),
+    (b"{", 400, "invalid_json", None),
+    (b'{"prompt": "\xff\xfe"}', 400, "invalid_json", None),
+    (b'{"model":"demo","prompt":"x","guidance_scale":NaN}', 400, "invalid_json", None),
+    (b'{"model":"demo","prompt":"x","guidance_scale":1e999}', 422, "invalid_request", "guidance_scale"),
+    (b"[" * 200_000, 400, "invalid_json", None),
+    (b'{"model":"demo","prompt":' + b"[" * 900 + b"]" * 900 + b"}", 422, "invalid_request", "prompt"),
+    (b'{"model":"demo","prompt":"x","prompt":"y"}', 422, "invalid_request", "prompt"),
+    (b"[]", 422, "invalid_request", None),
+    (b"null", 422, "invalid_request", None),
+    (b'"text"', 422, "invalid_request", None),
+    (b'{"model":"demo","prompt":"\\ud800"}', 422, "invalid_request", "prompt"),
+    (b'{"model":"demo","prompt":"x","\\ud800":1}', 422, "invalid_request", None),
+    (b'{"model":"demo","prompt":"x","seed":' + b"9" * 5000 + b"}", 400, "invalid_json", None),
+]
+
+
+async def test_a_body_without_a_job_is_refused(api: httpx.AsyncClient) -> None:
+    for raw, status, code, param in NO_JOBS:
+        with row(raw):
+            response = await api.post("/v1/jobs", content=raw, headers=JSON)
+            assert error_of(response) == (status, code, param)
 
 
 async def test_a_long_field_name_is_shortened_in_the_error(api: httpx.AsyncClient) -> None:
@@ -141,10 +140,14 @@ async def test_error_messages_are_plain(api: httpx.AsyncClient) -> None:
     assert array.json()["detail"] == "body: it must be a JSON object"
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"])
-async def test_another_content_type_is_refused(api: httpx.AsyncClient, content_type: str) -> None:
-    response = await api.post("/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": content_type})
-    assert error_of(response) == (415, "unsupported_media_type", "Content-Type")
+CONTENT_TYPES = ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"]
+
+
+async def test_another_content_type_is_refused(api: httpx.AsyncClient) -> None:
+    for content_type in CONTENT_TYPES:
+        with row(content_type):
+            response = await api.post("/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": content_type})
+            assert error_of(response) == (415, "unsupported_media_type", "Content-Type")
 
 
 async def test_a_content_type_can_have_parameters(api: httpx.AsyncClient) -> None:
@@ -167,55 +170,59 @@ async def test_a_too_large_body_is_refused_with_and_without_content_length(fake_
     assert fits.status_code == 202
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nothing", 404, "not_found"),
-        ("POST", "/", 405, "method_not_allowed"),
-        ("GET", "/v1/nothing", 404, "not_found"),
-        ("GET", "/v1/jobs/", 404, "not_found"),
-        ("GET", "/v1/jobs/no-such", 404, "not_found"),
-        ("GET", "/v1/jobs/job_00000000000000000000000000", 404, "not_found"),
-        ("GET", "/v1/jobs/job_%00", 404, "not_found"),
-        ("GET", "/v1/jobs/%ff%fe", 404, "not_found"),
-        ("GET", "/v1/jobs/job_00000000000000000000000000/artifacts/0", 404, "not_found"),
-        ("GET", "/v1/jobs/job_00000000000000000000000000/artifacts/x", 404, "not_found"),
-        ("GET", "/v1/models/no-such", 404, "model_not_found"),
-        ("PUT", "/v1/jobs", 405, "method_not_allowed"),
-        ("POST", "/v1/models", 405, "method_not_allowed"),
-        ("GET", "/v1/jobs:bulk", 405, "method_not_allowed"),
-    ],
-)
-async def test_an_unknown_path_has_the_same_form_of_error(
-    api: httpx.AsyncClient, method: str, path: str, status: int, code: str
-) -> None:
-    response = await api.request(method, path)
-    assert error_of(response)[:2] == (status, code)
-    assert ("allow" in response.headers) == (status == 405)
+UNKNOWN_PATHS = [
+    ("GET", "/nothing", 404, "not_found"),
+    ("POST", "/", 405, "method_not_allowed"),
+    ("GET", "/v1/nothing", 404, "not_found"),
+    ("GET", "/v1/jobs/", 404, "not_found"),
+    ("GET", "/v1/jobs/no-such", 404, "not_found"),
+    ("GET", "/v1/jobs/job_00000000000000000000000000", 404, "not_found"),
+    ("GET", "/v1/jobs/job_%00", 404, "not_found"),
+    ("GET", "/v1/jobs/%ff%fe", 404, "not_found"),
+    ("GET", "/v1/jobs/job_00000000000000000000000000/artifacts/0", 404, "not_found"),
+    ("GET", "/v1/jobs/job_00000000000000000000000000/artifacts/x", 404, "not_found"),
+    ("GET", "/v1/models/no-such", 404, "model_not_found"),
+    ("PUT", "/v1/jobs", 405, "method_not_allowed"),
+    ("POST", "/v1/models", 405, "method_not_allowed"),
+    ("GET", "/v1/jobs:bulk", 405, "method_not_allowed"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "param"),
-    [
-        ("/v1/jobs?limit=0", "limit"),
-        ("/v1/jobs?limit=many", "limit"),
-        ("/v1/jobs?status=done", "status"),
-        ("/v1/jobs?batch_id=a%20b", "batch_id"),
-        ("/v1/jobs?created_after=yesterday", "created_after"),
-        ("/v1/jobs?after=nothing", "after"),
-        ("/v1/jobs?stauts=queued", "stauts"),
-        ("/v1/jobs/job_00000000000000000000000000?wait=nan", "wait"),
-        ("/v1/jobs/job_00000000000000000000000000?wait=-1", "wait"),
-    ],
-)
-async def test_an_invalid_query_parameter_is_named(api: httpx.AsyncClient, path: str, param: str) -> None:
-    assert error_of(await api.get(path)) == (422, "invalid_request", param)
+async def test_an_unknown_path_has_the_same_form_of_error(api: httpx.AsyncClient) -> None:
+    for method, path, status, code in UNKNOWN_PATHS:
+        with row(method, path):
+            response = await api.request(method, path)
+            assert error_of(response)[:2] == (status, code)
+            assert ("allow" in response.headers) == (status == 405)
 
 
-@pytest.mark.parametrize("key", ["", " ", "a b", "k" * 256, "k\u00e9"])
-async def test_an_invalid_idempotency_key_is_named(api: httpx.AsyncClient, key: str) -> None:
-    response = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": key.encode("latin-1")})
-    assert error_of(response) == (422, "invalid_request", "Idempotency-Key")
+INVALID_QUERIES = [
+    ("/v1/jobs?limit=0", "limit"),
+    ("/v1/jobs?limit=many", "limit"),
+    ("/v1/jobs?status=done", "status"),
+    ("/v1/jobs?batch_id=a%20b", "batch_id"),
+    ("/v1/jobs?created_after=yesterday", "created_after"),
+    ("/v1/jobs?after=nothing", "after"),
+    ("/v1/jobs?stauts=queued", "stauts"),
+    ("/v1/jobs/job_00000000000000000000000000?wait=nan", "wait"),
+    ("/v1/jobs/job_00000000000000000000000000?wait=-1", "wait"),
+]
+
+
+async def test_an_invalid_query_parameter_is_named(api: httpx.AsyncClient) -> None:
+    for path, param in INVALID_QUERIES:
+        with row(path):
+            assert error_of(await api.get(path)) == (422, "invalid_request", param)
+
+
+INVALID_KEYS = ["", " ", "a b", "k" * 256, "k\u00e9"]
+
+
+async def test_an_invalid_idempotency_key_is_named(api: httpx.AsyncClient) -> None:
+    for key in INVALID_KEYS:
+        with row(key):
+            response = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": key.encode("latin-1")})
+            assert error_of(response) == (422, "invalid_request", "Idempotency-Key")
 
 
 async def test_a_full_queue_returns_retry_after(fake_queue: Queue, tmp_path: Path, settings_for: Any) -> None:
@@ -318,11 +325,15 @@ async def test_an_internal_error_shows_only_its_request_id(
     assert "Traceback" not in response.text
 
 
-@pytest.mark.parametrize("sent", ["a b", "x" * 129, "id\u00e9", ""])
-async def test_an_invalid_request_id_is_replaced(api: httpx.AsyncClient, sent: str) -> None:
-    response = await api.get("/healthz", headers={"X-Request-Id": sent.encode("latin-1")})
-    assert response.headers["x-request-id"].startswith("req_")
-    assert len(response.headers.get_list("x-request-id")) == 1
+INVALID_REQUEST_IDS = ["a b", "x" * 129, "id\u00e9", ""]
+
+
+async def test_an_invalid_request_id_is_replaced(api: httpx.AsyncClient) -> None:
+    for sent in INVALID_REQUEST_IDS:
+        with row(sent):
+            response = await api.get("/healthz", headers={"X-Request-Id": sent.encode("latin-1")})
+            assert response.headers["x-request-id"].startswith("req_")
+            assert len(response.headers.get_list("x-request-id")) == 1
 
 
 async def test_every_documented_error_has_the_form_of_its_protocol(fake_queue: Queue, tmp_path: Path) -> None:

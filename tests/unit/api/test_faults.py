@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.http_server import BODY, serving
+from harness.tables import row
 
 from shared.queue import Queue
 
@@ -24,30 +25,29 @@ def params(problem: dict[str, Any]) -> list[str]:
     return [fault["param"] for fault in problem["errors"]]
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"stpes": 8, "prompt": 5}, ["prompt", "stpes"]),
-        ({"width": 65, "height": 136, "steps": 101}, ["width", "height", "steps"]),
-        ({"stpes": 8, "width": 65, "scheduler": "Nope"}, ["stpes", "width", "scheduler"]),
-        ({"prompt": "", "n": 99}, ["prompt", "n"]),
-        ({"model": "no-such", "stpes": 8}, ["stpes", "model"]),
-        ({"model": 3, "width": 65}, ["model"]),
-        ({"strength": 0.5, "seed": 2**63 - 1}, ["strength", "seed"]),
-        ({"batch_id": "batch_" + 26 * "0", "webhook": "ftp://a", "n": 99}, ["webhook", "batch_id", "n"]),
-        ({"webhook": 5, "webhook_events": ["job.succeeded"]}, ["webhook"]),
-        ({"on_deadline": "run"}, ["on_deadline"]),
-        ({"deadline_s": 5, "on_deadline": "wait"}, ["on_deadline"]),
-    ],
-)
-async def test_all_faults_of_a_body_are_named(
-    api: httpx.AsyncClient, changed: dict[str, Any], named: list[str]
-) -> None:
-    response = await api.post("/v1/jobs", json={**BODY, **changed})
-    problem = response.json()
-    assert params(problem) == named, problem
-    assert problem["detail"] == problem["errors"][0]["message"]
-    assert problem["error"]["param"] == named[0]
+FAULTS = [
+    ({"stpes": 8, "prompt": 5}, ["prompt", "stpes"]),
+    ({"width": 65, "height": 136, "steps": 101}, ["width", "height", "steps"]),
+    ({"stpes": 8, "width": 65, "scheduler": "Nope"}, ["stpes", "width", "scheduler"]),
+    ({"prompt": "", "n": 99}, ["prompt", "n"]),
+    ({"model": "no-such", "stpes": 8}, ["stpes", "model"]),
+    ({"model": 3, "width": 65}, ["model"]),
+    ({"strength": 0.5, "seed": 2**63 - 1}, ["strength", "seed"]),
+    ({"batch_id": "batch_" + 26 * "0", "webhook": "ftp://a", "n": 99}, ["webhook", "batch_id", "n"]),
+    ({"webhook": 5, "webhook_events": ["job.succeeded"]}, ["webhook"]),
+    ({"on_deadline": "run"}, ["on_deadline"]),
+    ({"deadline_s": 5, "on_deadline": "wait"}, ["on_deadline"]),
+]
+
+
+async def test_all_faults_of_a_body_are_named(api: httpx.AsyncClient) -> None:
+    for changed, named in FAULTS:
+        with row(changed):
+            response = await api.post("/v1/jobs", json={**BODY, **changed})
+            problem = response.json()
+            assert params(problem) == named, problem
+            assert problem["detail"] == problem["errors"][0]["message"]
+            assert problem["error"]["param"] == named[0]
 
 
 async def test_all_faults_of_a_bulk_line_are_named(api: httpx.AsyncClient) -> None:
@@ -75,74 +75,73 @@ PREDICTIONS = "/compat/replicate/v1/models/any/demo/predictions"
 GARBAGE = "data:image/png;base64,AAAA"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "named"),
-    [
-        (
-            "/v1/images/generations",
-            {
-                "prompt": "",
+OWN_FIELDS = [
+    (
+        "/v1/images/generations",
+        {
+            "prompt": "",
+            "size": "wide",
+            "response_format": "gif",
+            "steps": 101,
+            "stpes": 8,
+            "background": "transparent",
+        },
+        ["response_format", "background", "size", "prompt", "stpes", "steps"],
+    ),
+    (
+        "/v1/images/generations",
+        {"prompt": "x", "background": "transparent", "size": "65x64", "n": 0},
+        ["background", "n", "size"],
+    ),
+    ("/v1/images/edits", {"prompt": "x", "image": "sketch", "quality": 5}, ["quality", "image"]),
+    (
+        PREDICTIONS,
+        {"input": {"prompt": "x", "aspect_ratio": "wide", "num_outputs": 0, "steps": 5, "num_inference_steps": 6}},
+        ["input.num_inference_steps", "input.aspect_ratio", "input.num_outputs"],
+    ),
+    (
+        PREDICTIONS,
+        {
+            "input": {
                 "size": "wide",
-                "response_format": "gif",
-                "steps": 101,
-                "stpes": 8,
-                "background": "transparent",
-            },
-            ["response_format", "background", "size", "prompt", "stpes", "steps"],
-        ),
-        (
-            "/v1/images/generations",
-            {"prompt": "x", "background": "transparent", "size": "65x64", "n": 0},
-            ["background", "n", "size"],
-        ),
-        ("/v1/images/edits", {"prompt": "x", "image": "sketch", "quality": 5}, ["quality", "image"]),
-        (
-            PREDICTIONS,
-            {"input": {"prompt": "x", "aspect_ratio": "wide", "num_outputs": 0, "steps": 5, "num_inference_steps": 6}},
-            ["input.num_inference_steps", "input.aspect_ratio", "input.num_outputs"],
-        ),
-        (
-            PREDICTIONS,
-            {
-                "input": {
-                    "size": "wide",
-                    "lora_weights": "ink",
-                    "num_inference_steps": 101,
-                    "batch_id": "a",
-                    "go_fast": 3,
-                }
-            },
-            [
-                "input.batch_id",
-                "input.go_fast",
-                "input.size",
-                "input.prompt",
-                "input.num_inference_steps",
-                "input.lora_weights",
-            ],
-        ),
-        (
-            "/compat/huggingface/demo",
-            {
-                "inputs": "",
-                "parameters": {"stpes": 8, "num_inference_steps": 101, "target_size": {"width": 64}, "n": 2},
-            },
-            ["inputs", "height", "n", "stpes", "steps"],
-        ),
-        ("/v1/jobs", {**BODY, "num_inference_steps": 0, "width": 65}, ["num_inference_steps", "width"]),
-        ("/v1/jobs", {**BODY, "image": "sketch", "mask": "job_x", "n": 0}, ["n", "image", "mask"]),
-        (
-            "/v1/webhooks",
-            {"url": 1, "events": ["job.done", "job.failed", "batch.done"]},
-            ["url", "events.0", "events.2"],
-        ),
-    ],
-)
-async def test_faults_of_a_protocols_own_fields_do_not_hide_others(
-    api: httpx.AsyncClient, path: str, body: dict[str, Any], named: list[str]
-) -> None:
-    problem = (await api.post(path, json=body)).json()
-    assert params(problem) == named, problem
+                "lora_weights": "ink",
+                "num_inference_steps": 101,
+                "batch_id": "a",
+                "go_fast": 3,
+            }
+        },
+        [
+            "input.batch_id",
+            "input.go_fast",
+            "input.size",
+            "input.prompt",
+            "input.num_inference_steps",
+            "input.lora_weights",
+        ],
+    ),
+    (
+        "/compat/huggingface/demo",
+        {
+            "inputs": "",
+            "parameters": {"stpes": 8, "num_inference_steps": 101, "target_size": {"width": 64}, "n": 2},
+        },
+        ["inputs", "height", "n", "stpes", "steps"],
+    ),
+    ("/v1/jobs", {**BODY, "num_inference_steps": 0, "width": 65}, ["num_inference_steps", "width"]),
+    ("/v1/jobs", {**BODY, "image": "sketch", "mask": "job_x", "n": 0}, ["n", "image", "mask"]),
+    (
+        "/v1/webhooks",
+        {"url": 1, "events": ["job.done", "job.failed", "batch.done"]},
+        ["url", "events.0", "events.2"],
+    ),
+]
+
+
+async def test_faults_of_a_protocols_own_fields_do_not_hide_others(api: httpx.AsyncClient) -> None:
+    for path, body, named in OWN_FIELDS:
+        with row(path, body):
+            problem = (await api.post(path, json=body)).json()
+            assert params(problem) == named, problem
 
 
 async def test_fals_errors_have_all_faults(api: httpx.AsyncClient) -> None:

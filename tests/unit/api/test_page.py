@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import httpx
 import pytest
 from harness.http_server import BODY, ROOT, WORKER, StreamingCall, deliver, serving
+from harness.tables import row
 
 from shared.auth import Scope
 from shared.job import Phase, Progress
@@ -65,24 +66,34 @@ async def test_the_document_is_revalidated_and_its_files_are_kept(api: httpx.Asy
     assert (await api.head("/", headers=whole)).headers["content-length"] == str(len(response.content))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "index.html"])
-async def test_every_file_is_served_with_its_type_also_compressed(api: httpx.AsyncClient, name: str) -> None:
-    url = f"/{await folder_of(api)}/{name}"
-    plain = await api.get(url, headers={"Accept-Encoding": "identity"})
-    assert plain.content == (STATIC / name).read_bytes()
-    types = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "txt": "text/plain"}
-    assert plain.headers["content-type"].partition(";")[0] == types[name.rpartition(".")[2]]
-    async with api.stream("GET", url, headers={"Accept-Encoding": "gzip"}) as compressed:
-        assert compressed.headers["content-encoding"] == "gzip"
-        raw = b"".join([piece async for piece in compressed.aiter_raw()])
-    assert gzip.decompress(raw) == plain.content
+SERVED = [name for name in FILES if name != "index.html"]
 
 
-@pytest.mark.parametrize("name", ["app.js/", "index.html", "../app.js", "nothing.js", "core", "%2e%2e/assets.py"])
-async def test_nothing_else_is_served(api: httpx.AsyncClient, name: str) -> None:
-    response = await api.get(f"/{await folder_of(api)}/{name}")
-    assert response.status_code == 404
-    assert response.headers["content-type"] == "application/problem+json"
+async def test_every_file_is_served_with_its_type_also_compressed(api: httpx.AsyncClient) -> None:
+    folder = await folder_of(api)
+    for name in SERVED:
+        with row(name):
+            url = f"/{folder}/{name}"
+            plain = await api.get(url, headers={"Accept-Encoding": "identity"})
+            assert plain.content == (STATIC / name).read_bytes()
+            types = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "txt": "text/plain"}
+            assert plain.headers["content-type"].partition(";")[0] == types[name.rpartition(".")[2]]
+            async with api.stream("GET", url, headers={"Accept-Encoding": "gzip"}) as compressed:
+                assert compressed.headers["content-encoding"] == "gzip"
+                raw = b"".join([piece async for piece in compressed.aiter_raw()])
+            assert gzip.decompress(raw) == plain.content
+
+
+NOT_SERVED = ["app.js/", "index.html", "../app.js", "nothing.js", "core", "%2e%2e/assets.py"]
+
+
+async def test_nothing_else_is_served(api: httpx.AsyncClient) -> None:
+    folder = await folder_of(api)
+    for name in NOT_SERVED:
+        with row(name):
+            response = await api.get(f"/{folder}/{name}")
+            assert response.status_code == 404
+            assert response.headers["content-type"] == "application/problem+json"
 
 
 async def test_a_file_of_another_version_is_not_served(api: httpx.AsyncClient) -> None:
@@ -91,20 +102,21 @@ async def test_a_file_of_another_version_is_not_served(api: httpx.AsyncClient) -
     assert "load the page again" in response.json()["detail"]
 
 
-@pytest.mark.parametrize("name", OWN_SCRIPTS)
-def test_every_import_is_a_file_that_exports_the_name_and_no_script_evaluates_text(name: str) -> None:
+def test_every_import_is_a_file_that_exports_the_name_and_no_script_evaluates_text() -> None:
     """No build step would notice it otherwise."""
-    text = (STATIC / name).read_text("utf-8")
-    for names, source in re.findall(r'^import (?:\{([^}]*)\} from )?"([^"]+)";', text, re.MULTILINE):
-        imported = (STATIC / name).parent / source
-        assert imported.is_file(), source
-        exported = imported.read_text("utf-8")
-        for one in filter(None, (part.strip() for part in names.split(","))):
-            own = rf"^export (async )?(function\*?|const|class|let) {re.escape(one)}\b"
-            bundled = rf"[{{,]\s*(\w+ as )?{re.escape(one)}\s*[,}}]"
-            assert re.search(f"{own}|{bundled}", exported, re.MULTILINE), f"{source}: {one}"
-    assert re.findall(r"\beval\(|new Function|innerHTML|InnerHTML|localStorage|sessionStorage", text) == []
-    assert re.findall(r"""["'`](?:https?:)?//""", text) == [], "an external resource"
+    for name in OWN_SCRIPTS:
+        with row(name):
+            text = (STATIC / name).read_text("utf-8")
+            for names, source in re.findall(r'^import (?:\{([^}]*)\} from )?"([^"]+)";', text, re.MULTILINE):
+                imported = (STATIC / name).parent / source
+                assert imported.is_file(), source
+                exported = imported.read_text("utf-8")
+                for one in filter(None, (part.strip() for part in names.split(","))):
+                    own = rf"^export (async )?(function\*?|const|class|let) {re.escape(one)}\b"
+                    bundled = rf"[{{,]\s*(\w+ as )?{re.escape(one)}\s*[,}}]"
+                    assert re.search(f"{own}|{bundled}", exported, re.MULTILINE), f"{source}: {one}"
+            assert re.findall(r"\beval\(|new Function|innerHTML|InnerHTML|localStorage|sessionStorage", text) == []
+            assert re.findall(r"""["'`](?:https?:)?//""", text) == [], "an external resource"
 
 
 def test_the_library_is_named_by_version_with_its_licences() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.http_server import png, serving
+from harness.tables import row
 
 from shared.queue import Queue
 
@@ -127,54 +128,53 @@ def controls(*ids: str, **fields: Any) -> dict[str, Any]:
     return {"model": "painter", "controls": [*chosen[:-1], {**chosen[-1], **fields}]}
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"model": "film", "output_format": "png"}, "invalid_request", "output_format"),
-        ({"model": "film", "frames": 6}, "invalid_request", "frames"),
-        ({"model": "film", "frames": "17"}, "invalid_request", "frames"),
-        ({"model": "film", "last_image": UNKNOWN}, "invalid_request", "image"),
-        ({"model": "film", "image": data_url(8, 8, "red"), "last_image": UNKNOWN}, "invalid_input_image", "last_image"),
-        (controls("edges", "lines"), "invalid_request", "controls.1.id"),
-        (controls("edges", "edges"), "invalid_request", "controls.1.id"),
-        (controls("edges", "depth", "style"), "invalid_request", "controls"),
-        (controls(*["edges"] * 5), "invalid_request", "controls"),
-        (controls("depth", scale=0.9), "invalid_request", "controls.0.scale"),
-        (controls("depth", scale=-0.1), "invalid_request", "controls.0.scale"),
-        (controls("depth", scale="much"), "invalid_request", "controls.0.scale"),
-        (controls("edges", start=0.5, end=0.5), "invalid_request", "controls.0.end"),
-        (controls("edges", start=1.0), "invalid_request", "controls.0.start"),
-        (controls("style", end=0.5), "invalid_request", "controls.0.end"),
-        (controls("edges", end=1.1), "invalid_request", "controls.0.end"),
-        (controls("edges", weight=1), "invalid_request", "controls.0.weight"),
-        (controls("edges", image=UNKNOWN), "invalid_input_image", "controls.0.image"),
-        (controls("edges", "depth", image="data:,"), "invalid_input_image", "controls.1.image"),
-        (controls("edges", image="https://127.0.0.1/a.png"), "invalid_input_image", "controls.0.image"),
-        ({"model": "painter", "controls": [{"id": "edges"}]}, "invalid_request", "controls.0.image"),
-        (controls("edges") | {"model": "film"}, "invalid_request", "controls"),
-        (controls("edges") | {"model": "editor", "image": UNKNOWN}, "invalid_request", "controls"),
-        ({"model": "editor"}, "invalid_request", "image"),
-        ({"model": "editor", "images": [data_url(8, 8, "red"), UNKNOWN]}, "invalid_input_image", "images.1"),
-        ({"model": "editor", "images": ["https://127.0.0.1/a.png"]}, "invalid_input_image", "images.0"),
-        ({"model": "editor", "images": [UNKNOWN] * 4}, "invalid_request", "images"),
-        ({"model": "editor", "images": [UNKNOWN] * 17}, "invalid_request", "images"),
-        ({"model": "editor", "images": UNKNOWN}, "invalid_request", "images"),
-        ({"model": "painter", "image": data_url(8, 8, "red"), "mask": "data:,"}, "invalid_input_image", "mask"),
-        (
-            {"model": "painter", "image": data_url(64, 32, "red"), "mask": data_url(64, 64, "red")},
-            "invalid_request",
-            "mask",
-        ),
-    ],
-)
-async def test_an_invalid_request_names_its_field(
-    api: httpx.AsyncClient, fake_queue: Queue, body: dict[str, Any], code: str, param: str
-) -> None:
+INVALID_REQUESTS = [
+    ({"model": "film", "output_format": "png"}, "invalid_request", "output_format"),
+    ({"model": "film", "frames": 6}, "invalid_request", "frames"),
+    ({"model": "film", "frames": "17"}, "invalid_request", "frames"),
+    ({"model": "film", "last_image": UNKNOWN}, "invalid_request", "image"),
+    ({"model": "film", "image": data_url(8, 8, "red"), "last_image": UNKNOWN}, "invalid_input_image", "last_image"),
+    (controls("edges", "lines"), "invalid_request", "controls.1.id"),
+    (controls("edges", "edges"), "invalid_request", "controls.1.id"),
+    (controls("edges", "depth", "style"), "invalid_request", "controls"),
+    (controls(*["edges"] * 5), "invalid_request", "controls"),
+    (controls("depth", scale=0.9), "invalid_request", "controls.0.scale"),
+    (controls("depth", scale=-0.1), "invalid_request", "controls.0.scale"),
+    (controls("depth", scale="much"), "invalid_request", "controls.0.scale"),
+    (controls("edges", start=0.5, end=0.5), "invalid_request", "controls.0.end"),
+    (controls("edges", start=1.0), "invalid_request", "controls.0.start"),
+    (controls("style", end=0.5), "invalid_request", "controls.0.end"),
+    (controls("edges", end=1.1), "invalid_request", "controls.0.end"),
+    (controls("edges", weight=1), "invalid_request", "controls.0.weight"),
+    (controls("edges", image=UNKNOWN), "invalid_input_image", "controls.0.image"),
+    (controls("edges", "depth", image="data:,"), "invalid_input_image", "controls.1.image"),
+    (controls("edges", image="https://127.0.0.1/a.png"), "invalid_input_image", "controls.0.image"),
+    ({"model": "painter", "controls": [{"id": "edges"}]}, "invalid_request", "controls.0.image"),
+    (controls("edges") | {"model": "film"}, "invalid_request", "controls"),
+    (controls("edges") | {"model": "editor", "image": UNKNOWN}, "invalid_request", "controls"),
+    ({"model": "editor"}, "invalid_request", "image"),
+    ({"model": "editor", "images": [data_url(8, 8, "red"), UNKNOWN]}, "invalid_input_image", "images.1"),
+    ({"model": "editor", "images": ["https://127.0.0.1/a.png"]}, "invalid_input_image", "images.0"),
+    ({"model": "editor", "images": [UNKNOWN] * 4}, "invalid_request", "images"),
+    ({"model": "editor", "images": [UNKNOWN] * 17}, "invalid_request", "images"),
+    ({"model": "editor", "images": UNKNOWN}, "invalid_request", "images"),
+    ({"model": "painter", "image": data_url(8, 8, "red"), "mask": "data:,"}, "invalid_input_image", "mask"),
+    (
+        {"model": "painter", "image": data_url(64, 32, "red"), "mask": data_url(64, 64, "red")},
+        "invalid_request",
+        "mask",
+    ),
+]
+
+
+async def test_an_invalid_request_names_its_field(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     """No job is created."""
-    answer = await api.post("/v1/jobs", json={"prompt": "x", **body})
-    assert answer.status_code == 422
-    assert (answer.json()["code"], answer.json()["error"]["param"]) == (code, param), answer.text
-    assert (await fake_queue.jobs.page("default"))[0] == []
+    for body, code, param in INVALID_REQUESTS:
+        with row(code, param):
+            answer = await api.post("/v1/jobs", json={"prompt": "x", **body})
+            assert answer.status_code == 422
+            assert (answer.json()["code"], answer.json()["error"]["param"]) == (code, param), answer.text
+            assert (await fake_queue.jobs.page("default"))[0] == []
 
 
 async def test_models_list_their_limits(api: httpx.AsyncClient) -> None:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from aiohttp import FormData
 from harness.http_server import WORKER, deliver, serving
+from harness.tables import row
 from PIL import Image
 
 from shared.queue import Queue
@@ -125,16 +126,21 @@ IMAGES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "without_effect"), IMAGES)
-async def test_images_as_json(api: httpx.AsyncClient, body: dict[str, Any], without_effect: list[str]) -> None:
+async def test_images_as_json(api: httpx.AsyncClient) -> None:
     """`warnings` names the fields that have no effect; the others reach the job."""
-    answer = await send(api, GENERATIONS, as_json(body))
-    assert len(answer["data"]) == 1
-    assert answer["data"][0]["b64_json"]
-    assert set(without_effect) <= set(ignored(answer))
-    job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
-    for name, sent in (("steps", "num_inference_steps"), ("guidance_scale", "true_cfg_scale"), ("seed", "seed")):
-        assert sent not in body or job[name] == body[sent]
+    for body, without_effect in IMAGES:
+        with row(body):
+            answer = await send(api, GENERATIONS, as_json(body))
+            assert len(answer["data"]) == 1
+            assert answer["data"][0]["b64_json"]
+            assert set(without_effect) <= set(ignored(answer))
+            job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
+            for name, sent in (
+                ("steps", "num_inference_steps"),
+                ("guidance_scale", "true_cfg_scale"),
+                ("seed", "seed"),
+            ):
+                assert sent not in body or job[name] == body[sent]
 
 
 VLLM_EDIT = {
@@ -153,67 +159,67 @@ VLLM_EDIT = {
 SGLANG_EDIT = {"model": EDIT, "prompt": "A moving cat", "response_format": "b64_json", "size": "1024x1024"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "content_type"),
-    [
-        (VLLM_EDIT, "image/jpeg"),
-        ({**VLLM_EDIT, "true_cfg_scale": "4.0"}, "image/jpeg"),
-        (SGLANG_EDIT, "application/octet-stream"),
-        # its `--extra-body`, as `str` writes the values
-        (
-            {**SGLANG_EDIT, "num_inference_steps": "8", "enable_teacache": "False", "seed": "None"},
-            "application/octet-stream",
-        ),
-    ],
-)
-async def test_edits_as_multipart(api: httpx.AsyncClient, fields: dict[str, str], content_type: str) -> None:
+EDIT_FORMS = [
+    (VLLM_EDIT, "image/jpeg"),
+    ({**VLLM_EDIT, "true_cfg_scale": "4.0"}, "image/jpeg"),
+    (SGLANG_EDIT, "application/octet-stream"),
+    # its `--extra-body`, as `str` writes the values
+    (
+        {**SGLANG_EDIT, "num_inference_steps": "8", "enable_teacache": "False", "seed": "None"},
+        "application/octet-stream",
+    ),
+]
+
+
+async def test_edits_as_multipart(api: httpx.AsyncClient) -> None:
     """The image is smaller than the model's size."""
-    answer = await send(api, EDITS, await form(fields, ("image", content_type)))
-    assert answer["data"][0]["b64_json"]
-    job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
-    assert (job["task"], job["steps"]) == ("edit", int(fields.get("num_inference_steps", job["steps"])))
-    assert ("bot_task" in ignored(answer)) == ("bot_task" in fields)
+    for fields, content_type in EDIT_FORMS:
+        with row(fields):
+            answer = await send(api, EDITS, await form(fields, ("image", content_type)))
+            assert answer["data"][0]["b64_json"]
+            job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
+            assert (job["task"], job["steps"]) == ("edit", int(fields.get("num_inference_steps", job["steps"])))
+            assert ("bot_task" in ignored(answer)) == ("bot_task" in fields)
 
 
 VLLM_VIDEO = {"prompt": PROMPT, "height": "480", "width": "832", "num_frames": "81", "num_inference_steps": "40"}
 WAN = {"flow_shift": "5.0", "boundary_ratio": "0.875", "guidance_scale_2": "3.0", "negative_prompt": "blurred"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "file", "frames"),
-    [
-        (VLLM_VIDEO, None, 81),
-        ({**VLLM_VIDEO, "seed": "42", "fps": "16", **WAN}, None, 81),
-        ({**VLLM_VIDEO, "num_frames": "80", "fps": "16"}, None, 81),  # the example of its help; models of Wan round it
-        ({**VLLM_VIDEO, "seed": "42", "enable_frame_interpolation": "True"}, ("input_reference", "image/jpeg"), 81),
-        (
-            {
-                "model": VIDEO,
-                "prompt": "A moving cat",
-                "size": "832x480",
-                "extra_body": '{"num_inference_steps": 8, "num_outputs_per_prompt": 1, "enable_teacache": true}',
-                "num_frames": "33",
-                "fps": "16",
-            },
-            ("input_reference", "application/octet-stream"),
-            33,
-        ),
-    ],
-)
-async def test_videos_as_forms(
-    api: httpx.AsyncClient, fields: dict[str, str], file: tuple[str, str] | None, frames: int
-) -> None:
+VIDEO_FORMS = [
+    (VLLM_VIDEO, None, 81),
+    ({**VLLM_VIDEO, "seed": "42", "fps": "16", **WAN}, None, 81),
+    ({**VLLM_VIDEO, "num_frames": "80", "fps": "16"}, None, 81),  # the example of its help; models of Wan round it
+    ({**VLLM_VIDEO, "seed": "42", "enable_frame_interpolation": "True"}, ("input_reference", "image/jpeg"), 81),
+    (
+        {
+            "model": VIDEO,
+            "prompt": "A moving cat",
+            "size": "832x480",
+            "extra_body": '{"num_inference_steps": 8, "num_outputs_per_prompt": 1, "enable_teacache": true}',
+            "num_frames": "33",
+            "fps": "16",
+        },
+        ("input_reference", "application/octet-stream"),
+        33,
+    ),
+]
+
+
+async def test_videos_as_forms(api: httpx.AsyncClient) -> None:
     """URL-encoded without a image, multipart with one; then polled and deleted as the benchmarks do."""
-    encoded = await form(fields, file)
-    assert encoded[0]["Content-Type"].startswith("multipart/" if file else "application/x-www-form-urlencoded")
-    answer = await send(api, VIDEOS, encoded)
-    assert (answer["object"], answer["status"], answer["size"]) == ("video", "queued", "832x480")
-    job = (await api.get(f"/v1/jobs/{answer['id'].replace('video', 'job')}")).json()
-    assert (job["task"], job["frames"]) == ("image_to_video" if file else "text_to_video", frames)
-    assert job["steps"] == (8 if "extra_body" in fields else 40)
-    polled = await api.get(f"{VIDEOS}/{answer['id']}")
-    assert (polled.status_code, polled.json()["status"]) == (200, "queued")
-    assert (await api.delete(f"{VIDEOS}/{answer['id']}")).status_code == 200
+    for fields, file, frames in VIDEO_FORMS:
+        with row(fields):
+            encoded = await form(fields, file)
+            assert encoded[0]["Content-Type"].startswith("multipart/" if file else "application/x-www-form-urlencoded")
+            answer = await send(api, VIDEOS, encoded)
+            assert (answer["object"], answer["status"], answer["size"]) == ("video", "queued", "832x480")
+            job = (await api.get(f"/v1/jobs/{answer['id'].replace('video', 'job')}")).json()
+            assert (job["task"], job["frames"]) == ("image_to_video" if file else "text_to_video", frames)
+            assert job["steps"] == (8 if "extra_body" in fields else 40)
+            polled = await api.get(f"{VIDEOS}/{answer['id']}")
+            assert (polled.status_code, polled.json()["status"]) == (200, "queued")
+            assert (await api.delete(f"{VIDEOS}/{answer['id']}")).status_code == 200
 
 
 async def test_an_idempotency_key_is_one_video(api: httpx.AsyncClient) -> None:
@@ -233,48 +239,50 @@ async def test_videos_as_json(api: httpx.AsyncClient, extra: dict[str, Any]) -> 
     assert job["guidance_scale"] == extra.get("true_cfg_scale", job["guidance_scale"])
 
 
-@pytest.mark.parametrize(
-    ("lora", "scale", "without_effect"),
-    [
-        ({"name": "ink", "path": "/loras/ink", "scale": 0.8, "int_id": 3}, 0.8, ["lora.int_id", "lora.path"]),
-        ([{"lora_name": "ink", "lora_scale": 0.8, "local_path": "/loras/ink"}], 0.8, ["lora.local_path"]),
-        ('{"name": "ink"}', 1.0, []),
-        ("ink", 1.0, []),
-        (["ink"], 1.0, []),
-    ],
-)
-async def test_an_adapter_is_named_as_other_servers_do(
-    api: httpx.AsyncClient, lora: object, scale: float, without_effect: list[str]
-) -> None:
-    answer = await send(api, GENERATIONS, as_json({"model": IMAGE, "prompt": PROMPT, "lora": lora}))
-    assert ignored(answer) == without_effect
-    job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
-    assert job["adapters"] == [{"id": "ink", "scale": scale}]
+LORAS = [
+    ({"name": "ink", "path": "/loras/ink", "scale": 0.8, "int_id": 3}, 0.8, ["lora.int_id", "lora.path"]),
+    ([{"lora_name": "ink", "lora_scale": 0.8, "local_path": "/loras/ink"}], 0.8, ["lora.local_path"]),
+    ('{"name": "ink"}', 1.0, []),
+    ("ink", 1.0, []),
+    (["ink"], 1.0, []),
+]
 
 
-@pytest.mark.parametrize("lora", [{"path": "/loras/ink"}, {"name": "oil"}, 7])
-async def test_an_adapter_that_is_not_allowed_is_an_error(api: httpx.AsyncClient, lora: object) -> None:
-    response = await api.post(GENERATIONS, json={"model": IMAGE, "prompt": PROMPT, "lora": lora})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"].startswith("adapters.0"), response.text
+async def test_an_adapter_is_named_as_other_servers_do(api: httpx.AsyncClient) -> None:
+    for lora, scale, without_effect in LORAS:
+        with row(lora):
+            answer = await send(api, GENERATIONS, as_json({"model": IMAGE, "prompt": PROMPT, "lora": lora}))
+            assert ignored(answer) == without_effect
+            job = (await api.get(f"/v1/jobs/{answer['id']}")).json()
+            assert job["adapters"] == [{"id": "ink", "scale": scale}]
+
+
+NOT_ALLOWED = [{"path": "/loras/ink"}, {"name": "oil"}, 7]
+
+
+async def test_an_adapter_that_is_not_allowed_is_an_error(api: httpx.AsyncClient) -> None:
+    for lora in NOT_ALLOWED:
+        with row(lora):
+            response = await api.post(GENERATIONS, json={"model": IMAGE, "prompt": PROMPT, "lora": lora})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"].startswith("adapters.0"), response.text
 
 
 async def test_the_service_is_found_ready(api: httpx.AsyncClient) -> None:
     assert (await api.get("/health")).json() == (await api.get("/healthz")).json() == {"status": "ok"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "unknown"),
-    [
-        (GENERATIONS, {**VLLM_IMAGE, "flow_shfit": 3.0}, "flow_shfit"),
-        (GENERATIONS, {**VLLM_IMAGE, "extra_body": {"stepz": 3}}, "stepz"),
-        (VIDEOS, {"prompt": PROMPT, "extra_body": "[1]"}, "extra_body"),
-        (VIDEOS, {"prompt": PROMPT, "extra_body": "{"}, "extra_body"),
-    ],
-)
-async def test_an_unknown_field_is_an_error(
-    api: httpx.AsyncClient, path: str, body: dict[str, Any], unknown: str
-) -> None:
-    response = await api.post(path, json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == unknown
+UNKNOWN_FIELDS = [
+    (GENERATIONS, {**VLLM_IMAGE, "flow_shfit": 3.0}, "flow_shfit"),
+    (GENERATIONS, {**VLLM_IMAGE, "extra_body": {"stepz": 3}}, "stepz"),
+    (VIDEOS, {"prompt": PROMPT, "extra_body": "[1]"}, "extra_body"),
+    (VIDEOS, {"prompt": PROMPT, "extra_body": "{"}, "extra_body"),
+]
+
+
+async def test_an_unknown_field_is_an_error(api: httpx.AsyncClient) -> None:
+    for path, body, unknown in UNKNOWN_FIELDS:
+        with row(path, unknown):
+            response = await api.post(path, json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == unknown

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.http_server import BODY, WORKER, application, deliver, png, serving
+from harness.tables import row
 
 from shared.job import Failure, Outcome, State
 from shared.queue import Queue
@@ -126,61 +127,58 @@ async def test_a_stream_that_is_interrupted_leaves_no_job_without_a_key(
         assert record.state is state
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"image": "in_" + 32 * "a"}, "image"),
-        ({"batch_id": "batch_" + 26 * "0"}, "batch_id"),
-        ({"webhook": "http://127.0.0.1/"}, "webhook"),
-    ],
-)
-async def test_a_form_that_is_refused_stores_no_image(
-    api: httpx.AsyncClient, fields: dict[str, str], param: str
-) -> None:
-    files = {"image": ("a.png", png())}
-    response = await api.post(EDITS, data={"prompt": "x", **fields}, files=files)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-    assert (await api.get("/v1/inputs")).json()["data"] == []
+REFUSED_FORMS = [
+    ({"image": "in_" + 32 * "a"}, "image"),
+    ({"batch_id": "batch_" + 26 * "0"}, "batch_id"),
+    ({"webhook": "http://127.0.0.1/"}, "webhook"),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"image": "in_" + 32 * "a"}, "input_reference"), ({"webhook": "http://127.0.0.1/"}, "webhook")],
-)
-async def test_a_form_for_a_video_that_is_refused_stores_no_image(
-    fake_queue: Queue, tmp_path: Path, fields: dict[str, str], param: str
-) -> None:
+async def test_a_form_that_is_refused_stores_no_image(api: httpx.AsyncClient) -> None:
+    for fields, param in REFUSED_FORMS:
+        with row(fields, param):
+            files = {"image": ("a.png", png())}
+            response = await api.post(EDITS, data={"prompt": "x", **fields}, files=files)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+            assert (await api.get("/v1/inputs")).json()["data"] == []
+
+
+REFUSED_VIDEO_FORMS = [({"image": "in_" + 32 * "a"}, "input_reference"), ({"webhook": "http://127.0.0.1/"}, "webhook")]
+
+
+async def test_a_form_for_a_video_that_is_refused_stores_no_image(fake_queue: Queue, tmp_path: Path) -> None:
     models = tmp_path / "models.toml"
     models.write_text('[[model]]\nid = "film"\nsource = "none"\ntasks = ["image_to_video"]\nlimits.max_frames = 81\n')
-    files = {"input_reference": ("a.png", png())}
     async with serving(fake_queue, tmp_path, models=models) as api:
-        response = await api.post("/v1/videos", data={"prompt": "x", **fields}, files=files)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-        assert (await api.get("/v1/inputs")).json()["data"] == []
+        for fields, param in REFUSED_VIDEO_FORMS:
+            with row(fields):
+                files = {"input_reference": ("a.png", png())}
+                response = await api.post("/v1/videos", data={"prompt": "x", **fields}, files=files)
+                assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+                assert (await api.get("/v1/inputs")).json()["data"] == []
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "param"),
-    [
-        ("POST", GENERATIONS, {"model": "demo"}, "prompt"),
-        ("POST", GENERATIONS, {**BODY, "background": "transparent"}, "background"),
-        ("POST", GENERATIONS, {**BODY, "image": "data:image/png;base64,AAAA"}, "image"),
-        ("POST", EDITS, BODY, "image"),
-        ("POST", "/v1/videos", {"model": "demo", "prompt": "x"}, "task"),
-        ("POST", "/v1/batches", {"input_file_id": "file_a", "endpoint": "/v1/other"}, "endpoint"),
-        ("GET", "/v1/files?limit=0", None, "limit"),
-        ("GET", "/v1/batches?limit=0", None, "limit"),
-        ("GET", "/v1/videos?order=up", None, "order"),
-    ],
-)
-async def test_an_invalid_request_is_400(
-    api: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None, param: str
-) -> None:
+INVALID_REQUESTS = [
+    ("POST", GENERATIONS, {"model": "demo"}, "prompt"),
+    ("POST", GENERATIONS, {**BODY, "background": "transparent"}, "background"),
+    ("POST", GENERATIONS, {**BODY, "image": "data:image/png;base64,AAAA"}, "image"),
+    ("POST", EDITS, BODY, "image"),
+    ("POST", "/v1/videos", {"model": "demo", "prompt": "x"}, "task"),
+    ("POST", "/v1/batches", {"input_file_id": "file_a", "endpoint": "/v1/other"}, "endpoint"),
+    ("GET", "/v1/files?limit=0", None, "limit"),
+    ("GET", "/v1/batches?limit=0", None, "limit"),
+    ("GET", "/v1/videos?order=up", None, "order"),
+]
+
+
+async def test_an_invalid_request_is_400(api: httpx.AsyncClient) -> None:
     """As OpenAI has it; the same fault of a native route is 422."""
-    response = await api.request(method, path, json=body)
-    assert (response.status_code, response.json()["status"]) == (400, 400)
-    assert response.json()["error"]["param"] == param
-    assert (await api.post("/v1/jobs", json={"model": "demo"})).status_code == 422
+    for method, path, body, param in INVALID_REQUESTS:
+        with row(method, path, body):
+            response = await api.request(method, path, json=body)
+            assert (response.status_code, response.json()["status"]) == (400, 400)
+            assert response.json()["error"]["param"] == param
+            assert (await api.post("/v1/jobs", json={"model": "demo"})).status_code == 422
 
 
 async def test_an_image_that_the_model_refuses_is_400(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -206,23 +204,24 @@ async def test_errors_of_openai_routes_are_documented(api: httpx.AsyncClient) ->
         assert "422" not in responses
 
 
-@pytest.mark.parametrize(
-    ("path", "instead"),
-    [
-        ("/v1/images/variations", "/v1/images/edits"),
-        ("/v1/videos/video_a/remix", "/v1/videos"),
-        ("/v1/videos/edits", "input_reference"),
-        ("/v1/videos/extensions", "input_reference"),
-        ("/v1/videos/characters", "adapter"),
-        ("/v1/uploads", "/v1/files"),
-        ("/v1/uploads/upload_a/parts", "/v1/files"),
-        ("/v1/chat/completions", "/v1/images/generations"),
-        ("/v1/responses", "/v1/images/generations"),
-    ],
-)
-async def test_a_call_that_the_service_lacks_names_another(api: httpx.AsyncClient, path: str, instead: str) -> None:
-    response = await api.post(path, json={})
-    assert response.status_code == 404
-    message = response.json()["error"]["message"]
-    assert "not supported; " in message
-    assert instead in message
+MISSING_CALLS = [
+    ("/v1/images/variations", "/v1/images/edits"),
+    ("/v1/videos/video_a/remix", "/v1/videos"),
+    ("/v1/videos/edits", "input_reference"),
+    ("/v1/videos/extensions", "input_reference"),
+    ("/v1/videos/characters", "adapter"),
+    ("/v1/uploads", "/v1/files"),
+    ("/v1/uploads/upload_a/parts", "/v1/files"),
+    ("/v1/chat/completions", "/v1/images/generations"),
+    ("/v1/responses", "/v1/images/generations"),
+]
+
+
+async def test_a_call_that_the_service_lacks_names_another(api: httpx.AsyncClient) -> None:
+    for path, instead in MISSING_CALLS:
+        with row(path):
+            response = await api.post(path, json={})
+            assert response.status_code == 404
+            message = response.json()["error"]["message"]
+            assert "not supported; " in message
+            assert instead in message

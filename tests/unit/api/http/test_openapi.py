@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from harness.http_server import application, finish, serving
+from harness.tables import row
 
 from shared.queue import Queue
 
@@ -135,27 +136,26 @@ limits = { max_frames = 121 }
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "refused"),
-    [
-        ("/v1/images/edits", "invalid_input_image"),  # the id of its image is made up
-        ("/v1/videos", None),
-        ("/compat/replicate/v1/predictions", None),
-        ("/compat/replicate/v1/models/{owner}/{name}/predictions", None),
-        ("/compat/fal/{owner}/{name}", None),
-    ],
-)
-async def test_the_body_of_a_command_of_the_page_is_valid(
-    fake_queue: Queue, tmp_path: Path, path: str, refused: str | None
-) -> None:
+COMMANDS = [
+    ("/v1/images/edits", "invalid_input_image"),  # the id of its image is made up
+    ("/v1/videos", None),
+    ("/compat/replicate/v1/predictions", None),
+    ("/compat/replicate/v1/models/{owner}/{name}/predictions", None),
+    ("/compat/fal/{owner}/{name}", None),
+]
+
+
+async def test_the_body_of_a_command_of_the_page_is_valid(fake_queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(MODELS)
     async with serving(fake_queue, tmp_path, models=tmp_path / "models.toml") as api:
         page = (await api.get("/docs")).text
         commands = [shlex.split(html.unescape(text)) for text in re.findall(r"<pre>(curl .*?)</pre>", page)]
-        body = next(words[-1] for words in commands if words[2].endswith(f":8000{path}") and "-d" in words)
-        response = await api.post(path.format(owner="fusequeue", name="demo"), json=json.loads(body))
-    assert response.json().get("code") == refused, response.text
-    assert response.is_success == (refused is None)
+        for path, refused in COMMANDS:
+            with row(path):
+                body = next(words[-1] for words in commands if words[2].endswith(f":8000{path}") and "-d" in words)
+                response = await api.post(path.format(owner="fusequeue", name="demo"), json=json.loads(body))
+                assert response.json().get("code") == refused, response.text
+                assert response.is_success == (refused is None)
 
 
 def test_videos_are_documented_as_json_and_forms(document: dict[str, Any]) -> None:

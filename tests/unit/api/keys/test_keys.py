@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import structlog
 from fastapi.routing import APIRoute
 from harness.http_server import BODY, StreamingCall, application, finish, png, serving
+from harness.tables import row
 
 from api import auth
 from shared.auth import Scope, TenantLimits, new_token
@@ -77,10 +79,14 @@ async def test_only_open_routes_respond_without_a_key(
             assert response.headers["www-authenticate"] == 'Bearer realm="fusequeue"'
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Key", "Token", "KEY"])
-async def test_all_schemes_of_clients_are_accepted(api: httpx.AsyncClient, fake_queue: Queue, scheme: str) -> None:
-    token, _ = await fake_queue.api_keys.create("acme", ALL)
-    assert (await api.get("/v1/jobs", headers={"Authorization": f"{scheme} {token}"})).status_code == 200
+SCHEMES = ["Bearer", "bearer", "Key", "Token", "KEY"]
+
+
+async def test_all_schemes_of_clients_are_accepted(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    for scheme in SCHEMES:
+        with row(scheme):
+            token, _ = await fake_queue.api_keys.create("acme", ALL)
+            assert (await api.get("/v1/jobs", headers={"Authorization": f"{scheme} {token}"})).status_code == 200
 
 
 async def test_an_invalid_key_is_refused_and_not_repeated(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -260,30 +266,33 @@ NEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "needed"), NEEDS)
-async def test_a_missing_scope_is_named(
-    api: httpx.AsyncClient, fake_queue: Queue, method: str, path: str, needed: Scope
-) -> None:
-    response = await api.request(method, path, headers=await bearer(fake_queue, scopes=ALL - {needed}))
-    assert code(response) == (403, "permission_denied")
-    assert f"the scope {needed.value}" in response.json()["detail"]
-    enough = await api.request(method, path, headers=await bearer(fake_queue, scopes=frozenset({needed})))
-    assert enough.status_code not in (401, 403)
+async def test_a_missing_scope_is_named(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    for method, path, needed in NEEDS:
+        with row(method, path):
+            response = await api.request(method, path, headers=await bearer(fake_queue, scopes=ALL - {needed}))
+            assert code(response) == (403, "permission_denied")
+            assert f"the scope {needed.value}" in response.json()["detail"]
+            enough = await api.request(method, path, headers=await bearer(fake_queue, scopes=frozenset({needed})))
+            assert enough.status_code not in (401, 403)
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/v1/scale/default"])
-async def test_monitoring_needs_the_scope_metrics(api: httpx.AsyncClient, fake_queue: Queue, path: str) -> None:
+MONITORING = ["/metrics", "/v1/scale/default"]
+
+
+async def test_monitoring_needs_the_scope_metrics(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     """A key of Prometheus or KEDA reads figures, and neither workers nor jobs of tenants."""
-    enough = {Scope.METRICS, Scope.ADMIN}
-    response = await api.get(path, headers=await bearer(fake_queue, scopes=ALL - enough))
-    assert code(response) == (403, "permission_denied")
-    assert "the scope metrics or admin" in response.json()["detail"]
-    for scope in enough:
-        response = await api.get(path, headers=await bearer(fake_queue, scopes=frozenset({scope})))
-        assert response.status_code in (200, 404), "404: another pool's"
-    only = await bearer(fake_queue, scopes=frozenset({Scope.METRICS}))
-    for other in ("/v1/workers", "/v1/queues", "/v1/dead-letters", "/v1/jobs", "/v1/models"):
-        assert code(await api.get(other, headers=only)) == (403, "permission_denied"), other
+    for path in MONITORING:
+        with row(path):
+            enough = {Scope.METRICS, Scope.ADMIN}
+            response = await api.get(path, headers=await bearer(fake_queue, scopes=ALL - enough))
+            assert code(response) == (403, "permission_denied")
+            assert "the scope metrics or admin" in response.json()["detail"]
+            for scope in enough:
+                response = await api.get(path, headers=await bearer(fake_queue, scopes=frozenset({scope})))
+                assert response.status_code in (200, 404), "404: another pool's"
+            only = await bearer(fake_queue, scopes=frozenset({Scope.METRICS}))
+            for other in ("/v1/workers", "/v1/queues", "/v1/dead-letters", "/v1/jobs", "/v1/models"):
+                assert code(await api.get(other, headers=only)) == (403, "permission_denied"), other
 
 
 async def test_a_key_that_only_reads_sees_no_signing_secret(
@@ -326,15 +335,17 @@ async def test_insecure_no_keys_requires_no_key(fake_queue: Queue, tmp_path: Pat
         assert (await api.get("/metrics")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "[::]", "evil.example@localhost", "a b"]
-)
-async def test_requests_for_other_hosts_are_refused_without_keys(fake_queue: Queue, tmp_path: Path, host: str) -> None:
+HOSTS = ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "[::]", "evil.example@localhost", "a b"]
+
+
+async def test_requests_for_other_hosts_are_refused_without_keys(fake_queue: Queue, tmp_path: Path) -> None:
     """DNS rebinding: the browser treats this API as the page's server. The page has no key."""
+    paths = (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/queues"), ("GET", "/metrics"))
     async with serving(fake_queue, tmp_path, public_url="https://images.example") as api:
-        for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/queues"), ("GET", "/metrics")):
-            response = await api.request(method, path, headers={"Host": host})
-            assert code(response) == (403, "host_not_allowed")
+        for host, (method, path) in product(HOSTS, paths):
+            with row(host, method, path):
+                response = await api.request(method, path, headers={"Host": host})
+                assert code(response) == (403, "host_not_allowed")
         for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "images.example"):
             assert (await api.get("/v1/jobs", headers={"Host": own})).status_code == 200
     async with serving(fake_queue, tmp_path, auth="keys") as api:
