@@ -8,6 +8,7 @@ import io
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from fastapi import Request
 from harness.http_server import png, serving
+from harness.tables import row
 from PIL import Image
 
 from api.http import bodies
@@ -140,27 +142,26 @@ async def api(fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 async def test_uploads_and_bulk_requests_larger_than_the_memory_for_bodies_are_served(api: httpx.AsyncClient) -> None:
     """Neither is ever whole in memory."""
-    lines = b'{"model": "demo", "prompt": "a red circle"}\n' * 1000 + b" " * 7_000_000
+    lines = b'{"model": "demo", "prompt": "a red circle"}\n' * 300 + b" " * 7_000_000
     response = await api.post("/v1/jobs:bulk", content=lines, headers={"content-type": "application/x-ndjson"})
-    assert (response.status_code, response.text.count('"id"')) == (200, 1000)
+    assert (response.status_code, response.text.count('"id"')) == (200, 300)
     sent = png() + bytes(50_000)
-    for _ in range(3):
+    for _ in range(2):
         uploads = [api.post("/v1/inputs", files={"file": ("a.png", sent, "image/png")}) for _ in range(20)]
         assert {response.status_code for response in await asyncio.gather(*uploads)} == {201}
 
 
-@pytest.mark.parametrize("charset", ["undefined", "utf-7", "idna", "no-such-codec"])
-@pytest.mark.parametrize("path", ["/v1/inputs", "/v1/files", "/v1/images/edits"])
-async def test_a_form_in_another_encoding_is_refused_with_its_header(
-    api: httpx.AsyncClient, path: str, charset: str
-) -> None:
+async def test_a_form_in_another_encoding_is_refused_with_its_header(api: httpx.AsyncClient) -> None:
     """Starlette decodes names with any codec of Python, of which some raise what no route expects."""
     body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="+2AA-"\r\n\r\nx\r\n--x--\r\n'
-    headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
-    response = await api.post(path, content=body, headers=headers)
-    assert response.status_code == 415, response.text
-    assert "Content-Type" in response.text
-    assert charset in response.text
+    paths, charsets = ("/v1/inputs", "/v1/files", "/v1/images/edits"), ("undefined", "utf-7", "idna", "no-such-codec")
+    for path, charset in product(paths, charsets):
+        with row(path, charset):
+            headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+            response = await api.post(path, content=body, headers=headers)
+            assert response.status_code == 415, response.text
+            assert "Content-Type" in response.text
+            assert charset in response.text
 
 
 async def test_a_body_without_room_gets_503_and_when_to_come_back(

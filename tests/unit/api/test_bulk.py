@@ -107,9 +107,9 @@ async def test_no_script_submits_more_than_a_chunk(
         return await submit(submissions)
 
     monkeypatch.setattr(fake_queue.jobs, "submit", counted)
-    results = await send(api, *(line() for _ in range(1200)))
+    results = await send(api, *(line() for _ in range(2 * CHUNK_LINES + 50)))
     assert all("id" in result for result in results)
-    assert sum(sizes) == 1200
+    assert sum(sizes) == 2 * CHUNK_LINES + 50
     assert max(sizes) <= CHUNK_LINES
 
 

@@ -14,6 +14,7 @@ import pytest
 from harness.http_server import BODY, ROOT, WORKER, StreamingCall, deliver, serving
 from harness.tables import row
 
+from api import auth
 from shared.auth import Scope
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
@@ -237,7 +238,10 @@ async def test_the_number_of_jobs_in_a_stream_is_bounded(api: httpx.AsyncClient)
     assert (response.status_code, response.json()["error"]["param"]) == (422, "jobs")
 
 
-async def test_a_stream_ends_when_its_key_is_revoked(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_a_stream_ends_when_its_key_is_revoked(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "CACHE_S", 0.0)
     async with serving(fake_queue, tmp_path, auth="keys", sse_keepalive_s=0.05) as api:
         token, key = await fake_queue.api_keys.create("acme", frozenset(Scope))
         headers = {"Authorization": f"Bearer {token}"}

@@ -248,7 +248,7 @@ def test_calls_while_the_client_is_closed_end() -> None:
             except RuntimeError as error:
                 return ends.append(str(error))
 
-    for _ in range(100):
+    for _ in range(50):
         client = Client("http://127.0.0.1:1")
         ends: list[str] = []
         threads = [threading.Thread(target=call, args=(client, ends), daemon=True) for _ in range(6)]

@@ -129,6 +129,7 @@ def output(command: list[str], script: Path) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_mypy_finds_mistakes_and_nothing_else(script: Path) -> None:
     # Other imports are not checked here: the client's own are, by `make lint`.
     text = output([sys.executable, "-m", "mypy", "--strict", "--python-version", "3.11", script.name], script)

@@ -6,9 +6,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from harness.http_server import claimed, deliver, finish, png, serving
+from harness.http_server import StreamingCall, claimed, deliver, finish, png, serving
 
 from api import app
+from api.routes import events
 from shared.auth import Scope
 from shared.queue import Queue
 
@@ -62,13 +63,17 @@ async def test_a_stream_has_urls_where_its_images_find_no_memory(
     assert outputs[1].startswith("http://")
 
 
-async def test_a_stream_ends_when_its_url_expires(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_a_stream_ends_when_its_url_expires(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = await bearer(fake_queue)
-    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=1) as api:
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
         made = (await api.post(PREDICTIONS, json=BODY, headers=mine)).json()
-        streamed = await api.get(made["urls"]["stream"])  # within two seconds
-        assert "event: error" in streamed.text
-        assert "the URL has expired" in streamed.text
+        stream = StreamingCall(api, made["urls"]["stream"].removeprefix("http://localhost"))
+        await stream.wait_for("event: logs")
+        monkeypatch.setattr(events, "now_ms", lambda: 10**15)
+        assert "event: error" in await stream.read_all()
+        assert "the URL has expired" in stream.text
 
 
 async def test_a_file_has_a_time_when_it_is_read(fake_queue: Queue, tmp_path: Path) -> None:

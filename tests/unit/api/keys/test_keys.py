@@ -17,7 +17,8 @@ from fastapi.routing import APIRoute
 from harness.http_server import BODY, StreamingCall, application, finish, png, serving
 from harness.tables import row
 
-from api import auth
+from api import auth, context
+from api.routes import events
 from shared.auth import Scope, TenantLimits, new_token
 from shared.queue import Queue
 from shared.webhooks import SigningSecret, WebhookEndpoint, new_secret
@@ -447,30 +448,32 @@ async def test_a_signed_url_needs_no_key_and_is_valid_for_one_artifact(
     assert code(await api.get(urls[0])) == (404, "not_found")
 
 
-async def test_events_are_read_by_their_signed_url_until_it_expires(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_events_are_read_by_their_signed_url_until_it_expires(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A browser's EventSource sends no headers."""
     mine = await bearer(fake_queue)
-    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=10**9) as api:
-        done, other_job = [(await api.post("/v1/jobs", json=BODY, headers=mine)).json() for _ in range(2)]
-        await finish(fake_queue, tmp_path, done["id"])
-        url = httpx.URL(done["urls"]["events"])
-        response = await api.get(url)
-        assert response.status_code == 200
-        artifact = json.loads(response.text.partition("data: ")[2])["artifacts"][0]["url"]
-        assert (await api.get(artifact)).content == png()
-        swapped = httpx.URL(artifact).copy_with(path=url.path)
-        for other in (str(url).replace(done["id"], other_job["id"]), str(swapped), str(url) + "0"):
-            assert code(await api.get(other)) == (403, "invalid_signature"), other
-        assert code(await api.get(str(url).partition("?")[0])) == (401, "missing_api_key")
-        assert code(await api.get(str(url).replace("/events", ""))) == (401, "missing_api_key")
-        write_only = await bearer(fake_queue, scopes=frozenset((Scope.JOBS_WRITE,)))
-        assert code(await api.get(url.path, headers=write_only)) == (403, "permission_denied")
-    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=5) as api:
-        url = (await api.get(f"/v1/jobs/{other_job['id']}", headers=mine)).json()["urls"]["events"]
-        reader = StreamingCall(api, url.removeprefix("http://localhost"))
-        await reader.wait_for("event: state")
-        await reader.read_all()  # it ends when the URL expires
-        assert code(await api.get(url)) == (403, "invalid_signature")
+    done, other_job = [(await api.post("/v1/jobs", json=BODY, headers=mine)).json() for _ in range(2)]
+    await finish(fake_queue, tmp_path, done["id"])
+    url = httpx.URL(done["urls"]["events"])
+    response = await api.get(url)
+    assert response.status_code == 200
+    artifact = json.loads(response.text.partition("data: ")[2])["artifacts"][0]["url"]
+    assert (await api.get(artifact)).content == png()
+    swapped = httpx.URL(artifact).copy_with(path=url.path)
+    for other in (str(url).replace(done["id"], other_job["id"]), str(swapped), str(url) + "0"):
+        assert code(await api.get(other)) == (403, "invalid_signature"), other
+    assert code(await api.get(str(url).partition("?")[0])) == (401, "missing_api_key")
+    assert code(await api.get(str(url).replace("/events", ""))) == (401, "missing_api_key")
+    write_only = await bearer(fake_queue, scopes=frozenset((Scope.JOBS_WRITE,)))
+    assert code(await api.get(url.path, headers=write_only)) == (403, "permission_denied")
+    open_until = other_job["urls"]["events"].removeprefix("http://localhost")
+    reader = StreamingCall(api, open_until)
+    await reader.wait_for("event: state")
+    for module in (context, events):
+        monkeypatch.setattr(module, "now_ms", lambda: 1000 * int(url.params["expires"]))
+    await reader.read_all()  # it ends when the URL expires
+    assert code(await api.get(open_until)) == (403, "invalid_signature")
 
 
 async def test_a_tenant_over_its_rate_limit_gets_retry_after(api: httpx.AsyncClient, fake_queue: Queue) -> None:
