@@ -1,16 +1,14 @@
-"""The benchmark of deadlines: more are met by slack than by age, and jobs without one all end."""
+"""The queue's order in simulated time: more deadlines are met by slack than by age, and models in memory go first."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
-import pytest
-
-from bench.queue.deadline_mix import BURST, DeadlineMix
+from bench.queue.deadline_mix import DeadlineMix
 from bench.queue.deadlines import DeadlineServer, dated_jobs, main, simulate
 from bench.simulate import CURVES, curve_of
+from bench.swaps import Demand, InMemoryFirst, OldestFirst, SwapSimulation
 
 MIX = DeadlineMix(load=0.8, jobs=400, seed=3)
 
@@ -28,18 +26,18 @@ def test_jobs_without_a_deadline_are_not_starved() -> None:
     assert all(job.end_s > job.arrival_s for job in jobs if job.deadline_s is None)
 
 
-def test_the_mix_has_the_rate_of_its_load() -> None:
-    """Bursts count with all their jobs, also in a short turn."""
-    jobs = DeadlineMix(load=0.8, jobs=1200, seed=2).arrivals(rate=2.0, rows=8)
-    assert len(jobs) / jobs[-1].at_s == pytest.approx(1.6, rel=0.02)
-    assert sum(job.limit_s is None for job in jobs) / len(jobs) == pytest.approx(0.6, abs=0.01)
-    at_once = Counter(job.at_s for job in jobs)
-    assert set(at_once.values()) == {1, BURST}
-
-
 def test_the_figures_are_saved(tmp_path: Path) -> None:
     main(["--jobs", "40", "--json", str(tmp_path / "figures.json")])
     rows = json.loads((tmp_path / "figures.json").read_text())["results"]
     assert {(row["curve"], row["order"]) for row in rows} == {
         (curve, order) for curve in CURVES for order in ("slack", "priority and age")
     }
+
+
+def test_serving_models_in_memory_first_saves_loads_and_waits() -> None:
+    """Compared with the oldest job first, on the same jobs."""
+    demand = Demand("three on two", 2, 20.0, 0.6, (3, 2, 1), span_s=1800.0)
+    in_memory, oldest = (SwapSimulation(demand, policy, seed=2).run() for policy in (InMemoryFirst(), OldestFirst()))
+    assert len(in_memory.waits_s) == len(oldest.waits_s) == len(demand.arrivals(2))
+    assert 2 * in_memory.loads < oldest.loads
+    assert in_memory.wait_s(0.95) < oldest.wait_s(0.95)
