@@ -10,6 +10,7 @@ from chaos.processes import redis_executable
 from fuzz.__main__ import fuzz
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(redis_executable() is None, reason="no redis-server")
 async def test_requests_made_from_the_openapi_description_find_nothing(tmp_path: Path) -> None:
-    assert await fuzz(tmp_path, ["openapi"], seed=1, seconds=5.0) == []
+    assert await fuzz(tmp_path, ["openapi"], seed=1, seconds=10.0) == []

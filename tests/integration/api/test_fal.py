@@ -1,4 +1,4 @@
-"""The unmodified `fal_client` against a real API process; the tests act as the worker."""
+"""The unmodified `fal_client` against a real API; the tests act as the worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.api_process import Server
+from harness.api_thread import ApiThread
 from harness.http_server import WORKER, deliver, png
 
 from shared.auth import Scope
@@ -25,7 +25,7 @@ INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}
 class FalHarness:
     """An API process, its queue and a client of it."""
 
-    def __init__(self, server: Server, folder: Path, key: str) -> None:
+    def __init__(self, server: ApiThread, folder: Path, key: str) -> None:
         self.server, self.folder = server, folder
         self.queue = Queue.connect(server.settings)
         self.client = fal_client.AsyncClient(key=key)
@@ -46,9 +46,9 @@ class FalHarness:
 
 @pytest.fixture
 async def harness(
-    start: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., ApiThread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[FalHarness]:
-    server = start()
+    server = serve()
     base = f"{server.url}/compat/fal"
     monkeypatch.setattr(fal_client.client, "QUEUE_URL_FORMAT", f"{base}/")
     monkeypatch.setattr(fal_client.client, "REST_URL", base)

@@ -9,9 +9,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import httpx
+import pytest
 from fuzz import raw_http
 from harness.api_process import Server
 from harness.waiting import wait_until
@@ -31,14 +31,6 @@ STREAMING = {
     "an endless head": (POST, b"X-Header: a\r\n" * 5_000),
     "requests in advance": (b"", b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000),
     "refused methods": (b"", b"PUT /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n" * 2_000),
-}
-
-
-REFUSED = {
-    CHUNKED: 401,
-    CHUNKED.replace(b"/v1/jobs", b"/nothing"): 404,
-    CHUNKED.replace(b"POST", b"PUT"): 405,
-    POST + b"Content-Length: 999999999999\r\n\r\n": 413,
 }
 
 
@@ -80,6 +72,7 @@ def healthz_s(server: Server, requests: int) -> list[float]:
     return times
 
 
+@pytest.mark.slow
 def test_what_a_client_sends_without_a_key_does_not_stall_others(start: Callable[..., Server]) -> None:
     """Chunks of one byte raised the median from 2 ms to 3.3 s."""
     server = start(auth="keys")
@@ -90,30 +83,6 @@ def test_what_a_client_sends_without_a_key_does_not_stall_others(start: Callable
             medians[attack] = statistics.median(healthz_s(server, 9))
     assert {attack: round(median_s, 2) for attack, median_s in medians.items() if median_s > 0.5} == {}
     assert b"Traceback" not in server.log.read_bytes()
-
-
-def test_a_refused_request_is_not_read_to_its_end(start: Callable[..., Server]) -> None:
-    server = start(auth="keys")
-    clients = []
-    with contextlib.ExitStack() as stack:
-        for head, status in REFUSED.items():
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
-            client.sendall(head)
-            response = client.recv(65_536)
-            assert b" %d " % status in response.split(b"\r\n")[0]
-            assert b"\r\nconnection: close\r\n" in response.lower()
-            clients.append((client, b"5\r\naaaaa\r\n" if b"chunked" in head else b"aaaaa"))
-        for client, piece in clients:  # the server drops what still arrives for 10 s
-            wait_until(partial(refuses, client, piece), "the connection is closed", 30)
-
-
-def refuses(client: socket.socket, data: bytes) -> bool:
-    """Return whether the server has closed the connection."""
-    try:
-        client.sendall(data)
-    except OSError:
-        return True
-    return False
 
 
 def test_more_idle_connections_than_open_files_do_not_lock_the_api(start: Callable[..., Server]) -> None:
@@ -133,22 +102,7 @@ def test_more_idle_connections_than_open_files_do_not_lock_the_api(start: Callab
     assert not [line for line in server.log.read_text().splitlines() if json.loads(line)["level"] == "error"]
 
 
-def test_connections_with_a_request_leave_places_in_the_limit(start: Callable[..., Server]) -> None:
-    """A client of one address holds the places it is allowed, and another one is served."""
-    server = start(max_connections="20", max_connections_per_address="10")
-    with contextlib.ExitStack() as stack:
-        for _ in range(10):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
-            client.sendall(POST + b"Content-Length: 10\r\n\r\n")
-        wait_until(lambda: httpx_status(server, "127.0.0.1") == 503, "the address has used its share")
-        assert httpx_status(server, "127.0.0.2") == 200
-
-
-def httpx_status(server: Server, address: str) -> int:
-    with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=30) as client:
-        return client.get(server.url + "/healthz").status_code
-
-
+@pytest.mark.slow
 def test_bytes_that_are_almost_http_do_no_harm(start: Callable[..., Server]) -> None:
     """A short run of a part of `make fuzz`."""
     server = start(auth="keys")

@@ -19,6 +19,7 @@ import httpx
 import openai
 import pytest
 from harness.api_process import Server
+from harness.api_thread import ApiThread
 from harness.http_server import ROOT, WORKER, png
 
 from shared.auth import Scope
@@ -36,32 +37,32 @@ GENERATIONS = "/v1/images/generations"
 
 
 @pytest.fixture
-def server(start: Callable[..., Server]) -> Server:
-    return start()
+def server(serve: Callable[..., ApiThread]) -> ApiThread:
+    return serve()
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
+def client(server: ApiThread) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-async def queue(server: Server) -> AsyncIterator[Queue]:
+async def queue(server: ApiThread) -> AsyncIterator[Queue]:
     opened = Queue.connect(server.settings)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def storage(server: Server) -> AsyncIterator[Storage]:
+async def storage(server: ApiThread) -> AsyncIterator[Storage]:
     opened = connect(server.settings)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def context(server: Server, queue: Queue, storage: Storage) -> BatchContext:
+def context(server: ApiThread, queue: Queue, storage: Storage) -> BatchContext:
     settings = server.settings
     return BatchContext(settings, models_file.load(settings.models), queue, storage, SyncedClock(now_ms()))
 
@@ -172,12 +173,15 @@ INVALID: list[tuple[list[Any], str, int | None]] = [
     ([{"method": "POST", "url": GENERATIONS, "body": {}}], "missing_required_parameter", 1),
     ([{**line(1), "body": "text"}], "missing_required_parameter", 1),
     (["\n \n"], "empty_file", None),
-    ([line(number) for number in range(50_001)], "too_many_lines", None),
+    ([line(number) for number in range(21)], "too_many_lines", None),
 ]
 
 
-async def test_an_invalid_file_fails_the_batch(client: openai.OpenAI, context: BatchContext) -> None:
+async def test_an_invalid_file_fails_the_batch(
+    client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before any line becomes a job; the errors name the lines."""
+    monkeypatch.setattr(batches, "MAX_LINES", 20)
     for lines, code, number in INVALID:
         batch = create(client, lines)
         await advance(context, batch.id)
@@ -210,9 +214,9 @@ async def test_each_endpoint_has_its_own_bodies(client: openai.OpenAI, context: 
     assert error.value.param == "batch_id"
 
 
-async def test_urls_in_the_output_of_a_keyed_service_need_no_key(start: Callable[..., Server]) -> None:
+async def test_urls_in_the_output_of_a_keyed_service_need_no_key(serve: Callable[..., ApiThread]) -> None:
     """Of images and of jobs, until the images expire; a base64 image is the default, as in synchronous calls."""
-    server = start(auth="keys", presign_expires_s="60")
+    server = serve(auth="keys", presign_expires_s=60)
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     key, _ = await queue.api_keys.create("default", frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
     catalog = models_file.load(server.settings.models)
@@ -309,9 +313,9 @@ async def test_an_outdated_step_has_no_effect(
     assert sorted(ids) == sorted(f"line-{number}" for number in range(20))
 
 
-async def test_a_batch_waits_while_the_queue_is_full(start: Callable[..., Server]) -> None:
+async def test_a_batch_waits_while_the_queue_is_full(serve: Callable[..., ApiThread]) -> None:
     """Refused lines stay in the file; none is lost or reported as an error."""
-    server = start(max_queued_jobs_per_tenant="7")
+    server = serve(max_queued_jobs_per_tenant=7)
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     context = BatchContext(
         server.settings, models_file.load(server.settings.models), queue, storage, SyncedClock(now_ms())
@@ -422,10 +426,10 @@ async def worker(queue: Queue, storage: Storage) -> AsyncIterator[None]:
 async def test_every_line_has_one_result_after_kills(
     start: Callable[..., Server], tmp_path: Path, eventually: Any
 ) -> None:
-    """5,000 lines, 50 of them invalid; the chores worker and the API are killed during submission and writing."""
+    """2,000 lines, 20 of them invalid; the chores worker and the API are killed during submission and writing."""
     server = start()
     queue, storage = Queue.connect(server.settings), connect(server.settings)
-    lines = [line(number, **({"size": "1x1"} if number % 100 == 7 else {})) for number in range(5_000)]
+    lines = [line(number, **({"size": "1x1"} if number % 100 == 7 else {})) for number in range(2_000)]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         batch = create(client, lines)
     counts: list[tuple[int, int]] = []
@@ -437,7 +441,7 @@ async def test_every_line_has_one_result_after_kills(
 
     async with worker(queue, storage):
         with chores(server, tmp_path) as chores_worker:
-            for read, written in ((1_000, 0), (5_000, 1_000)):
+            for read, written in ((500, 0), (2_000, 500)):
                 process = chores_worker(read, written)
                 await eventually(lambda read=read, written=written: reached(read, written), "the step is reached", 90)
                 process.send_signal(signal.SIGKILL)
@@ -457,8 +461,8 @@ async def test_every_line_has_one_result_after_kills(
         done = client.batches.retrieve(batch.id)
         assert done.status == "completed"
         assert done.request_counts is not None
-        assert done.request_counts.model_dump() == {"total": 5_000, "completed": 4_950, "failed": 50}
+        assert done.request_counts.model_dump() == {"total": 2_000, "completed": 1_980, "failed": 20}
         results, errors = read_lines(client, done.output_file_id), read_lines(client, done.error_file_id)
-    assert (len(results), len(errors)) == (4_950, 50)
-    assert {row["custom_id"] for row in results + errors} == {f"line-{number}" for number in range(5_000)}
-    assert len({row["response"]["request_id"] for row in results}) == 4_950
+    assert (len(results), len(errors)) == (1_980, 20)
+    assert {row["custom_id"] for row in results + errors} == {f"line-{number}" for number in range(2_000)}
+    assert len({row["response"]["request_id"] for row in results}) == 1_980

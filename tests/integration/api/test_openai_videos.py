@@ -16,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 from harness.api_process import Server
+from harness.api_thread import ApiThread
 from harness.disconnecting_client import send_and_disconnect, write_is_blocked
 from harness.http_server import WORKER, png
 from harness.waiting import wait_until
@@ -62,7 +63,7 @@ source = "x"
 class VideoHarness:
     """A server, its client, and a worker."""
 
-    server: Server
+    server: ApiThread
     client: openai.AsyncOpenAI
     queue: Queue
     storage: Storage
@@ -116,9 +117,9 @@ class VideoHarness:
 
 
 @pytest.fixture
-async def harness(start: Callable[..., Server], tmp_path: Path) -> AsyncIterator[VideoHarness]:
+async def harness(serve: Callable[..., ApiThread], tmp_path: Path) -> AsyncIterator[VideoHarness]:
     (tmp_path / "models.toml").write_text(MODELS)
-    server = start(models=str(tmp_path / "models.toml"))
+    server = serve(models=tmp_path / "models.toml")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield VideoHarness(server, client, queue, storage)
@@ -296,18 +297,20 @@ def create_without_response(request: httpx.Request, redis_url: str) -> bool:
     return False
 
 
-async def test_a_retry_returns_the_video_of_its_first_attempt(harness: VideoHarness) -> None:
+async def test_a_retry_returns_the_video_of_its_first_attempt(start: Callable[..., Server], tmp_path: Path) -> None:
     """Without an Idempotency-Key: a retry is known by its header, if no response was delivered."""
+    (tmp_path / "models.toml").write_text(MODELS)
+    server = await asyncio.to_thread(start, models=str(tmp_path / "models.toml"))
     body = json.dumps({"model": "film", "prompt": "once"}).encode()
     headers = {"Content-Type": "application/json"}
     retry = {**headers, "x-stainless-retry-count": "1"}
-    async with httpx.AsyncClient(base_url=harness.server.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         first = (await http.post("/v1/videos", content=body, headers=headers)).json()
         repeated = (await http.post("/v1/videos", content=body, headers=retry)).json()
         assert repeated["id"] != first["id"]  # the first response was delivered
 
-        request = httpx.Request("POST", f"{harness.server.url}/v1/videos", content=body, headers=headers)
-        assert await asyncio.to_thread(create_without_response, request, harness.server.settings.redis_url)
+        request = httpx.Request("POST", f"{server.url}/v1/videos", content=body, headers=headers)
+        assert await asyncio.to_thread(create_without_response, request, server.settings.redis_url)
         created = (await http.get("/v1/videos")).json()["data"][0]["id"]
         retried = await http.post("/v1/videos", content=body, headers=retry)
         assert retried.json()["id"] == created
