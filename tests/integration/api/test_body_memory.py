@@ -40,15 +40,16 @@ def _upload(server: Server, image: bytes) -> httpx.Request:
     return httpx.Request("POST", f"{server.url}/v1/inputs", files={"file": ("a", image, "image/png")})
 
 
-async def test_ten_uploads_of_the_most_expensive_images_take_little_memory(server: Server) -> None:
+async def test_uploads_of_the_most_expensive_images_take_little_memory(server: Server) -> None:
     """Of 39 and 40 megapixels; the bytes after their end make them differ. Two WebPs took 1.4 GB."""
     images = hostile_images.hostile("webp of 40 megapixels", "deep png with alpha", "interlaced png").values()
     idle = server.reset_peak()
-    requests = [_upload(server, image + bytes(at)) for image in images for at in range(CLIENTS)]
-    assert await _flood(server, requests) == {201: 3 * CLIENTS}
+    requests = [_upload(server, image + bytes(at)) for image in images for at in range(4)]
+    assert await _flood(server, requests) == {201: 12}
     assert (server.peak_kb() - idle) / 1024 < 64
 
 
+@pytest.mark.slow
 async def test_ten_of_the_largest_bodies_stay_within_the_memory_of_the_process(server: Server) -> None:
     """Uploads of 19 MB wait on disk; of calls with as much base64, those without room get 503."""
     pixels = secrets.token_bytes(19_000_000)
@@ -71,18 +72,25 @@ async def test_ten_of_the_largest_bodies_stay_within_the_memory_of_the_process(s
 
 
 async def test_hundreds_of_bulk_requests_that_hold_a_line_take_little_memory(server: Server) -> None:
-    """Those without memory for their body are refused: tracebacks of the refusals kept 2.4 GB."""
+    """Those without memory for their body are refused: tracebacks of the refusals kept 4 MB each."""
     headers = ("Host: localhost", "Content-Type: application/x-ndjson", "Content-Length: 2000000", "", "")
     head = "\r\n".join(("POST /v1/jobs:bulk HTTP/1.1", *headers)).encode()
     idle = server.reset_peak()
+    refused = 0
 
-    async def hold() -> int:
+    async def hold() -> None:
+        nonlocal refused
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(head + b"x" * 1_000_000)
-        with contextlib.suppress(TimeoutError, OSError):
-            await asyncio.wait_for(reader.read(), 10)
+        with contextlib.suppress(OSError):
+            writer.write(head + b"x" * 1_000_000)
+            await reader.read()
+            refused += 1
         writer.close()
-        return 1
 
-    assert sum(await asyncio.gather(*(hold() for _ in range(600)))) == 600
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        holding = [group.create_task(hold()) for _ in range(300)]
+        while refused < 260:  # 28 have memory
+            await asyncio.sleep(0.05)
+        for task in holding:
+            task.cancel()
     assert (server.peak_kb() - idle) / 1024 < MIB_ALLOWED
