@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from fastapi import FastAPI
 from PIL import Image
 
 from api.app import create_app
+from shared.auth import Scope
 from shared.job import Artifact, Outcome, State
 from shared.queue import Claim, Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.storage import connect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +116,27 @@ async def deliver(queue: Queue, folder: Path, claim: Claim, *, flagged: bool = F
     outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,), **results)
     assert await queue.claims.settle(WORKER, claim.job.id, claim.epoch, outcome)
     return data
+
+
+@contextlib.asynccontextmanager
+async def working(queue: Queue, folder: Path, *models: str, **results: Any) -> AsyncIterator[None]:
+    """Finish queued jobs in the background, by default those of the demo model."""
+
+    async def work() -> None:
+        while True:
+            for claim in await queue.claims.claim(WORKER, models or ("demo",), 4):
+                await deliver(queue, folder, claim, **results)
+            await asyncio.sleep(0.01)
+
+    worker = asyncio.create_task(work())
+    yield
+    await cancel_and_wait((worker,))
+
+
+async def bearer(queue: Queue, tenant: str = "acme", scopes: Iterable[Scope] = Scope, **options: Any) -> dict[str, str]:
+    """Create a key, and return the header of requests with it."""
+    token, _ = await queue.api_keys.create(tenant, frozenset(scopes), **options)
+    return {"Authorization": f"Bearer {token}"}
 
 
 class StreamingCall:

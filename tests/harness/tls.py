@@ -1,4 +1,4 @@
-"""A certificate for `localhost`, for tests with TLS."""
+"""A certificate for tests with TLS."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
+def certificate(folder: Path, host: str = "localhost") -> tuple[Path, Path, ssl.SSLContext]:
     """Return the certificate file, the key file, and a client context that trusts the certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.UTC)
     cert = (
         x509.CertificateBuilder()
@@ -25,7 +25,7 @@ def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"

@@ -81,11 +81,13 @@ async def test_hundreds_of_bulk_requests_that_hold_a_line_take_little_memory(ser
     async def hold() -> None:
         nonlocal refused
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        with contextlib.suppress(OSError):
+        try:
             writer.write(head + b"x" * 1_000_000)
-            await reader.read()
+            with contextlib.suppress(OSError):
+                await reader.read()
             refused += 1
-        writer.close()
+        finally:
+            writer.transport.abort()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         holding = [group.create_task(hold()) for _ in range(300)]

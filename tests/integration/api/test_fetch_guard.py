@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import gzip
 import ipaddress
 import ssl
@@ -13,12 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from harness.tls import certificate
 
-from shared.errors import FetchFailed, FetchRefused
+from shared.errors import FetchFailed
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -126,18 +122,6 @@ async def test_the_environments_proxies_are_not_used(monkeypatch: pytest.MonkeyP
 
     async with _server(serve) as port:
         assert await _guard(port).get(f"http://example.com:{port}/") == b"direct"
-
-
-async def test_loopback_is_refused_without_the_allow_list() -> None:
-    """The same call without the allow-list never reaches the server."""
-
-    async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
-        raise AssertionError("called")
-
-    async with _server(serve) as port:
-        for host in ("127.0.0.1", "example.com", "[::ffff:127.0.0.1]"):
-            with pytest.raises(FetchRefused, match="loopback"):
-                await _guard(port, networks=()).get(f"http://{host}:{port}/")
 
 
 async def test_a_declared_length_over_the_cap_is_not_read() -> None:
@@ -266,35 +250,11 @@ async def test_a_post_uses_the_same_guard() -> None:
     assert b"content-length: 2" in heads[0]
 
 
-def _certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return a server's TLS context for `name` and a client's that trusts it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = signed.public_bytes(serialization.Encoding.PEM)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "both.pem").write_bytes(secret + pem)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "both.pem")
-    return server, ssl.create_default_context(cadata=pem.decode())
-
-
 async def test_tls_checks_the_host_and_not_the_address(tmp_path: Path) -> None:
     """SNI and the certificate have the name of the URL, although an address is called."""
-    server, client = _certificate(tmp_path, "images.example")
+    certificate_file, key_file, client = certificate(tmp_path, "images.example")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate_file, key_file)
     names: list[str | None] = []
     server.sni_callback = lambda _, name, __: names.append(name)
 

@@ -229,30 +229,6 @@ async def test_videos_are_paged_and_deleted(harness: VideoHarness) -> None:
     assert (await deleting).deleted
 
 
-async def test_an_invalid_request_names_its_field(harness: VideoHarness) -> None:
-    """As typed exceptions of the SDK."""
-    create = harness.client.videos.create
-    for body, param in (
-        ({"seconds": "60"}, "seconds"),
-        ({"seconds": "often"}, "seconds"),
-        ({"size": "63x64"}, "size"),
-        ({"size": "large"}, "size"),
-        ({"frames": 20}, "frames"),
-        ({"num_frames": 161}, "frames"),
-        ({"nonsense": 1}, "nonsense"),
-        ({"n": 2}, "n"),
-    ):
-        with pytest.raises(openai.BadRequestError) as error:
-            await create(model="film", prompt="x", extra_body=body)
-        assert error.value.param == param
-    with pytest.raises(openai.NotFoundError) as unknown:
-        await create(model="unknown", prompt="x")
-    assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError):
-        await create(model="still", prompt="x")
-    assert (await create(prompt="the first video model")).model == "film"
-
-
 async def test_a_batch_of_videos(harness: VideoHarness) -> None:
     """Lines have the body of the endpoint, results are videos."""
     client, url = harness.client, "/v1/videos"

@@ -267,31 +267,6 @@ async def test_javascript_sends_the_metadata_of_a_file_as_a_file(harness: Any) -
     assert (uploaded.status_code, uploaded.json().get("metadata")) == (201, {"a": 1})
 
 
-async def test_an_error_names_the_field_of_the_input(harness: Any) -> None:
-    """As the SDK's exception, with title and detail."""
-    service = await harness()
-    bad: list[tuple[dict[str, Any], str]] = [
-        ({"input": {**INPUT, "num_inference_steps": 1000}}, "input.num_inference_steps must be 1 to 100, not 1000"),
-        ({"input": {**INPUT, "stepz": 3}}, "input.stepz: there is no such field"),
-        ({"input": {}}, "input.prompt: Field required"),
-        ({"input": {**INPUT, "init_image": "in_" + 32 * "0"}}, "input.init_image: unknown or expired input: in_000"),
-        ({"input": INPUT, "version": 64 * "f"}, "version: not served: 'fff"),
-        ({"input": INPUT, "webhook": "http://10.0.0.1/"}, "webhook: "),
-        ({"input": INPUT, "webhook": "https://a.example", "webhook_events_filter": ["logs"]}, "logs are not supported"),
-    ]
-    for body, message in bad:
-        with pytest.raises(ReplicateError) as error:
-            await service.client().predictions.async_create(**{"version": "demo", **body})
-        assert error.value.status == 422
-        assert error.value.title
-        assert message in (error.value.detail or "")
-    for call in (service.client().models.async_get("a/sdxl"), service.client().async_run("a/sdxl", input=INPUT)):
-        with pytest.raises(ReplicateError, match="unknown model: 'a/sdxl'; available: fusequeue/demo") as missing:
-            await call
-        assert missing.value.status == 404
-    assert await service.queue.jobs.page("default") == ([], None)
-
-
 async def test_over_https_outputs_are_urls_for_their_tenant(harness: Any) -> None:
     """With keys: the file is read with the client's key from the same host, or by its signed URL."""
     service = await harness(tls=True, auth="keys")

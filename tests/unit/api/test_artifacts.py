@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, claimed, finish, png, serving
+from harness.http_server import BODY, WORKER, claimed, finish, png
 from harness.tables import row
 
 from shared.job import Artifact, Outcome, State, Thumbnail
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,6 @@ from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 def line(**fields: Any) -> bytes:

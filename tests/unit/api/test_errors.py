@@ -22,17 +22,10 @@ from harness.tables import row
 
 from api import app
 from api.http import docs_page, openapi
-from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 from shared.storage.folder import FolderStorage
 
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
@@ -257,23 +250,6 @@ async def test_a_used_up_quota_is_named(fake_queue: Queue, tmp_path: Path) -> No
     assert again.status_code == 202
     for path in ("/v1/jobs", "/v1/jobs/bulk", "/v1/inputs", "/v1/files"):
         assert path not in described or "429" in described[path]["post"]["responses"], path
-
-
-async def test_without_redis_the_response_has_retry_after(
-    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unavailable(*_: Any, **__: Any) -> Any:
-        raise RedisUnavailable("cannot reach Redis: refused")
-
-    monkeypatch.setattr(fake_queue.client, "run", unavailable)
-    monkeypatch.setattr(fake_queue.jobs, "get", unavailable)
-    async with serving(fake_queue, tmp_path) as api:
-        submitted = await api.post("/v1/jobs", json=BODY)
-        read = await api.get("/v1/jobs/job_00000000000000000000000000")
-        alive = await api.get("/healthz")
-    assert error_of(submitted) == error_of(read) == (503, "redis_unavailable", None)
-    assert submitted.headers["retry-after"] == read.headers["retry-after"] == "2"
-    assert alive.status_code == 200
 
 
 PLACES: list[dict[str, Any]] = [

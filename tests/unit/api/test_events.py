@@ -23,12 +23,6 @@ from shared.queue import ProgressReport, Queue
 from shared.runtime import metrics
 
 
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
-
-
 @dataclass
 class ParsedEvent:
     """One parsed event."""

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-from harness.http_server import BODY, serving
+from harness.http_server import BODY
 from harness.tables import row
-
-from shared.queue import Queue
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 def params(problem: dict[str, Any]) -> list[str]:
@@ -57,18 +46,6 @@ async def test_all_faults_of_a_bulk_line_are_named(api: httpx.AsyncClient) -> No
     assert params(first["error"]) == ["stpes", "width"]
     assert first["error"]["param"] == "stpes"
     assert second["id"].startswith("job_")
-
-
-async def test_all_faults_of_other_bodies_are_named(api: httpx.AsyncClient) -> None:
-    endpoint = await api.post("/v1/webhooks", json={"url": 1, "name": "x"})
-    assert params(endpoint.json()) == ["url", "name"]
-    image = await api.post(
-        "/v1/images/generations", json={"prompt": "x", "model": "demo", "size": "65x64", "steps": 101}
-    )
-    assert params(image.json()) == ["size", "steps"]
-    values = {"prompt": "x", "width": 65, "num_inference_steps": 101}
-    prediction = await api.post("/compat/replicate/v1/models/any/demo/predictions", json={"input": values})
-    assert params(prediction.json()) == ["input.width", "input.num_inference_steps"]
 
 
 PREDICTIONS = "/compat/replicate/v1/models/any/demo/predictions"

@@ -6,12 +6,11 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
 
 import httpx
 import pytest
-from harness.http_server import BODY, ROOT, WORKER, StreamingCall, deliver, serving
+from harness.http_server import BODY, ROOT, WORKER, StreamingCall, bearer, deliver, serving
 from harness.tables import row
 
 from api import auth
@@ -22,17 +21,6 @@ from shared.queue import ProgressReport, Queue
 STATIC = ROOT / "api/page/static"
 FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
 OWN_SCRIPTS = [name for name in FILES if name.endswith(".js") and not name.startswith("vendor/")]
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
-
-
-async def bearer(queue: Queue, tenant: str, *scopes: Scope) -> dict[str, str]:
-    token, _ = await queue.api_keys.create(tenant, frozenset(scopes))
-    return {"Authorization": f"Bearer {token}"}
 
 
 async def folder_of(api: httpx.AsyncClient) -> str:
@@ -140,8 +128,8 @@ async def test_the_openapi_document_has_nothing_of_the_page(api: httpx.AsyncClie
 async def test_the_session_says_what_a_key_may_do(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, auth="keys") as api:
         without = await api.get("/page/session")
-        reader = await api.get("/page/session", headers=await bearer(fake_queue, "acme", Scope.JOBS_READ))
-        metrics = await api.get("/page/session", headers=await bearer(fake_queue, "ops", Scope.METRICS))
+        reader = await api.get("/page/session", headers=await bearer(fake_queue, "acme", (Scope.JOBS_READ,)))
+        metrics = await api.get("/page/session", headers=await bearer(fake_queue, "ops", (Scope.METRICS,)))
     assert without.status_code == 401
     expected = {
         "has_key": True,
@@ -181,7 +169,7 @@ async def test_a_submission_that_is_repeated_is_one_job(api: httpx.AsyncClient) 
 
 async def test_a_reader_cannot_submit_through_the_page(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, auth="keys") as api:
-        response = await api.post("/page/jobs", json=BODY, headers=await bearer(fake_queue, "a", Scope.JOBS_READ))
+        response = await api.post("/page/jobs", json=BODY, headers=await bearer(fake_queue, "a", (Scope.JOBS_READ,)))
     assert (response.status_code, response.json()["code"]) == (403, "permission_denied")
 
 
@@ -224,9 +212,9 @@ async def test_one_stream_follows_several_jobs_with_previews_to_their_end(
 
 async def test_jobs_of_another_tenant_are_gone(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, auth="keys") as api:
-        own = await bearer(fake_queue, "acme", Scope.JOBS_READ, Scope.JOBS_WRITE)
+        own = await bearer(fake_queue, "acme", (Scope.JOBS_READ, Scope.JOBS_WRITE))
         job_id = (await api.post("/page/jobs", json=BODY, headers=own)).json()["id"]
-        other = await bearer(fake_queue, "other", Scope.JOBS_READ)
+        other = await bearer(fake_queue, "other", (Scope.JOBS_READ,))
         response = await api.get("/page/live", params={"jobs": job_id}, headers=other)
         unread = await api.get("/page/live", params={"jobs": job_id})
     assert events(response.text) == [("gone", {"id": job_id})]

@@ -11,22 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from harness.canned import JOB
 
 from cli.backfill.ledger import EntryState, Ledger
 from cli.backfill.pipeline import CHUNK_LINES, DOWNLOADS, Backfill, BackfillOptions, lines_to_submit
 from fusequeue import AsyncClient, Busy, LineFailure, Unauthorized
 
-JOB = {
-    "status": "succeeded",
-    "model": "demo",
-    "seed": 1,
-    "n": 1,
-    "width": 64,
-    "height": 64,
-    "steps": 4,
-    "guidance_scale": 2.0,
-    "created_at": "2026-01-31T12:00:00Z",
-}
 ARTIFACT = {"index": 0, "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
 NOT_FETCHED = {"code": "url_not_fetched", "message": "image: cannot reach a.test", "status": 422}
 QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status": 429, "retry_after_s": 0}

@@ -10,26 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from harness import canned
 from typer.testing import CliRunner
 
 from cli.main import app
 
-JOB: dict[str, Any] = {
-    "id": "job_1",
-    "status": "succeeded",
-    "model": "demo",
-    "prompt": "a red circle",
-    "seed": 1,
-    "n": 1,
-    "width": 64,
-    "height": 64,
-    "steps": 4,
-    "guidance_scale": 2.0,
-    "created_at": "2026-01-31T12:00:00Z",
-    "artifacts": [
-        {"index": 0, "url": "/a.png", "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
-    ],
-}
+ARTIFACT = {"index": 0, "url": "/a.png", "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
+JOB = {**canned.JOB, "prompt": "a red circle", "artifacts": [ARTIFACT]}
 FAILED = {**JOB, "status": "failed", "artifacts": [], "error": {"code": "inference_failed", "message": "no memory"}}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from harness import canned
 
 from fusequeue import AsyncClient, Busy, Invalid, JobFailed, NotFound, RefusedError, Unauthorized, Unreachable
 from fusequeue.response_types import Job, event
@@ -15,20 +16,7 @@ from fusequeue.transport import delay_s
 
 Handler = Callable[[httpx.Request], httpx.Response]
 PROBLEM = {"detail": "steps must be 1 to 100, not 900", "code": "invalid_request", "error": {"param": "steps"}}
-JOB = {
-    "id": "job_1",
-    "status": "failed",
-    "model": "demo",
-    "prompt": "x",
-    "seed": 1,
-    "n": 1,
-    "width": 64,
-    "height": 64,
-    "steps": 4,
-    "guidance_scale": 2.0,
-    "created_at": "2026-01-31T12:00:00.000Z",
-    "error": {"code": "non_finite", "message": "latents are not finite"},
-}
+JOB = {**canned.JOB, "status": "failed", "error": {"code": "non_finite", "message": "latents are not finite"}}
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,12 @@ from contextlib import suppress
 
 import httpx
 import pytest
+from harness.canned import JOB
 
 from fusequeue import AsyncClient, Event, Unreachable
 from fusequeue.transport import MAX_REQUESTS
 
 MANY = MAX_REQUESTS + 20
-JOB = {
-    "id": "job_1",
-    "status": "succeeded",
-    "model": "demo",
-    "prompt": "x",
-    "seed": 1,
-    "n": 1,
-    "width": 64,
-    "height": 64,
-    "steps": 4,
-    "guidance_scale": 2.0,
-    "created_at": "2026-01-31T12:00:00Z",
-}
 EVENT = b'data: {"id": "job_1", "status": "queued"}\n\n'
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from harness import canned
 
 from fusequeue import (
     AsyncClient,
@@ -27,20 +28,8 @@ from fusequeue import (
 )
 
 PROMPT = "a red circle on a blue ground, left"
-JOB = {
-    "id": "job_1",
-    "status": "failed",
-    "model": "demo",
-    "prompt": "x",
-    "seed": 1,
-    "n": 1,
-    "width": 64,
-    "height": 64,
-    "steps": 4,
-    "guidance_scale": 2.0,
-    "created_at": "2026-01-31T12:00:00Z",
-    "error": {"code": "input_missing", "message": "image: it was deleted", "param": "image"},
-}
+FAILURE = {"code": "input_missing", "message": "image: it was deleted", "param": "image"}
+JOB = {**canned.JOB, "status": "failed", "error": FAILURE}
 
 
 def client(handler: Callable[[httpx.Request], httpx.Response], **options: Any) -> AsyncClient:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import canned
 
 from fusequeue import (
     AsyncBatches,
@@ -32,19 +33,7 @@ from fusequeue import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = {
-    "id": "job_1",
-    "status": "queued",
-    "model": "demo",
-    "prompt": "x",
-    "seed": 1,
-    "n": 1,
-    "width": 64,
-    "height": 64,
-    "steps": 4,
-    "guidance_scale": 2.0,
-    "created_at": "2026-01-31T12:00:00.000Z",
-}
+JOB = {**canned.JOB, "status": "queued"}
 SCRIPTS = {
     "open": "client.wait('job_1')",
     "a module's": "client.wait('job_1'); import builtins; builtins.kept = client",

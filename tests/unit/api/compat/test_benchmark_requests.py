@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -15,12 +14,11 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import FormData
-from harness.http_server import WORKER, deliver, serving
+from harness.http_server import serving, working
 from harness.tables import row
 from PIL import Image
 
 from shared.queue import Queue
-from shared.runtime.asyncio_tools import cancel_and_wait
 
 MODELS = """
 [[model]]
@@ -57,17 +55,11 @@ VBENCH = "a bear catching a salmon in its powerful jaws"
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API whose image jobs a worker finishes."""
     (tmp_path / "models.toml").write_text(MODELS)
-
-    async def work() -> None:
-        while True:
-            for claim in await fake_queue.claims.claim(WORKER, [IMAGE, EDIT], 4):
-                await deliver(fake_queue, tmp_path, claim)
-            await asyncio.sleep(0.01)
-
-    worker = asyncio.create_task(work())
-    async with serving(fake_queue, tmp_path, models=tmp_path / "models.toml") as client:
+    async with (
+        serving(fake_queue, tmp_path, models=tmp_path / "models.toml") as client,
+        working(fake_queue, tmp_path, IMAGE, EDIT),
+    ):
         yield client
-    await cancel_and_wait((worker,))
 
 
 def jpeg() -> bytes:

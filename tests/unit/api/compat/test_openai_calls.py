@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, application, deliver, png, serving
+from harness.http_server import BODY, WORKER, application, png, serving, working
 from harness.tables import row
 
 from shared.job import Failure, Outcome, State
 from shared.queue import Queue
-from shared.runtime.asyncio_tools import cancel_and_wait
 
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
 KEY = {"Idempotency-Key": "order-12"}
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
-
-
-@contextlib.asynccontextmanager
-async def working(queue: Queue, folder: Path) -> AsyncIterator[None]:
-    """Finish queued jobs in the background."""
-
-    async def work() -> None:
-        while True:
-            for claim in await queue.claims.claim(WORKER, ["demo"], 4):
-                await deliver(queue, folder, claim)
-            await asyncio.sleep(0.01)
-
-    worker = asyncio.create_task(work())
-    yield
-    await cancel_and_wait((worker,))
 
 
 async def jobs_of(api: httpx.AsyncClient) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from harness.http_server import StreamingCall, claimed, deliver, finish, png, serving
+from harness.http_server import StreamingCall, bearer, claimed, deliver, finish, png, serving
 
 from api import app
 from api.routes import events
@@ -16,11 +16,6 @@ from shared.queue import Queue
 PREDICTIONS = "/compat/replicate/v1/predictions"
 INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}
 BODY = {"version": "demo", "input": INPUT}
-
-
-async def bearer(queue: Queue) -> dict[str, str]:
-    token, _ = await queue.api_keys.create("acme", frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-    return {"Authorization": f"Bearer {token}"}
 
 
 async def test_a_prediction_is_streamed_by_its_signed_url(fake_queue: Queue, tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 from harness.engine import a_job
-from harness.http_server import BODY, WORKER, deliver, serving
+from harness.http_server import BODY, serving, working
 
 from fusequeue import Job
 from shared.job import FieldWarning, JobRecord, State
 from shared.protocols.openai.videos import video_object
 from shared.queue import Queue
-from shared.runtime.asyncio_tools import cancel_and_wait
 
 WARNING = FieldWarning(param="mask", message="mask: repaints nothing")
 
@@ -23,17 +22,8 @@ WARNING = FieldWarning(param="mask", message="mask: repaints nothing")
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A service whose every job ends with a warning."""
-
-    async def work() -> None:
-        while True:
-            for claim in await fake_queue.claims.claim(WORKER, ["demo"], 4):
-                await deliver(fake_queue, tmp_path, claim, warnings=(WARNING,))
-            await asyncio.sleep(0.01)
-
-    async with serving(fake_queue, tmp_path) as client:
-        worker = asyncio.create_task(work())
+    async with serving(fake_queue, tmp_path) as client, working(fake_queue, tmp_path, warnings=(WARNING,)):
         yield client
-        await cancel_and_wait((worker,))
 
 
 async def ended_job(api: httpx.AsyncClient, job_id: str) -> httpx.Response:

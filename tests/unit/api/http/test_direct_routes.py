@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, serving
+from harness.http_server import BODY
 
 from api.http.direct_routes import DirectRoutes
-from shared.queue import Queue
 
 CHANGING = ("id", "created_at", "seed", "urls", "request_id")
 PATHS = {"direct": "/v1/jobs", "by FastAPI": "/v1/jobs?unused=1"}
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, ROOT, claimed, serving
+from harness.http_server import BODY, ROOT, bearer, claimed, serving
 from harness.tables import row
 from tiny.safetensors_file import demo_lora, file_of
 
-from shared.auth import Scope
 from shared.config.models_file import ModelSpec
 from shared.errors import StorageUnavailable
 from shared.queue import Queue
@@ -35,11 +34,6 @@ async def upload(api: httpx.AsyncClient, seed: int = 1, **options: Any) -> httpx
     data, headers = {"model": "demo", **options.pop("data", {})}, options.pop("headers", {})
     files = {"file": ("ink.safetensors", options.pop("content", demo_lora(seed)))}
     return await api.post("/v1/adapters", files=files, data=data, headers=headers)
-
-
-async def bearer(queue: Queue, tenant: str) -> dict[str, str]:
-    token, _ = await queue.api_keys.create(tenant, frozenset(Scope))
-    return {"Authorization": f"Bearer {token}"}
 
 
 def stored(folder: Path) -> list[Path]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import struct
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -16,12 +14,6 @@ from harness.http_server import BODY, png, serving
 from harness.tables import row
 
 from shared.queue import Queue
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 def bomb(side: int = 50_000) -> bytes:
@@ -61,19 +53,6 @@ async def test_invalid_images_are_refused_and_not_stored(api: httpx.AsyncClient,
             assert (response.status_code, response.json()["code"]) == (422, "invalid_input_image")
             assert response.json()["error"]["param"] == "file"
             assert not [path for path in (tmp_path / "storage").rglob("*") if path.is_file()]
-
-
-async def test_a_decompression_bomb_in_a_data_url_is_refused(api: httpx.AsyncClient) -> None:
-    image = "data:image/png;base64," + base64.b64encode(bomb()).decode()
-    response = await api.post("/v1/jobs", json={**BODY, "image": image})
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "image")
-
-
-async def test_a_data_url_is_stored_like_an_upload(api: httpx.AsyncClient) -> None:
-    image = "data:image/png;base64," + base64.b64encode(png()).decode()
-    job = (await api.post("/v1/jobs", json={**BODY, "image": image})).json()
-    uploaded = (await api.post("/v1/inputs", files={"file": png()})).json()
-    assert job["image"]["id"] == uploaded["id"]
 
 
 async def test_a_replay_does_not_read_its_image(api: httpx.AsyncClient, tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, claimed, finish, serving
+from harness.http_server import BODY, WORKER, bearer, claimed, finish, serving
 
-from shared.auth import Scope
 from shared.job import Artifact, Outcome, State
 from shared.queue import Queue
 
@@ -23,11 +22,6 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 @pytest.fixture
 async def acme(fake_queue: Queue) -> dict[str, str]:
     return await bearer(fake_queue, "acme")
-
-
-async def bearer(queue: Queue, tenant: str) -> dict[str, str]:
-    token, _ = await queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-    return {"Authorization": f"Bearer {token}"}
 
 
 async def finished(api: httpx.AsyncClient, queue: Queue, folder: Path, headers: dict[str, str]) -> tuple[str, str]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 from harness.http_server import BODY, png, serving
 from harness.queue import end_retention
 
 from shared.auth import Scope
 from shared.queue import Queue
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def upload(api: httpx.AsyncClient, width: int = 64, headers: dict[str, str] | None = None) -> str:

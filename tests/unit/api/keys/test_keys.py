@@ -14,7 +14,7 @@ import httpx
 import pytest
 import structlog
 from fastapi.routing import APIRoute
-from harness.http_server import BODY, StreamingCall, application, finish, png, serving
+from harness.http_server import BODY, StreamingCall, application, bearer, finish, png, serving
 from harness.tables import row
 
 from api import auth, context
@@ -33,11 +33,6 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
     # All URLs signed within one such life end at once: none begins while a test runs.
     async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=10**9) as client:
         yield client
-
-
-async def bearer(queue: Queue, tenant: str = "acme", scopes: frozenset[Scope] = ALL, **options: Any) -> dict[str, str]:
-    token, _ = await queue.api_keys.create(tenant, scopes, **options)
-    return {"Authorization": f"Bearer {token}"}
 
 
 def code(response: httpx.Response) -> tuple[int, str]:

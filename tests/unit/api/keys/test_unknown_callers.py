@@ -9,25 +9,18 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, finish, serving
+from harness.http_server import BODY, bearer, finish, serving
 
 from api import auth
 from api.auth import network_of
-from shared.auth import Scope, TenantLimits, new_token
+from shared.auth import TenantLimits, new_token
 from shared.queue import Queue
-
-ALL = frozenset(Scope)
 
 
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=10**9) as client:
         yield client
-
-
-async def bearer(queue: Queue, tenant: str = "acme") -> dict[str, str]:
-    token, _ = await queue.api_keys.create(tenant, ALL)
-    return {"Authorization": f"Bearer {token}"}
 
 
 async def test_a_signed_url_counts_against_the_rate_limit_of_its_tenant(

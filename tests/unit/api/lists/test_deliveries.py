@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from harness.http_server import serving
 
 from shared.auth import Scope
@@ -18,12 +16,6 @@ from shared.queue.tenants.webhooks import DeliveryAttempt
 from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
 
 PATH = "/v1/webhooks/deliveries"
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def deliveries(queue: Queue, count: int, endpoint_id: str = "we_1", tenant: str = "default") -> list[str]:

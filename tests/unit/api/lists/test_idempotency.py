@@ -10,10 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import finish, serving
+from harness.http_server import bearer, finish, serving
 
 from api.compat.openai import files
-from shared.auth import Scope
 from shared.errors import StorageUnavailable
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
@@ -52,11 +51,6 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
     async with serving(fake_queue, tmp_path, auth="keys") as client:
         client.headers.update(await bearer(fake_queue, "acme"))
         yield client
-
-
-async def bearer(queue: Queue, tenant: str) -> dict[str, str]:
-    token, _ = await queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-    return {"Authorization": f"Bearer {token}"}
 
 
 @pytest.mark.parametrize("create", CREATE)

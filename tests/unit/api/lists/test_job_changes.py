@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,6 @@ from api.routes import job_lists, matching_jobs
 from shared.auth import Scope
 from shared.job import State
 from shared.queue import Queue
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def submit(api: httpx.AsyncClient, count: int = 1, **fields: Any) -> list[str]:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, serving
+from harness.http_server import BODY
 from harness.tables import row
 
 from api.routes import job_lists
-from shared.queue import Queue
 from shared.queue.jobs import Jobs
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def submit(api: httpx.AsyncClient, **fields: Any) -> str:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
-import pytest
-from harness.http_server import serving
 
 from shared.queue import Queue
 
 BODY = {"url": "https://93.184.216.34/hook"}
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def test_changes_at_the_same_moment_are_all_kept(api: httpx.AsyncClient, fake_queue: Queue) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, claimed, serving
+from harness.http_server import BODY, WORKER, claimed
 
 from api.routes.operators import dead_letters
 from shared.job import Outcome, State
 from shared.queue import Queue
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def bury(api: httpx.AsyncClient, queue: Queue, reason: str, **fields: Any) -> str:

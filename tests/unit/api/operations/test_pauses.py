@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,6 @@ from shared.queue.maintenance import actions
 from shared.queue.maintenance.actions import Action
 
 PATHS = ["/v1/pauses/all", "/v1/pauses/models/demo", "/v1/pauses/tenants/default"]
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def logged(api: httpx.AsyncClient, **query: Any) -> list[tuple[str, str]]:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
-from harness.http_server import BODY, WORKER, deliver, serving
+from harness.http_server import BODY, WORKER, deliver
 
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.request import parse
-
-
-@pytest.fixture
-async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path) as client:
-        yield client
 
 
 async def test_models_are_listed_in_openais_form_with_their_limits(api: httpx.AsyncClient) -> None:
