@@ -175,6 +175,15 @@ def _settings_of(variables: frozenset[tuple[str, str]]) -> Settings:
 
 
 @pytest.fixture
+def shared_models() -> Iterator[None]:
+    """Let the engines of a test use models that engines of earlier tests have loaded and checked."""
+    from harness import model_pool  # slow import of torch, only for tests with models
+
+    with model_pool.shared_models():
+        yield
+
+
+@pytest.fixture
 def settings_for() -> Callable[..., Settings]:
     """Build settings with a new namespace, unless one is given."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from harness import model_pool
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import InputRef, Job, Task
@@ -157,15 +158,20 @@ class EventRecorder:
 
 
 class EngineHarness:
-    """An engine, its event recorder and its models."""
+    """An engine, its event recorder and its models.
+
+    A `fresh` one, or one of another factory, loads and checks them also in tests that share models.
+    """
 
     def __init__(
         self,
         *specs: ModelSpec,
         recorder: EventRecorder | None = None,
         factory: Callable[..., Any] = Engine,
+        fresh: bool = False,
         **settings: Any,
     ) -> None:
+        self._shares_models = factory is Engine and not fresh
         self.recorder = recorder or EventRecorder()
         self.specs = {spec.id: spec for spec in specs}
         self.engine = factory(
@@ -203,8 +209,9 @@ class EngineHarness:
 
     @contextmanager
     def started(self) -> Iterator[Any]:
-        self.engine.start()
-        try:
-            yield self.engine
-        finally:
-            self.engine.stop(TIMEOUT_S)
+        with model_pool.lent_to(self.engine, self.specs.values()) if self._shares_models else nullcontext():
+            self.engine.start()
+            try:
+                yield self.engine
+            finally:
+                self.engine.stop(TIMEOUT_S)

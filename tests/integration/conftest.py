@@ -32,6 +32,18 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tiny_models: Path) -> Callable[[str], Path]:
+    """Return the folder of the tiny pipeline of a name, which is saved once."""
+    from tiny import registry
+
+    def folder(name: str) -> Path:
+        folder = tiny_models / name
+        return folder if folder.exists() else registry.save_tiny(name, folder)
+
+    return folder
+
+
 @pytest.fixture
 def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start API processes; their logs are shown when the test fails."""

@@ -13,14 +13,14 @@ import torch
 from diffusers import AutoencoderKLMagvit
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanDecoder3d
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecorder, a_job, a_spec
-from tiny.registry import save_tiny
 
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Job, Priority, Task
+from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.protocol import EngineEvent, ForwardDone
 from worker.engine.scheduling import decode_pieces, selection
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 FRAMES = 17  # five latent frames
 
 
@@ -41,24 +41,25 @@ class Order(EventRecorder):
         return self.order.count("piece")
 
 
-@pytest.fixture(scope="module")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("wan-2.1-t2v", tmp_path_factory.mktemp("wan") / "model")
+@pytest.fixture
+def wan(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("wan-2.1-t2v")
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Order:
     """Videos of `FRAMES` are large, and one piece runs between two forwards."""
     recorder = Order()
-    decode = decode_pieces.DecoderPieces.decode
+    run = SharedMethod.run
 
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.order.append("piece")
-        if recorder.pieces == 1:
-            recorder.at_first_piece()
-        return decode(self, *args, **kwargs)
+    def recorded(method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(method.module, decode_pieces.DecoderPieces):
+            recorder.order.append("piece")
+            if recorder.pieces == 1:
+                recorder.at_first_piece()
+        return run(method, *args, **kwargs)
 
-    monkeypatch.setattr(decode_pieces.DecoderPieces, "decode", recorded)
+    monkeypatch.setattr(SharedMethod, "run", recorded)
     monkeypatch.setattr(decode_pieces, "MAX_DECODE_PIXELS", SIDE * SIDE * FRAMES)
     monkeypatch.setattr(selection, "pieces_per_forward", lambda _piece_s, _forward_s: 1)
     return recorder
@@ -90,9 +91,9 @@ def assert_same(made: EventRecorder, expected: EventRecorder) -> None:
 
 @pytest.mark.parametrize("family", ["wan-2.1-t2v", "wan-2.2-ti2v", "hunyuan-video", "cogvideox"])
 def test_a_video_decoded_in_pieces_is_bit_identical(
-    family: str, recorder: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, recorder: Order, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = video_spec(save_tiny(family, tmp_path / family))
+    spec = video_spec(tiny_model(family))
     run(spec, a_video("one"), recorder=recorder)
     assert recorder.pieces > 1
     monkeypatch.setattr(decode_pieces, "MAX_DECODE_PIXELS", 2 * SIDE * SIDE * FRAMES)

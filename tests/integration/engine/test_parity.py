@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_sp
 from shared.job import Job, Task
 from worker.engine.pipelines.input_images import fit_image
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
 TOLERANCE = 1e-4  # of the image's range, before it becomes 8 bits
 
@@ -58,12 +59,17 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def solo(folder: Path, job: Job, index: int) -> np.ndarray:
-    """Generate one image with diffusers only."""
+def loaded(folder: Path) -> Any:
     pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
-    if job.scheduler is not None:
-        pipeline.scheduler = getattr(diffusers, job.scheduler).from_config(pipeline.scheduler.config)
+    return pipeline
+
+
+def solo(loaded: Any, job: Job, index: int) -> np.ndarray:
+    """Generate one image with diffusers only."""
+    scheduler_class = type(loaded.scheduler) if job.scheduler is None else getattr(diffusers, job.scheduler)
+    pipeline = copy.copy(loaded)
+    pipeline.scheduler = scheduler_class.from_config(loaded.scheduler.config)
     arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "num_inference_steps": job.steps,
@@ -92,10 +98,10 @@ def test_each_job_of_a_mixed_batch_gets_the_same_image_as_solo(family: str, tiny
     recorder = EngineHarness(spec).run(*jobs)
 
     assert [recorder.finished[job.id].error for job in jobs] == [None] * len(jobs)
-    seen = []
+    plain, seen = loaded(tiny_models / family), []
     for job in jobs:
         for index in range(job.n):
-            image, expected = recorder.images[job.id, index], solo(tiny_models / family, job, index)
+            image, expected = recorder.images[job.id, index], solo(plain, job, index)
             assert np.abs(image - expected).max() <= TOLERANCE, f"{job.id} {index}"
             seen.append(expected)
     assert recorder.rows[0] == 9, "all nine images share the first forward"

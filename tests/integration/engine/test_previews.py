@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
-from tiny import registry
 
 from shared.job import Job, Task
 from worker.engine.pipelines import latent_previews
@@ -18,7 +18,7 @@ from worker.engine.pipelines.call_arguments import arguments_for, to_pixels
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_steps
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
 # One of each way in which latents become what the VAE takes: scaled, shifted, packed, with mean and deviation for
 # each channel and an axis of time, in patches.
@@ -41,10 +41,9 @@ def test_previews_are_spread_over_the_steps(steps: int, count: int, after: tuple
     assert preview_steps(steps, count) == after
 
 
-def stopped(folder: Path, job: Job, step: int) -> np.ndarray:
+def stopped(pipeline: Any, job: Job, step: int) -> np.ndarray:
     """Make a image with nothing but diffusers, which goes on to decode after `step`."""
-    pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
 
     def after_step(pipe: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         if index + 1 == step:
@@ -57,15 +56,17 @@ def stopped(folder: Path, job: Job, step: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_preview_equals_that_of_the_pipeline(family: str, tmp_path: Path) -> None:
+def test_a_preview_equals_that_of_the_pipeline(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Also with batch mates, and the images do not change."""
-    folder = registry.save_tiny(family, tmp_path / family)
+    folder = tiny_model(family)
     jobs = [a_job("one", prompt="a dog", previews=2), a_job("two", prompt="a cat", guidance_scale=3.0)]
     recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
     assert [entry for entry in recorder.log if entry[0] == "preview"] == 2 * [("preview", "one", 0)]
     after = preview_steps(jobs[0].steps, 2)
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
     for step, shown in zip(after, recorder.previews, strict=True):
-        assert np.abs(shown.astype(int) - stopped(folder, jobs[0], step).astype(int)).max() <= 1
+        assert np.abs(shown.astype(int) - stopped(pipeline, jobs[0], step).astype(int)).max() <= 1
     plain = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(
         *(job.model_copy(update={"previews": 0}) for job in jobs)
     )
@@ -74,12 +75,11 @@ def test_a_preview_equals_that_of_the_pipeline(family: str, tmp_path: Path) -> N
 
 
 def test_previews_share_a_forward_and_decoding_is_reported_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large latents are downscaled first."""
     monkeypatch.setattr(latent_previews, "LARGEST_SIDE", 4)
-    folder = registry.save_tiny("sd", tmp_path / "sd")
-    harness = EngineHarness(a_spec(folder))
+    harness = EngineHarness(a_spec(tiny_models / "sd"))
     decoded: list[int] = []
 
     class RecordingTimer(type(harness.engine._forward_timer)):  # type: ignore[misc]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
-from tiny import registry
 
 from shared.job import Task
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
@@ -38,6 +38,7 @@ def run(source: Path, *names: str, **spec: Any) -> EventRecorder:
     return recorder
 
 
+@pytest.mark.usefixtures("shared_models")
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_an_image_from_an_image_does_not_depend_on_the_memory_format_of_others(family: str, tiny_models: Path) -> None:
     """The VAE's latents are channels-last, noise is not: what is joined depends on all rows, and kernels on that."""
@@ -49,13 +50,13 @@ def test_an_image_from_an_image_does_not_depend_on_the_memory_format_of_others(f
 
 @pytest.mark.parametrize("inferred", [False, True])
 def test_a_model_whose_rows_depend_on_others_runs_reproducible_jobs_solo(
-    inferred: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inferred: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lumina 2 pads to the longest prompt of a forward; nothing shows it where its rules are inferred."""
     if inferred:
         listed = {name: rules for name, rules in ARCHITECTURES.items() if name != "Lumina2Transformer2DModel"}
         monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", listed)
-    source = registry.save_tiny("lumina-2", tmp_path / "model")
+    source = tiny_model("lumina-2")
     text = {"tasks": (Task.TEXT_TO_IMAGE,)}
     among = run(source, "text-0", "long-1", "long-2", **text)
     solo = run(source, "text-0", **text)

@@ -1,0 +1,75 @@
+"""Models that the engines of tests have loaded and checked, for the engines of later tests.
+
+A tiny model takes 0.9 s of CPU time to load and check, and an image of four steps 0.07 s. An engine gets a model of the
+pool as one that is kept in CPU memory, which it neither loads nor checks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from shared.config.models_file import ModelSpec
+from worker.engine.engine import Engine
+from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.weights.cpu_memory import KeptModel
+
+MAX_MODELS = 12
+
+_models: OrderedDict[str, LoadedModel] = OrderedDict()
+_active = False
+
+
+@contextmanager
+def shared_models() -> Iterator[None]:
+    """Let the engines that start meanwhile take their models from the pool, and return them to it."""
+    global _active
+    before, _active = _active, True
+    try:
+        yield
+    finally:
+        _active = before
+
+
+@contextmanager
+def lent_to(engine: Engine, specs: Iterable[ModelSpec]) -> Iterator[None]:
+    """Lend `engine` the models of `specs`; take those that it has loaded when it has stopped."""
+    if not _active:
+        yield
+        return
+    for spec in specs:
+        model = _models.pop(_key(spec), None)
+        if model is not None:
+            model.spec = spec
+            engine._models.kept._models[spec.id] = KeptModel(model, copies=False)
+    yield
+    if engine.join(0) and not engine._failed:
+        for model in engine._models.loaded.values():
+            engine._models.adapters.trim(model, set(), keep_unused=False)
+            _take_back(model)
+
+
+def _take_back(model: LoadedModel) -> None:
+    if not _is_as_checked(model):
+        return
+    model.release_tensors()
+    model.text_cache.clear()
+    _models[_key(model.spec)] = model
+    if len(_models) > MAX_MODELS:
+        _models.popitem(last=False)
+
+
+def _is_as_checked(model: LoadedModel) -> bool:
+    """Return whether the model has passed its check, and nothing is left on it, such as a hook of half an adapter."""
+    passed = model.verified and all(one.stacker is not None or one._rules is None for one in model.shared_methods)
+    parts = (part for module in model.watch.modules for part in module.modules())
+    return (
+        bool(passed) and model.ranks is None and not any(one._forward_hooks or one._forward_pre_hooks for one in parts)
+    )
+
+
+def _key(spec: ModelSpec) -> str:
+    """Return what a load depends on."""
+    limits = spec.limits.model_copy(update={"max_images": 1})
+    return spec.model_copy(update={"id": "", "max_batch": 1, "adapter": (), "limits": limits}).model_dump_json()
