@@ -61,12 +61,10 @@ def _take_back(model: LoadedModel) -> None:
 
 
 def _is_as_checked(model: LoadedModel) -> bool:
-    """Return whether the model has passed its check, and nothing is left on it, such as a hook of half an adapter."""
+    """Return whether the model has passed its check, and no part of an adapter is on it."""
     passed = model.verified and all(one.stacker is not None or one._rules is None for one in model.shared_methods)
-    parts = (part for module in model.watch.modules for part in module.modules())
-    return (
-        bool(passed) and model.ranks is None and not any(one._forward_hooks or one._forward_pre_hooks for one in parts)
-    )
+    adapted = any(one._layers for one in model.adapters.modules.values())
+    return bool(passed) and model.ranks is None and not adapted
 
 
 def _key(spec: ModelSpec) -> str:

@@ -45,6 +45,17 @@ def tiny_model(tiny_models: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
+def quick_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load models without their self-check, and search for garbage after evictions among new objects only.
+
+    For tests of what comes after a load: its check takes as long, and a search in all that is imported half a second.
+    """
+    monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
+    monkeypatch.setattr("worker.engine.pipelines.model_cache.gc.get_freeze_count", lambda: 0)
+    monkeypatch.setattr("worker.engine.pipelines.model_cache.gc.unfreeze", lambda: None)
+
+
+@pytest.fixture
 def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start API processes; their logs are shown when the test fails."""
     started: list[Server] = []

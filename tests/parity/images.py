@@ -274,7 +274,6 @@ CELLS = (
         tasks=THREE_TASKS,
         jobs=_ALL | {"turbo": {"prompt": "a fox", "guidance_scale": 0.0, "steps": 4}},
         joining=LATE,
-        quick=True,
     ),
     Cell(
         family="Z-Image",

@@ -15,6 +15,7 @@ from parity.running import Outcome, run
 from tiny.registry import torchvision_fault
 
 pytestmark = [
+    pytest.mark.usefixtures("shared_models"),
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of what it uses of itself
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # and of Chroma's imports

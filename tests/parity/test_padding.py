@@ -15,7 +15,7 @@ from shared.job import Task
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
 PROMPTS = ("a dog", LONG, "fog", f"{LONG}, and back", "ten boats", "a cat")
 
@@ -55,7 +55,8 @@ def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkey
     unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
     wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": StackingRules(rules.rows, unmasked)}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", wrong)
-    recorder = EngineHarness(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
+    harness = EngineHarness(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,)), fresh=True)
+    recorder = harness.run(a_job("one"), a_job("two", prompt=LONG))
     reason = recorder.finished["one"].batching.solo_reason
     assert reason is not None
     assert "failed its self-check: fused rows are off by" in reason

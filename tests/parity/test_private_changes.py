@@ -13,7 +13,7 @@ from tiny import registry
 
 from shared.job import Job, Priority, Task
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
 
 @pytest.fixture(scope="module")

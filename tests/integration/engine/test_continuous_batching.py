@@ -25,7 +25,7 @@ from worker.engine.scheduling.selection import CallSelector, TaskCall
 pytestmark = pytest.mark.usefixtures("shared_models")
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
-BATCHES = 10
+BATCHES = 8
 
 
 def solo(folder: Path, job: Job) -> dict[int, np.ndarray]:
@@ -351,14 +351,14 @@ def test_the_device_seconds_of_all_jobs_are_the_busy_time_of_the_engine(warm: bo
     canceled at any step: fused, padded and image-to-image ones, with previews. A tenant's usage is their sum."""
     harness = ScriptedHarness(a_spec(DEMO), fresh=not warm)
     kinds: list[dict[str, Any]] = [{}, {"n": 2, "steps": 6}, {"reproducible": True}, {"strength": 0.6}, {"previews": 2}]
-    jobs = [a_job(f"{at}", prompt=f"{at // 2} circles", **kinds[at % len(kinds)]) for at in range(20)]
-    for job, later in zip(jobs, jobs[10:], strict=False):
+    jobs = [a_job(f"{at}", prompt=f"{at // 2} circles", **kinds[at % len(kinds)]) for at in range(14)]
+    for job, later in zip(jobs, jobs[7:], strict=False):
         harness.script.at(job.id, 2, lambda later=later: harness.submit(later))
     harness.script.at("11", 2, lambda: harness.engine.cancel("11"))
     with harness.started() as engine:
         if warm:
             engine.warm_up()
-        harness.submit(*jobs[:10])
+        harness.submit(*jobs[:7])
         harness.recorder.wait_for([job.id for job in jobs])
         wait_until(lambda: not engine._thread_timer.busy, "the thread is idle")
         busy_s = engine.status().thread_time.busy_s
@@ -436,6 +436,6 @@ def test_reproducible_images_are_bit_identical_in_any_batch(family: str, tiny_mo
         at for at in range(BATCHES) if not np.array_equal(recorder.images[f"exact{at}", 0], recorder.images["exact", 0])
     ]
     assert differing == []
-    assert sum(recorder.finished[f"exact{at}"].batching.max_jobs > 1 for at in range(BATCHES)) >= 3, (
+    assert sum(recorder.finished[f"exact{at}"].batching.max_jobs > 1 for at in range(BATCHES)) >= 2, (
         "too few batches were shared"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_spec
-from tiny import registry
 
 from shared.config.models_file import Defaults, Limits
 from shared.job import Task
@@ -126,12 +126,12 @@ def test_a_model_that_rounds_inside_is_compared_with_its_own_sensitivity(
     ],
 )
 def test_arguments_of_real_families_are_read_correctly(
-    tiny: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: str, task: Task, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs share all forwards; `make parity-more` compares the frames."""
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", {})
     spec = a_spec(
-        registry.save_tiny(tiny, tmp_path),
+        tiny_model(tiny),
         tasks=(task,),
         limits=Limits(multiple_of=16, max_frames=9, frames_multiple=8),
         defaults=Defaults(width=SIDE, height=SIDE, steps=2, guidance_scale=4.0, fps=8),

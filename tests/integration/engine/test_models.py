@@ -6,6 +6,7 @@ import gc
 import json
 import shutil
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from diffusers import StableDiffusionPipeline
 from harness import jobs as factory
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
-from tiny import registry
 
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 BUFFERS = 50_000  # bytes of a tiny model in addition to its weights
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_a_model_above_the_budget_is_refused_with_a_remedy(tiny_models: Path) -> None:
     """It can never be loaded: its jobs fail at once, and no other model is evicted for it."""
     large, small = a_spec(tiny_models / "sd3", model="large"), a_spec(tiny_models / "sd", model="small")
@@ -87,6 +88,7 @@ def test_weights_that_do_not_match_their_configuration_fail_the_load(tiny_models
     assert "'tiny'" in error.message
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_a_repaired_model_loads_for_the_next_job(tiny_models: Path, tmp_path: Path) -> None:
     """The next job repeats a failed load."""
     folder = tmp_path / "late"
@@ -102,6 +104,7 @@ def test_a_repaired_model_loads_for_the_next_job(tiny_models: Path, tmp_path: Pa
     assert harness.recorder.finished["later"].error is None
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_the_least_recently_used_model_is_evicted(tiny_models: Path) -> None:
     """Models within the budget stay loaded."""
     specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sdxl", "sd3")]
@@ -138,6 +141,7 @@ def test_an_evicted_model_is_freed_although_garbage_collection_skips_it(tiny_mod
         gc.unfreeze()
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_a_model_with_running_jobs_stays(tiny_models: Path) -> None:
     """A second model waits until the first one's jobs have finished."""
     specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sd3")]
@@ -154,6 +158,7 @@ def test_a_model_with_running_jobs_stays(tiny_models: Path) -> None:
     assert order == [("sd", 1)] * 12 + [("sd3", 1)] * 4
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_warm_up_loads_models_that_fit_and_evicts_none(tiny_models: Path, tmp_path: Path) -> None:
     """It also returns for a model that cannot be loaded."""
     specs = [
@@ -214,11 +219,11 @@ def test_a_pipeline_that_fails_at_the_smallest_size_is_checked_at_the_default_si
     assert recorder.finished["one"].batching.max_jobs == 2
 
 
-def test_a_first_last_frame_video_model_is_checked_with_two_images(tmp_path: Path) -> None:
+def test_a_first_last_frame_video_model_is_checked_with_two_images(tiny_model: Callable[[str], Path]) -> None:
     """Its pipeline requires both."""
     last = InputRef(id="in_2", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
     limits = Limits(multiple_of=16, max_frames=9, frames_multiple=4)
-    spec = a_spec(registry.save_tiny("wan-2.1-flf2v", tmp_path), tasks=(Task.IMAGE_TO_VIDEO,), limits=limits)
+    spec = a_spec(tiny_model("wan-2.1-flf2v"), tasks=(Task.IMAGE_TO_VIDEO,), limits=limits)
     jobs = [
         a_job(name, task=Task.IMAGE_TO_VIDEO, frames=5, fps=16, steps=2, last_image=last) for name in ("one", "two")
     ]
@@ -227,6 +232,7 @@ def test_a_first_last_frame_video_model_is_checked_with_two_images(tmp_path: Pat
     assert recorder.outputs["one", 0].pixels.shape == (5, SIDE, SIDE, 3)
 
 
+@pytest.mark.usefixtures("shared_models")
 def test_a_task_without_a_pipeline_fails_the_job(tiny_models: Path) -> None:
     """The API refuses such jobs; the engine does too."""
     spec = a_spec(tiny_models / "sd", tasks=(Task.TEXT_TO_IMAGE,))
@@ -289,6 +295,7 @@ def test_slow_code_of_a_pipeline_counts_as_progress(tiny_models: Path, monkeypat
     assert forwards == 0
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_a_model_without_room_is_examined_for_missing_packages(tiny_models: Path, tmp_path: Path) -> None:
     """Its jobs would be the first to learn of them; one that lacks nothing is left to its jobs."""
     folder = tmp_path / "lacking"

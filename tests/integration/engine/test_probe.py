@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from diffusers import DDIMScheduler
-from harness import jobs as factory
 from harness.engine import EngineHarness, a_job, a_spec
 from rich.console import Console
 
@@ -29,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 ON_CPU = Settings(device="cpu", torch_threads=1)
 
 
-def test_a_model_is_measured_at_each_count(tmp_path: Path) -> None:
-    spec = a_spec(factory.save("sd", tmp_path / "sd"), max_batch=3, limits=Limits(max_images=1, multiple_of=16))
+def test_a_model_is_measured_at_each_count(tiny_models: Path) -> None:
+    spec = a_spec(tiny_models / "sd", max_batch=3, limits=Limits(max_images=1, multiple_of=16))
     found = probe(spec, ON_CPU)
     assert (found.spec.id, found.device, found.shape) == ("tiny", "cpu", "64x64")
     assert list(found.seconds) == [1, 2, 3]
@@ -38,10 +37,10 @@ def test_a_model_is_measured_at_each_count(tmp_path: Path) -> None:
     assert found.row_bytes is None  # a CPU's memory is not counted
 
 
-def test_an_image_to_image_model_of_few_steps_is_measured(tmp_path: Path) -> None:
+def test_an_image_to_image_model_of_few_steps_is_measured(tiny_models: Path) -> None:
     """One forward per job is too few samples, so the jobs are repeated."""
     limits = Limits(max_images=1, max_steps=1, multiple_of=16)
-    spec = a_spec(factory.save("sd", tmp_path / "sd"), tasks=(Task.IMAGE_TO_IMAGE,), max_batch=1, limits=limits)
+    spec = a_spec(tiny_models / "sd", tasks=(Task.IMAGE_TO_IMAGE,), max_batch=1, limits=limits)
     assert list(probe(spec, ON_CPU).seconds) == [1]
 
 
@@ -51,14 +50,14 @@ def test_the_error_names_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_step_caching_is_calibrated_against_jobs_that_skip_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The schedules go into the models file, which can be read after that; a model for few steps has none."""
     few, many = (StepSchedule(every=every, order="reuse") for every in (6, 2))
     monkeypatch.setattr("worker.engine.step_calibration.CANDIDATES", (few, many))
     monkeypatch.setattr("worker.engine.step_calibration.STEP_COUNTS", (12,))
     monkeypatch.setattr("worker.engine.step_calibration.LEAST_PSNR", {CacheLevel.STRONG: 1.0})
-    factory.save("sd", tmp_path / "sd")
+    (tmp_path / "sd").symlink_to(tiny_models / "sd")
     models = tmp_path / "models.toml"
     sizes = "[model.defaults]\nwidth = 64\nheight = 64\nsteps = 4\n"
     model = '[[model]]\nid = "{}"\nsource = "sd"\n{}' + sizes + "[model.limits]\nmax_steps = {}\n"
@@ -78,8 +77,10 @@ def options(**changes: object) -> argparse.Namespace:
     return argparse.Namespace(**{"model": None, "plot": None, "keep": True, **changes})
 
 
-def test_a_failed_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    factory.save("sd", tmp_path / "good")
+def test_a_failed_model_does_not_hide_the_others(
+    tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good").symlink_to(tiny_models / "sd")
     (tmp_path / "bad").mkdir()
     models = tmp_path / "models.toml"
     models.write_text(
@@ -108,7 +109,7 @@ async def test_workers_start_from_the_stored_times(queue: Queue) -> None:
     assert curves.rows("s", 8) == 1
 
 
-def test_a_forward_reports_the_own_code_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_reports_the_own_code_after_it(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise schedulers run image by image, so they lengthen the steps of a full batch most."""
     run, slow_s = DDIMScheduler.step, 0.02
 
@@ -118,7 +119,7 @@ def test_a_forward_reports_the_own_code_after_it(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(DDIMScheduler, "step", step)
     jobs = [a_job(name, scheduler="DDIMScheduler") for name in ("one", "two", "three")]
-    spec = a_spec(factory.save("sd", tmp_path / "sd"), schedulers=("DDIMScheduler",))
+    spec = a_spec(tiny_models / "sd", schedulers=("DDIMScheduler",))
     first, *others = EngineHarness(spec).run(*jobs).forwards
     assert first.own_code_s == 0
     assert [forward.rows for forward in others] == [3, 3, 3]

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 import structlog
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
-from tiny import registry
 
 from shared.config.models_file import Limits
 from shared.errors import ConfigurationError
@@ -30,10 +29,9 @@ LIMITS = StallLimits(factor=20, floor_s=60)
 
 
 @pytest.fixture(scope="module")
-def harness(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
+def harness(tiny_models: Path, tiny_model: Callable[[str], Path]) -> Iterator[EngineHarness]:
     """An engine process with an image model, a video model and a missing model."""
-    film = tmp_path_factory.mktemp("film")
-    registry.save_tiny("wan-2.2-ti2v", film)
+    film = tiny_model("wan-2.2-ti2v")
     videos = a_spec(film, "film", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(multiple_of=32, max_frames=17))
     missing = a_spec(film / "nowhere", "missing")
     harness = EngineHarness(a_spec(tiny_models / "sd"), videos, missing, factory=RemoteEngine)
@@ -60,6 +58,7 @@ def test_the_status_reaches_the_worker(harness: EngineHarness) -> None:
     assert ModelLoadFailed("missing") in harness.recorder.model_events
 
 
+@pytest.mark.usefixtures("shared_models")
 @pytest.mark.parametrize("fields", [{"n": 2, "steps": 5, "previews": 2}, {"strength": 0.5}])
 def test_outputs_and_events_equal_those_of_a_local_engine(
     harness: EngineHarness, tiny_models: Path, fields: dict[str, Any]

@@ -20,7 +20,7 @@ from worker.engine.pipelines import loading
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
-ERRORS = [KeyError, SystemExit, KeyboardInterrupt, greenlet.GreenletExit]
+ERRORS = [KeyError, KeyboardInterrupt, greenlet.GreenletExit]
 
 
 class Odd:

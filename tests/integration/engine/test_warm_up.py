@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from harness import jobs as factory
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from pydantic import ValidationError
 
@@ -28,8 +27,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    return factory.save("sd", tmp_path / "sd")
+def weights(tiny_models: Path) -> Path:
+    return tiny_models / "sd"
 
 
 @pytest.fixture(autouse=True)

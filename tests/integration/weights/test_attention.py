@@ -4,6 +4,7 @@ that does not run is refused with those that do."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,24 @@ import torch
 from diffusers.models import attention_dispatch
 from harness.engine import DIFFUSERS_AND_NUMPY, a_job, a_spec
 from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
-from tiny.registry import save_tiny
 
 from shared.errors import ModelUnavailable
 from worker.engine.pipelines.loading import load
 from worker.engine.pipelines.weights.attention import available_backends
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("shared_models"),
+]
 CPU = torch.device("cpu")
 WITHOUT_MASKS = "_native_flash"
 
 
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def qwen(tiny_model: Callable[[str], Path]) -> Path:
     """A model that pads prompts, and masks them where their lengths differ."""
-    return save_tiny("qwen-image", tmp_path_factory.mktemp("qwen") / "model")
+    return tiny_model("qwen-image")
 
 
 @pytest.mark.parametrize("attention", ["_native_math", WITHOUT_MASKS])

@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:`FluxPosEmbed` is deprecated:FutureWarning"
     ),  # diffusers' own control net uses it
+    pytest.mark.usefixtures("shared_models"),
 ]
 
 Models = Callable[[str], Path]

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_
 from harness.hostile_folder import hostile_folder
 from harness.waiting import wait_until
 from parity.running import ALIKE, TOLERANCE, as_floats
-from tiny import registry
 
 from shared.config.models_file import Limits, ModelSpec
 from shared.errors import ModelUnavailable
@@ -31,18 +30,21 @@ from worker.engine.parallel.rank_group import RankLost
 from worker.engine.pipelines import loading
 from worker.engine.protocol import ForwardDone
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("shared_models"),
+]
 CPU = torch.device("cpu")
 REMEDY = "give it more (CUDA_VISIBLE_DEVICES) or lower devices"
 SPLIT = {"flux": Task.TEXT_TO_IMAGE, "qwen-image": Task.TEXT_TO_IMAGE, "wan-2.1-t2v": Task.TEXT_TO_VIDEO}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    for family in (*SPLIT, "sd"):
-        registry.save_tiny(family, root / family)
-    return root
+def models(tiny_models: Path, tiny_model: Callable[[str], Path]) -> Path:
+    for family in SPLIT:
+        tiny_model(family)
+    return tiny_models
 
 
 @pytest.fixture(autouse=True)
@@ -182,9 +184,9 @@ def _failing(**_arguments: Any) -> None:
     ],
 )
 def test_a_model_that_cannot_be_split_fails_its_load(
-    family: str, devices: int, message: str, models: Path, tmp_path: Path
+    family: str, devices: int, message: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    folder = models / family if (models / family).exists() else registry.save_tiny(family, tmp_path)
+    folder = tiny_model(family)
     with pytest.raises(ModelUnavailable, match=message):
         loading.load(a_spec(folder, devices=devices), folder, CPU)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from diffusers import DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec, input_files
 from parity.running import ALIKE, TOLERANCE, as_floats
-from tiny import controls, registry
+from tiny import controls
 from transformers import CLIPImageProcessorPil
 
 from shared.config.controls import Control, ControlSpec
@@ -52,9 +53,11 @@ def plain_image(source: Path, adapter: Path, job: Job) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
-def test_rows_with_different_images_and_scales_and_without_share_forwards(family: str, tmp_path: Path) -> None:
+def test_rows_with_different_images_and_scales_and_without_share_forwards(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
     """They equal their solo runs and the unmodified pipeline; a job without control that of the model itself."""
-    source = registry.save_tiny(family, tmp_path / family)
+    source = tiny_model(family)
     adapter = controls.save_ip_adapter(source, tmp_path / "style", 1)
     spec = a_spec(
         source,

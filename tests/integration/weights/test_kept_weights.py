@@ -17,7 +17,11 @@ from worker.engine.pipelines.weights import cpu_memory
 from worker.engine.pipelines.weights.cpu_memory import CpuMemory, KeptModel, KeptModels
 from worker.engine.protocol import ModelLoaded
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("quick_loads"),
+]
 GIB = 2**30
 CPU = torch.device("cpu")
 WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)  # subclasses, such as those of compiled graphs, may have none
@@ -33,7 +37,7 @@ def one_at_a_time(folders: Mapping[str, Path], **settings: Any) -> EngineHarness
 def run_in_turn(harness: EngineHarness, models: Sequence[str]) -> list[np.ndarray[Any, Any]]:
     """Run the same job by each of the models in order, and return the images."""
     for at, model in enumerate(models):
-        harness.submit(a_job(f"job{at}", model=model, seed=7, prompt="a boat"))
+        harness.submit(a_job(f"job{at}", model=model, seed=7, prompt="a boat", steps=2))
         harness.recorder.wait_for([f"job{at}"])
         error = harness.recorder.finished[f"job{at}"].error
         assert error is None, error.message
@@ -115,7 +119,7 @@ def test_kept_models_make_room_for_loads_where_memory_is_short(
         run_in_turn(harness, ["one", "two"])
         assert engine.status().kept_models == ("one",)
         memory[0] = CpuMemory(100 * GIB, 24 * GIB)
-        harness.submit(a_job("short", model="three"))
+        harness.submit(a_job("short", model="three", steps=2))
         harness.recorder.wait_for(["short"])
         assert engine.status().kept_models == ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,18 @@ from diffusers.models.autoencoders.vae import Decoder
 from harness.adapters import adapters_of, load_pipeline, mixable, spec_with
 from harness.engine import DIFFUSERS_AND_NUMPY, a_job, a_spec
 from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
-from tiny import lora, registry
+from tiny import lora
 
 from shared.config.models_file import Limits
 from shared.job import Job, Task
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.pipelines.weights.memory import save_memory
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("shared_models"),
+]
 CPU = torch.device("cpu")
 CAST: Mapping[str, Any] = {"layerwise_casting": "float8_e4m3fn"}
 ALL: Mapping[str, Any] = {**CAST, "vae_tiling": True, "vae_slicing": True}
@@ -89,7 +93,7 @@ def test_sizes_before_and_after_the_load_agree(family: str, tiny_models: Path) -
 
 @pytest.mark.parametrize(("family", "task"), [("sdxl", Task.TEXT_TO_IMAGE), ("ltx-video", Task.TEXT_TO_VIDEO)])
 def test_vaes_are_on_the_device_while_the_other_weights_are_offloaded(
-    family: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, task: Task, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their `decode` is no forward, so the hooks of the offloading would not move them; XL's is cast to `float32`."""
 
@@ -98,7 +102,7 @@ def test_vaes_are_on_the_device_while_the_other_weights_are_offloaded(
             getattr(pipeline, name).to(device)
 
     monkeypatch.setattr(DiffusionPipeline, "enable_group_offload", without_hooks)  # its hooks need a GPU
-    folder = registry.save_tiny(family, tmp_path / family)
+    folder = tiny_model(family)
     limits = Limits(multiple_of=16, max_frames=9 if task.makes_video else 1)
     spec = a_spec(folder, tasks=(task,), limits=limits, dtype="float16", offload="group")
     model = load(spec, folder, torch.device("meta"))

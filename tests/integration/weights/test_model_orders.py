@@ -17,7 +17,7 @@ from shared.errors import LoadPostponed
 from worker.engine.pipelines.loading import load
 from worker.engine.protocol import EngineRequest, EngineStatus, MemoryOrder, MemoryOrders, ModelLoaded
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("quick_loads")]
 GIB = 2**30
 
 
@@ -47,7 +47,7 @@ def unload_order(model: str, number: int) -> MemoryOrder:
 
 
 def run(harness: EngineHarness, name: str, model: str, **fields: Any) -> None:
-    harness.submit(a_job(name, model=model, **fields))
+    harness.submit(a_job(name, model=model, steps=2, **fields))
     harness.recorder.wait_for([name])
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from harness import jobs as factory
 from harness.adapters import adapters_of, mixable, spec_with
 from harness.engine import DIFFUSERS_AND_NUMPY, EventRecorder, a_job, a_spec
 from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
@@ -27,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("shared_models"),
 ]
 CPU = torch.device("cpu")
 
@@ -43,8 +43,15 @@ def assert_like(fused: EventRecorder, full: EventRecorder, most: float) -> None:
 
 
 @needs("torchao")
-@pytest.mark.parametrize("family", ["sd", "sd3", "flux"])
-@pytest.mark.parametrize(("weight_format", "most"), [("torchao-int8", 0.1), ("torchao-fp8", 0.3)])
+@pytest.mark.parametrize(
+    ("family", "weight_format", "most"),
+    [
+        ("sd", "torchao-int8", 0.1),
+        ("sd3", "torchao-int8", 0.1),
+        ("flux", "torchao-int8", 0.1),
+        ("sd", "torchao-fp8", 0.3),
+    ],
+)
 def test_each_job_of_a_mixed_batch_gets_the_same_image_as_solo(
     family: str, weight_format: Any, most: float, tiny_models: Path
 ) -> None:
@@ -79,9 +86,9 @@ def test_weights_of_a_gguf_file_replace_those_of_the_folder(tiny_models: Path, t
 
 
 @needs("torchao")
-def test_sizes_before_and_after_the_load_agree(tmp_path: Path) -> None:
+def test_sizes_before_and_after_the_load_agree(tiny_models: Path) -> None:
     """Both count a quantized matrix with one byte per weight."""
-    folder = factory.save("flux", tmp_path / "flux")
+    folder = tiny_models / "flux"
     plain = a_spec(folder)
     small = a_spec(folder, quantization=Quantization(denoiser="torchao-int8", text_encoder="torchao-int8"))
     expected, loaded = {}, {}

@@ -12,7 +12,7 @@ from parity.more.running import run
 from tiny.registry import torchvision_fault
 
 # Many of these classes are old, and their libraries warn of it.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("shared_models")]
 
 
 def _params() -> list[object]:

@@ -17,7 +17,7 @@ from bench.engine import shapes
 from bench.engine.syncs.counting import fused_work
 from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 from bench.engine.syncs.table import load_pretended, sample_jobs, spec_of
-from worker.engine.fusion.self_check import run_self_check
+from worker.engine.fusion import self_check
 from worker.engine.pipelines import noise_schedulers
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.noise_schedulers import TIMESTEPS_ON_DEVICE, TIMESTEPS_ON_HOST, avoid_waiting
@@ -103,17 +103,25 @@ def device() -> Iterator[PretendedDevice]:
         yield pretended
 
 
-@pytest.fixture
-def model(folder: Path, device: PretendedDevice) -> LoadedModel:
-    with device.paused():
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LoadedModel:
+    with torch.no_grad(), PretendedDevice() as device, device.paused():
         return load_pretended(spec_of("sd", folder, 4), folder)
 
 
-@pytest.mark.parametrize("name", ["DDIMScheduler", "LCMScheduler", "UniPCMultistepScheduler"])
+@pytest.fixture
+def model(loaded: LoadedModel, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """A model with timesteps on the host, whose self-check runs two jobs: an operation takes 0.1 ms here."""
+    monkeypatch.setattr(self_check, "PROMPTS", self_check.PROMPTS[:2])
+    loaded.timesteps_on_host = True
+    return loaded
+
+
+@pytest.mark.parametrize("name", ["LCMScheduler", "UniPCMultistepScheduler"])
 def test_fused_forwards_follow_each_other_without_waiting(
     name: str, model: LoadedModel, device: PretendedDevice
 ) -> None:
-    jobs = sample_jobs(model.spec, name, 4)
+    jobs = [job.model_copy(update={"steps": STEPS}) for job in sample_jobs(model.spec, name, 2)]
     work, images = fused_work(model, device, jobs)
     assert work.waits == {}
     model.timesteps_on_host = False
@@ -134,7 +142,7 @@ def test_a_pipeline_that_joins_timesteps_with_latents_keeps_them_on_the_device(
         return latents
 
     monkeypatch.setattr(StableDiffusionPipeline, "prepare_latents", joining)
-    run_self_check(model, CPU)
+    self_check.run_self_check(model, CPU)
     assert not model.timesteps_on_host
     assert model.solo_reason is None
 
@@ -144,6 +152,6 @@ def test_no_scheduler_has_timesteps_on_the_host_where_the_models_own_does_not(
 ) -> None:
     """The self-check runs the model's own, and a job can name another one."""
     monkeypatch.setattr(noise_schedulers, "TIMESTEPS_ON_HOST", TIMESTEPS_ON_HOST - {"DDIMScheduler"})
-    run_self_check(model, CPU)
+    self_check.run_self_check(model, CPU)
     assert not model.timesteps_on_host
     assert model.solo_reason is None

@@ -35,9 +35,12 @@ from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.lora import adapter_loader as adapters_module
 from worker.engine.protocol import EngineEvent, JobProgress
 
-pytestmark = pytest.mark.filterwarnings(
-    DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"
+    ),
+    pytest.mark.usefixtures("shared_models"),
+]
 
 Files = Callable[[str], dict[str, Path]]
 
@@ -74,7 +77,7 @@ def floats() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("floats")
-@pytest.mark.parametrize("family", ["sd", "sdxl", "sd3", "flux"])
+@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.slow), "sd3", "flux"])
 def test_jobs_with_different_adapters_and_none_share_one_forward(
     family: str, tiny_models: Path, files: Files, reference: Callable[[str], PeftReference]
 ) -> None:
@@ -82,12 +85,10 @@ def test_jobs_with_different_adapters_and_none_share_one_forward(
     jobs = eight_jobs()
     recorder = run_together(spec_with(tiny_models / family, files(family)), *jobs)
     assert_all_like_solo(recorder, reference(family), jobs)
-    assert recorder.rows == [8, 8, 8, 7, 3, 1]
-    for job in jobs:
-        changed = np.abs(
-            recorder.images[job.id, 0] - reference(family).image(job.model_copy(update={"adapters": ()}))
-        ).max()
-        assert (changed > 1e-2) == bool(job.adapters), f"{job.id}: {changed}"
+    assert recorder.rows == [8, 8, 7, 1]
+    for job in (one for one in jobs if len(one.adapters) == 1):
+        plain = reference(family).image(job.model_copy(update={"adapters": ()}))
+        assert np.abs(recorder.images[job.id, 0] - plain).max() > 1e-2, job.id
 
 
 def test_an_adapter_that_does_not_load_fails_its_own_job(tiny_models: Path, files: Files, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_memory_for_adapters_is_bounded_and_used_adapters_stay(
 ) -> None:
     """Without memory for any, jobs keep their adapters until they finish; unused adapters are unloaded."""
     jobs = eight_jobs()
-    harness = EngineHarness(spec_with(tiny_models / "sd", files("sd")), adapter_memory_bytes=1)
+    harness = EngineHarness(spec_with(tiny_models / "sd", files("sd")), adapter_memory_bytes=1, fresh=True)
     recorder = harness.run(*jobs)
     assert_all_like_solo(recorder, reference("sd"), jobs)
     (model,) = harness.engine._models.loaded.values()

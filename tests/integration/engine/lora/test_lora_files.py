@@ -13,7 +13,7 @@ from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
-from tiny import lora, registry
+from tiny import lora
 
 from shared.config.adapters import AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
@@ -25,17 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 KEY: AdapterKey = (("file", 1.0),)
 CPU = torch.device("cpu")
 Write = Callable[[Any, Path], None]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    shelf_folder = tmp_path_factory.mktemp("shelf")
-
-    def of(name: str) -> Path:
-        folder = shelf_folder / name
-        return folder if folder.exists() else registry.save_tiny(name, folder)
-
-    return of
 
 
 def opened(folder: Path) -> Any:
@@ -136,10 +125,10 @@ def call(component: str, module: torch.nn.Module) -> Any:
 )
 @torch.no_grad()
 def test_a_file_changes_the_same_layers_as_with_diffusers_and_peft(
-    model: str, write: Write, changed: list[str], folders: Callable[[str], Path], tmp_path: Path
+    model: str, write: Write, changed: list[str], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Scales by alpha, rank, layer and metadata, biases and convolutions are equal."""
-    folder, file = folders(model), tmp_path / "file.safetensors"
+    folder, file = tiny_model(model), tmp_path / "file.safetensors"
     write(opened(folder), file)
     theirs, ours = opened(folder), opened(folder)
     theirs.load_lora_weights(str(tmp_path), weight_name=file.name)
@@ -160,9 +149,9 @@ def test_a_file_changes_the_same_layers_as_with_diffusers_and_peft(
         torch.testing.assert_close(call(component, module), before)
 
 
-def test_every_layer_has_its_own_alpha(folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_layer_has_its_own_alpha(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """diffusers 0.42 applies the most common alpha of a trainer's file to all layers, unlike the file."""
-    pipeline, file = opened(folders("sd")), tmp_path / "file.safetensors"
+    pipeline, file = opened(tiny_model("sd")), tmp_path / "file.safetensors"
     of_kohya(pipeline, file, alpha=lambda path: 1.5 if path.endswith(("to_k", "fc1")) else 6.0)
     plain = lora.weights(pipeline.unet, 3, lora.attention)
     for path, change in changes_of(pipeline, file)["unet"].items():
@@ -171,9 +160,9 @@ def test_every_layer_has_its_own_alpha(folders: Callable[[str], Path], tmp_path:
         torch.testing.assert_close(change.down, plain[f"{path}.lora_A.weight"])
 
 
-def test_the_models_file_selects_one_of_two_denoisers(folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_models_file_selects_one_of_two_denoisers(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Files for the second denoiser name the first, so the models file says which one is meant."""
-    pipeline = opened(folders("wan-2.2-t2v"))
+    pipeline = opened(tiny_model("wan-2.2-t2v"))
     file = lora.save(pipeline, tmp_path / "low.safetensors", 1)
     assert list(changes_of(pipeline, file)) == ["transformer"]
     assert list(changes_of(pipeline, file, component="transformer_2")) == ["transformer_2"]
@@ -182,13 +171,13 @@ def test_the_models_file_selects_one_of_two_denoisers(folders: Callable[[str], P
 @pytest.mark.parametrize("model", ["wan-2.1-t2v", "wan-2.2-ti2v"])
 @torch.no_grad()
 def test_rows_of_a_video_model_have_their_own_adapters(
-    model: str, folders: Callable[[str], Path], tmp_path: Path
+    model: str, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """One adapter, none, another and both in one forward of Wan's denoiser: each row equals that of PEFT.
 
     TI2V embeds a time for every token: its layers for that are given many entries a row.
     """
-    folder = folders(model)
+    folder = tiny_model(model)
     ours, theirs = opened(folder), opened(folder)
     files = {name: lora.save(ours, tmp_path / f"{name}.safetensors", at) for at, name in enumerate("ab")}
     for name, file in files.items():

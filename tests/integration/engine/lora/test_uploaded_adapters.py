@@ -18,33 +18,41 @@ from shared.errors import AdapterUnavailable
 from worker.engine.lora import adapter_loader
 from worker.engine.protocol import EngineRequest
 
-pytestmark = pytest.mark.filterwarnings(
-    DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"
+    ),
+    pytest.mark.usefixtures("shared_models"),
+]
 
 
-def files_for(folder: Path, target: Path) -> dict[str, Path]:
-    pipeline = load_pipeline(folder)
+@pytest.fixture(scope="module")
+def files(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pipeline, target = load_pipeline(tiny_models / "sd"), tmp_path_factory.mktemp("uploaded")
     return {
         name: lora.save(pipeline, target / name / "adapter.safetensors", seed, ("unet",))
         for seed, name in enumerate(("ink", "oil", "neon"), 1)
     }
 
 
+@pytest.fixture(scope="module")
+def reference(tiny_models: Path, files: dict[str, Path]) -> PeftReference:
+    return PeftReference(tiny_models / "sd", files)
+
+
 @pytest.mark.parametrize("budget_bytes", [1, 2**30], ids=["none is kept", "all are kept"])
 def test_rows_with_different_uploaded_adapters_equal_solo_runs(
-    budget_bytes: int, tiny_models: Path, tmp_path: Path
+    budget_bytes: int, tiny_models: Path, files: dict[str, Path], reference: PeftReference
 ) -> None:
     """Each job brings its own files; without memory for unused ones they are loaded again for each job."""
-    folder = tiny_models / "sd"
-    files, spec, jobs = files_for(folder, tmp_path), a_spec(folder), eight_jobs()
+    spec, jobs = a_spec(tiny_models / "sd"), eight_jobs()
     harness = EngineHarness(spec, adapter_memory_bytes=budget_bytes)
     specs = {name: AdapterSpec(id=name, source=str(file)) for name, file in files.items()}
     requests = [EngineRequest(job.id, job, spec, adapters=tuple(specs[one.id] for one in job.adapters)) for job in jobs]
     with as_floats(), harness.started():
         harness.engine.submit(*requests)
         harness.recorder.wait_for([job.id for job in jobs])
-        assert_all_like_solo(harness.recorder, PeftReference(folder, files), jobs)
+        assert_all_like_solo(harness.recorder, reference, jobs)
     assert max(harness.recorder.rows) > 1, "nothing was fused"
 
 
