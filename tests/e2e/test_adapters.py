@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from harness.waiting import wait_until
@@ -24,8 +26,28 @@ BODY = {"model": "demo", "prompt": "a red circle on a blue ground, left", "seed"
 
 @pytest.fixture(scope="module")
 def stack(make_shared_stack: Any) -> Any:
-    """A worker that can hold the files and the weights of a few adapters only."""
-    return make_shared_stack(adapter_folder_bytes="30000", adapter_memory_bytes="40000").start()
+    """A service with keys, whose worker can hold the files and the weights of a few adapters only."""
+    stack = make_shared_stack(adapter_folder_bytes="30000", adapter_memory_bytes="40000").start()
+    key = create_key(stack, "default")
+    stack.client.headers["Authorization"] = f"Bearer {key}"
+    stack.env["FUSEQUEUE_API_KEY"] = key
+    return stack
+
+
+def create_key(stack: Any, tenant: str) -> str:
+    """Create a key of a tenant, and wait until keys are required."""
+
+    async def create() -> str:
+        queue = Queue.connect(Settings(redis_url=stack.env["FUSEQUEUE_REDIS_URL"]))
+        try:
+            token, _ = await queue.api_keys.create(tenant, frozenset(Scope))
+        finally:
+            await queue.close()
+        return token
+
+    token = asyncio.run(create())
+    wait_until(lambda: httpx.get(f"{stack.url}/v1/adapters").status_code == 401, "keys are required")
+    return token
 
 
 def pixels(stack: Any, job: dict[str, Any]) -> np.ndarray:
@@ -100,14 +122,9 @@ def test_a_damaged_object_fails_only_its_job(stack: Any) -> None:
     assert succeeded["status"] == "succeeded"
 
 
-async def test_a_job_of_another_tenant_cannot_use_an_adapter(make_stack: Any) -> None:
+def test_a_job_of_another_tenant_cannot_use_an_adapter(stack: Any) -> None:
     """Deleted while nothing uses it, it is gone from the storage."""
-    stack = make_stack().start()
-    queue = Queue.connect(Settings(redis_url=stack.env["FUSEQUEUE_REDIS_URL"]))
-    tokens = [(await queue.api_keys.create(tenant, frozenset(Scope)))[0] for tenant in ("acme", "other")]
-    await queue.close()
-    wait_until(lambda: stack.client.get("/v1/adapters").status_code == 401, "keys are required")
-    owner, other = [{"Authorization": f"Bearer {token}"} for token in tokens]
+    owner, other = [{"Authorization": f"Bearer {create_key(stack, tenant)}"} for tenant in ("acme", "other")]
     files, http = {"file": ("a.safetensors", demo_lora(1))}, stack.client
     adapter_id = http.post("/v1/adapters", files=files, data={"model": "demo"}, headers=owner).json()["id"]
     body = {**BODY, "adapters": [{"id": adapter_id}]}
@@ -115,6 +132,8 @@ async def test_a_job_of_another_tenant_cannot_use_an_adapter(make_stack: Any) ->
     assert http.delete(f"/v1/adapters/{adapter_id}", headers=other).status_code == 404
     job = http.post("/v1/jobs", json=body, headers={**owner, "Prefer": "wait=50"}).json()
     assert job["status"] == "succeeded", job
+    folder = stack.folder / "storage" / "adapters" / "acme"
+    assert folder.exists()
     assert http.delete(f"/v1/adapters/{adapter_id}", headers=owner).status_code == 204
     assert http.post("/v1/jobs", json=body, headers=owner).status_code == 422
-    wait_until(lambda: not (stack.folder / "storage" / "adapters").exists(), "the parts are deleted")
+    wait_until(lambda: not folder.exists(), "the parts are deleted")

@@ -17,7 +17,7 @@ from harness.waiting import wait_until
 from PIL import Image
 
 STEPS = 2
-LINES = int(os.environ.get("BACKFILL_LINES", "240"))  # more for a longer run
+LINES = int(os.environ.get("BACKFILL_LINES", "96"))  # more for a longer run
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def size_of(path: Path) -> tuple[int, int]:
 def test_every_line_gets_its_image_once(start_backfill: Any, tmp_path: Path) -> None:
     """Killed while it submits and while it saves, interrupted, and resumed."""
     out = tmp_path / "out"
-    first = start_backfill("--in-flight", "100")
+    first = start_backfill("--in-flight", "40")
     wait_until(lambda: start_backfill.stack.read("/v1/jobs", limit="1")["data"], "the first jobs are submitted")
     first.kill()
     first.wait(60)

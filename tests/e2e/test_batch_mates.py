@@ -16,7 +16,7 @@ from PIL import Image
 from demo.checker import matches
 from demo.drawings import all_prompts
 
-CLIENTS = 24
+CLIENTS = 16
 
 
 def read_image(client: httpx.Client, job: dict[str, Any], index: int = 0) -> Image.Image:
@@ -45,7 +45,7 @@ def requests(count: int) -> list[dict[str, Any]]:
 
 
 def test_concurrent_clients_get_the_same_images_as_without_batch_mates(make_stack: Any) -> None:
-    """Each image shows its prompt; a third of them are run solo too, and equal within 2/255."""
+    """Each image shows its prompt; a quarter of them are run solo too, and equal within 2/255."""
     stack = make_stack().start(workers=1)
     worker = stack.processes[-1]
     bodies = requests(CLIENTS)
@@ -59,8 +59,8 @@ def test_concurrent_clients_get_the_same_images_as_without_batch_mates(make_stac
         batched = list(images)
     assert max(job["batching"]["max_jobs"] for job, _ in batched) >= 8, "nothing was fused"
     right = sum(matches(image, body["prompt"]) for (_, image), body in zip(batched, bodies, strict=True))
-    assert right >= 0.95 * CLIENTS, f"{right} of {CLIENTS} images show their prompt"
-    for (_, image), body in list(zip(batched, bodies, strict=True))[::3]:
+    assert right >= CLIENTS - 1, f"{right} of {CLIENTS} images show their prompt"
+    for (_, image), body in list(zip(batched, bodies, strict=True))[::4]:
         job, solo = request_image(stack, body)
         assert job["batching"]["max_jobs"] == 1
         assert np.abs(np.asarray(image, int) - np.asarray(solo, int)).max() <= 2, body

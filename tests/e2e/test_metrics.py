@@ -63,7 +63,7 @@ def test_metrics_match_the_jobs_and_readiness_follows_redis_and_the_drain(make_s
     stack.redis.send(signal.SIGCONT)
     wait_until(lambda: readiness(worker_url) == 200, "the worker is ready again")
     wait_until(stack.ready, "the API is ready again")
-    job = stack.submit(prompt="a red circle", steps=100)
+    job = stack.submit(prompt="a red circle", steps=50)
     wait_until(lambda: stack.job(job)["status"] != "queued", "the job runs")
     worker.send(signal.SIGTERM)
     wait_until(lambda: readiness(worker_url) in (503, 0), "the drain is visible")

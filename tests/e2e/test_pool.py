@@ -12,7 +12,7 @@ import pytest
 from harness.http_server import ROOT
 from harness.waiting import wait_until
 
-BURST = 60
+BURST = 40
 
 
 def rows(log: Path) -> list[dict[str, float]]:

@@ -28,11 +28,12 @@ def hooks() -> Iterator[WebhookReceiver]:
         yield receiver
 
 
-def traced(make_stack: Callable[..., Any], endpoint: str, hooks: WebhookReceiver, **more: str) -> Any:
-    """Start a stack with traces on; `more` are further variables of OpenTelemetry."""
+@pytest.fixture
+def stack(make_stack: Callable[..., Any], spans: SpanReceiver, hooks: WebhookReceiver) -> Any:
+    """A service with chores that sends its traces to `spans`."""
     webhooks = {"webhook_allow_networks": "127.0.0.0/8", "webhook_allow_http": "1", "webhook_ports": str(hooks.port)}
     stack = make_stack(traces="1", **webhooks)
-    stack.env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200", **more}
+    stack.env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": spans.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
     stack.start()
     stack.chores()
     return stack
@@ -56,9 +57,15 @@ def parents(spans: list[ReceivedSpan]) -> dict[str, str]:
 
 
 def test_one_trace_leads_from_the_request_to_the_webhook(
-    make_stack: Callable[..., Any], spans: SpanReceiver, hooks: WebhookReceiver
+    stack: Any, spans: SpanReceiver, hooks: WebhookReceiver
 ) -> None:
-    stack = traced(make_stack, spans.url, hooks)
+    """Without a receiver, jobs run too."""
+    check_trace(stack, spans, hooks)
+    hooks.received.clear()
+    check_without_receiver(stack, hooks)
+
+
+def check_trace(stack: Any, spans: SpanReceiver, hooks: WebhookReceiver) -> None:
     job_id = submit(stack, hooks, steps=6)
     assert stack.finish(job_id)["status"] == "succeeded"
     found = spans.wait_for("POST /v1/jobs", *JOB_SPANS, "webhook", trace_id=TRACE)
@@ -95,14 +102,18 @@ def test_one_trace_leads_from_the_request_to_the_webhook(
     assert PROMPT not in repr(spans.spans)
 
 
-def test_jobs_run_without_a_receiver(make_stack: Callable[..., Any], hooks: WebhookReceiver) -> None:
-    """The spans are dropped, and the log says so once."""
-    stack = traced(make_stack, f"http://127.0.0.1:{free_port()}", hooks, OTEL_EXPORTER_OTLP_TIMEOUT="1")
-    job_id = submit(stack, hooks, steps=2)
-    assert stack.finish(job_id)["status"] == "succeeded"
+def check_without_receiver(stack: Any, hooks: WebhookReceiver) -> None:
+    """The spans of a worker without a receiver are dropped, and its log says so once."""
+    (before,) = [process for process in stack.processes if process.name == "worker0"]
+    assert before.stop() == 0
+    stack.env |= {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+    }
+    worker = stack.worker()
+    assert stack.finish(submit(stack, hooks, steps=2))["status"] == "succeeded"
     ((headers, _),) = hooks.wait_for(["job.succeeded"])
     assert headers["traceparent"].startswith(f"00-{TRACE}-")
-    (worker,) = [process for process in stack.processes if process.name == "worker0"]
     wait_until(lambda: "traces_not_sent" in worker.text(), "the worker's spans are dropped")
     assert stack.finish(submit(stack, hooks, steps=3))["status"] == "succeeded"
     assert worker.stop() == 0

@@ -220,7 +220,7 @@ def test_killed_processes_are_restarted_with_their_jobs(up):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: command.messages().count("redis: ready") == 2, "redis is restarted")
     assert run_job(url)["status"] == "succeeded"
-    body = {"model": "demo", "prompt": PROMPT, "steps": 40}
+    body = {"model": "demo", "prompt": PROMPT, "steps": 12}
     acknowledged = [httpx.post(f"{url}/v1/jobs", json=body, timeout=TIMEOUT_S).json()["id"] for _ in range(5)]
     processes = children(command.process.pid)
     assert command.end(signal.SIGKILL) == -signal.SIGKILL

@@ -23,10 +23,39 @@ from tiny import registry
 from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a red circle on a blue ground, left"
-LEASE_S = 12.0
+LEASE_S = 8.0
 ATTEMPTS = 5
 SLICE_S = 0.05
 EXIT_HUNG = 70  # of worker/worker.py
+
+
+@pytest.fixture(scope="module")
+def two_workers(make_shared_stack: Any) -> Any:
+    return make_shared_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
+
+
+@pytest.fixture
+def stack(two_workers: Any) -> Any:
+    """A stack with two workers; those that have ended are replaced."""
+    for _ in range(2 - len(running_workers(two_workers))):
+        two_workers.worker()
+    pids = running_workers(two_workers).keys()
+    wait_until(lambda: ready_workers(two_workers) >= pids, "both workers are ready")
+    return two_workers
+
+
+def running_workers(stack: Any) -> dict[int, Any]:
+    """Return the worker processes that have not ended, by their process ids."""
+    workers = [process for process in stack.processes if process.name.startswith("worker")]
+    return {worker.process.pid: worker for worker in workers if worker.process.poll() is None}
+
+
+def ready_workers(stack: Any) -> set[int]:
+    return {pid_of(worker["id"]) for worker in stack.workers() if worker["state"] == "ready"}
+
+
+def pid_of(worker_id: str) -> int:
+    return int(worker_id.rsplit("-", 2)[1])
 
 
 def submit_together(stack: Any, count: int, **body: object) -> list[str]:
@@ -42,7 +71,7 @@ def stop_in_mid_batch(stack: Any, **body: object) -> tuple[list[str], Any]:
     All engines are stopped until the jobs are claimed; then theirs runs in short slices. If the jobs end before they
     are seen in the middle, others are submitted.
     """
-    workers = {process.process.pid: process for process in stack.processes if process.name.startswith("worker")}
+    workers = running_workers(stack)
     engines = {pid: engine_of(worker) for pid, worker in workers.items()}
     for _ in range(ATTEMPTS):
         signal_all(engines.values(), signal.SIGSTOP)
@@ -96,7 +125,7 @@ def worker_pids(stack: Any, ids: list[str]) -> list[int | None]:
     """Return the worker process of each job, None if unclaimed."""
     with redis.Redis(port=stack.redis_port, decode_responses=True) as client:
         names = [client.hget(RedisKeys("default").job(name), "worker") for name in ids]
-    return [int(name.rsplit("-", 2)[1]) if name else None for name in names]
+    return [pid_of(name) if name else None for name in names]
 
 
 def expire_leases(stack: Any, ids: list[str]) -> None:
@@ -109,12 +138,11 @@ def epoch_s(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None:
+def test_the_jobs_of_a_killed_worker_are_run_by_another(stack: Any) -> None:
     """After `kill -9` in mid-batch another worker claims the first job within 1.5 leases; each ends once.
 
     Lost jobs run solo, one after the other.
     """
-    stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
     ids, victim = stop_in_mid_batch(stack, steps=30)
     engine = engine_of(victim)
     victim.kill()
@@ -128,9 +156,8 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None
     wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended too")
 
 
-def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(make_stack: Any) -> None:
+def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(stack: Any) -> None:
     """For example by the OOM killer. It counts as a lost attempt, which bounds jobs that kill their engine."""
-    stack = make_stack().start(workers=2)
     ids, victim = stop_in_mid_batch(stack, steps=30)
     os.kill(engine_of(victim), signal.SIGKILL)
     victim.send(signal.SIGCONT)
@@ -185,9 +212,8 @@ def ranks_of(engine: int) -> list[int]:
     return [int(pid) for pids in children for pid in pids]
 
 
-def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(make_stack: Any) -> None:
+def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(stack: Any) -> None:
     """SIGSTOP until others have run its jobs, then SIGCONT: the records do not change."""
-    stack = make_stack().start(workers=2)
     ids, frozen = stop_in_mid_batch(stack, steps=30, n=2)
     expire_leases(stack, ids)
     jobs = [stack.finish(name) for name in ids]
@@ -232,9 +258,9 @@ class SubmitLoop:
                     self.refused += 1
 
 
-def test_redis_killed_and_restarted_under_load_loses_nothing(make_stack: Any) -> None:
-    """Every acknowledged job ends once; API and workers recover."""
-    stack = make_stack(lease_ms="4000").start(workers=2)
+@pytest.mark.slow
+def test_redis_killed_and_restarted_under_load_loses_nothing(stack: Any) -> None:
+    """Every acknowledged job ends once; API and workers recover. As chaos runs do, with an engine that computes."""
     with SubmitLoop(stack.url) as load:
         wait_until(lambda: len(load.acknowledged) > 30, "there is load")
         stack.redis.kill()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+from harness.axe import check
 from harness.http_server import ROOT, png
 from playwright.sync_api import Page, expect
 
@@ -38,6 +39,7 @@ def test_the_question_for_a_key_stays_until_there_is_one(open_page: Any, keyed: 
     """Chrome closes a dialog at the second Escape; a mistyped key of a change is asked for once more, not twice."""
     page = open_page(keyed.url)
     expect(page.get_by_label("API key")).to_be_visible()
+    check(page, "light")
     for _ in range(3):
         page.keyboard.press("Escape")
     enter(page, create_key("jobs:read"))
@@ -50,11 +52,11 @@ def test_the_question_for_a_key_stays_until_there_is_one(open_page: Any, keyed: 
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_page_without_its_key_asks_for_nothing(open_page: Any, keyed: Any, create_key: Any) -> None:
+def test_a_page_without_its_key_asks_for_nothing(open_page: Any, keyed: Any, create_key: Any, own_context: Any) -> None:
     """Its stream ends, and it reads on with the next key."""
     keyed.client.put("/v1/pauses/models/demo", json={"reason": "its job stays queued"})
     job_id = keyed.submit(prompt="a ring that waits")
-    page = open_page(keyed.url)
+    page = open_page(keyed.url, context=own_context)
     page.clock.install()
     page.goto(f"{keyed.url}/#/jobs/{job_id}")
     page.reload()
@@ -102,18 +104,17 @@ def test_an_input_image_is_fetched_with_the_key(open_page: Any, keyed: Any, crea
 def test_a_reader_sees_no_buttons_that_change_something(open_page: Any, keyed: Any, create_key: Any) -> None:
     job_id = keyed.submit(prompt="a white circle", steps=4)
     keyed.finish(job_id)
-    key = create_key("jobs:read")
-    views = {"#/jobs": "tbody tr", f"#/jobs/{job_id}": ".job-head", "#/models": ".model", "": ".tiles"}
+    views = {f"#/jobs/{job_id}": ".job-head", "#/jobs": "tbody tr", "#/models": ".model", "#/now": ".tiles"}
+    page = open_page(keyed.url)
+    enter(page, create_key("jobs:read"))
     for view, ready in views.items():
-        page = open_page(keyed.url, view)
-        enter(page, key)
+        page.goto(f"{keyed.url}/{view}")
         expect(page.locator(ready).first).to_be_visible()
         shown = page.locator("main button, main a.button").all_inner_texts()
         allowed = {"Table", "Gallery", "Clear", "Save", "Copy", "curl", "Python", "CLI", "OpenAI", "Older", ""}
         assert {text.strip() for text in shown} <= allowed, view
         assert page.locator("main input[type=checkbox]:not(.chip input)").count() == 0
-    page = open_page(keyed.url, "#/playground")
-    enter(page, key)
+    page.goto(f"{keyed.url}/#/playground")
     expect(page.get_by_role("button", name="Generate")).to_be_disabled()
 
 

@@ -10,34 +10,6 @@ from harness.waiting import wait_until
 from playwright.sync_api import expect
 
 
-def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, working: Any) -> None:
-    page = open_page(working.url)
-    expect(page.get_by_role("img", name="0 of 16 slots are in use")).to_be_visible()
-    job_id, mate = [working.submit(prompt=f"a {colour} circle", steps=100, n=8) for colour in ("red", "blue")]
-    row = page.locator(".run").filter(has_text=job_id[-6:])
-    expect(row).to_be_visible()
-    expect(row).to_contain_text(re.compile(r"step \d+ of 800"))
-    expect(page.get_by_role("img", name="16 of 16 slots are in use")).to_be_visible()
-    row.get_by_role("button", name=f"Cancel {job_id}").click()
-    assert working.finish(job_id)["status"] == "canceled"
-    expect(row).to_have_count(0)
-    assert working.job(mate)["status"] != "canceled"
-    working.client.post(f"/v1/jobs/{mate}/cancel")
-
-
-def test_a_job_s_page_has_its_timeline_events_and_json(open_page: Any, working: Any) -> None:
-    job_id = working.submit(prompt="a green ring on a white ground", steps=40, seed=5, metadata={"order": "12"})
-    page = open_page(working.url, f"#/jobs/{job_id}")
-    expect(page.locator(".job-head .badge")).to_have_text("succeeded")
-    expect(page.get_by_role("img", name=re.compile("^Timeline: queued .*, forwards .*, upload "))).to_be_visible()
-    expect(page.locator(".events")).to_contain_text("succeeded")
-    expect(page.get_by_role("button", name=re.compile("^Enlarge"))).to_be_visible()
-    page.get_by_text("Raw JSON").click()
-    expect(page.locator(".raw code")).to_contain_text(f'"id": "{job_id}"')
-    page.get_by_role("link", name="order=12").click()
-    expect(page.locator("tbody tr")).to_have_count(1)
-
-
 def test_all_jobs_that_match_are_canceled_and_then_deleted_after_a_count(open_page: Any, waiting: Any) -> None:
     sets = ["a"] * 130 + ["b"] * 20
     lines = [{"model": "demo", "prompt": f"a circle {n}", "metadata": {"set": name}} for n, name in enumerate(sets)]
@@ -253,8 +225,8 @@ def test_it_reconnects_when_the_service_is_back(open_page: Any, waiting: Any) ->
     expect(connection).to_have_text("Live")
 
 
-def test_a_hidden_page_asks_for_nothing(open_page: Any, waiting: Any) -> None:
-    page = open_page(waiting.url, "docs")
+def test_a_hidden_page_asks_for_nothing(open_page: Any, waiting: Any, own_context: Any) -> None:
+    page = open_page(waiting.url, "docs", own_context)
     page.clock.install()
     page.goto(waiting.url)
     expect(page.locator(".tiles")).to_be_visible()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -94,46 +93,6 @@ def test_the_action_log_shows_what_operators_did_page_by_page(open_page: Any, re
     expect(page.get_by_role("cell", name="reason 0", exact=True)).to_be_visible()
     page.get_by_role("button", name="Newest").click()
     expect(rows.first).to_contain_text("reason 59")
-
-
-def test_tenants_show_their_usage_by_model_and_their_limits(open_page: Any, working: Any) -> None:
-    """With the mouse and with the keyboard; the address keeps the period and the open tenant."""
-    job_id = working.submit(prompt="a red circle", steps=4, n=2)
-    working.finish(job_id)
-    (used,) = working.read("/v1/usage?group_by=tenant")["data"]
-    page = open_page(working.url, "#/tenants")
-    row = page.locator(".tenants-use tbody tr").first
-    expect(row).to_contain_text("default")
-    assert used["images"] >= 2
-    expect(row.get_by_role("cell").nth(1)).to_have_text(str(used["images"]))
-    expect(row).to_contain_text("of 50,000")
-    models = page.get_by_role("button", name="Models of default")
-    expect(models).to_have_attribute("aria-expanded", "false")
-    models.click()
-    expect(page.locator(".of-model")).to_contain_text("demo")
-    page.get_by_role("button", name="30 days").click()
-    expect(page.get_by_role("button", name="30 days")).to_have_attribute("aria-pressed", "true")
-    expect(page.locator(".of-model")).to_contain_text("demo")
-    page.reload()
-    expect(page.locator(".of-model")).to_contain_text("demo")
-    page.get_by_role("button", name="Models of default").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator(".of-model")).to_have_count(0)
-    page.get_by_label("Tenant", exact=True).fill("other")
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("No tenant begins so.")).to_be_visible()
-
-
-def test_a_model_shows_its_cost_by_rows_and_a_job_the_rows_of_its_forwards(open_page: Any, working: Any) -> None:
-    job_id = working.submit(prompt="a red ring", steps=20, n=2)
-    working.finish(job_id)
-    page = open_page(working.url, f"#/jobs/{job_id}")
-    expect(page.get_by_role("img", name="Rows of its forwards in order: 20 of 2")).to_be_visible()
-    wait_until(lambda: working.read("/v1/cost-curves")["data"], "the worker saves its curve")
-    page.goto(f"{working.url}/#/models")
-    costs = page.get_by_role("region", name="Batch cost curve")
-    expect(costs.get_by_role("img", name=re.compile(r"^Cost of a forward at 64x64 on cpu: .*2 rows"))).to_be_visible()
-    expect(costs).to_contain_text("Efficient up to")
 
 
 def test_a_model_is_pinned_and_unpinned_after_a_confirmation(open_page: Any, resumed: Any) -> None:
