@@ -124,11 +124,11 @@ def make_hub_stack(make_stack: Callable[..., Any], hub: Hub, tmp_path: Path) -> 
         assert REPOSITORY in entries
         models = tmp_path / "models.toml"
         models.write_text(entries + more)
-        stack = make_stack(models=str(models), load_retry_s="0.05")
+        stack = make_stack(models=str(models), load_retry_s="0.05").start(workers=0)
         cache = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         seconds = {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
+        # Of the workers only: a process whose environment names another cache is not forked.
         stack.env.update(cache, **seconds, HF_ENDPOINT=f"http://127.0.0.1:{hub.port}", NO_PROXY="*")
-        stack.start(workers=0)
         return stack
 
     return make

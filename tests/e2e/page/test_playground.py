@@ -42,7 +42,7 @@ def test_a_prompt_to_its_image_in_three_clicks(open_page: Any, working: Any) -> 
     page.locator("textarea").click()
     page.keyboard.type(PROMPT)
     page.get_by_role("spinbutton", name="Steps").evaluate(
-        "field => { field.value = 90; field.dispatchEvent(new Event('input', { bubbles: true })); }"
+        "field => { field.value = 60; field.dispatchEvent(new Event('input', { bubbles: true })); }"
     )
     page.get_by_role("button", name="Generate").click()
     expect(page.locator(".run-panel .preview img")).to_be_visible()
@@ -50,7 +50,7 @@ def test_a_prompt_to_its_image_in_three_clicks(open_page: Any, working: Any) -> 
     panel = result(page)
     expect(panel.locator(".artifact img")).to_be_visible()
     page.wait_for_function(f"({SHOWN})(document.querySelector('.run-panel .artifact img'))")
-    (job,) = [job for job in working.read("/v1/jobs")["data"] if job["steps"] == 90]
+    (job,) = [job for job in working.read("/v1/jobs")["data"] if job["steps"] == 60]
     expect(panel).to_contain_text(str(job["seed"]))
     assert (job["status"], job["prompt"]) == ("succeeded", PROMPT)
 
