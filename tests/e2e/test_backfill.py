@@ -63,8 +63,8 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(240 + LINES)
-def test_every_line_gets_its_image_once(start_backfill: Any, tmp_path: Path) -> None:
-    """Killed while it submits and while it saves, interrupted, and resumed."""
+def test_every_line_gets_its_image_once(start_backfill: Any, prompts: Path, tmp_path: Path) -> None:
+    """Killed while it submits and while it saves, interrupted, and resumed; another file is refused then."""
     out = tmp_path / "out"
     first = start_backfill("--in-flight", "40")
     wait_until(lambda: start_backfill.stack.read("/v1/jobs", limit="1")["data"], "the first jobs are submitted")
@@ -105,17 +105,13 @@ def test_every_line_gets_its_image_once(start_backfill: Any, tmp_path: Path) -> 
         lambda: start_backfill.stack.workers()[0]["forward_rows"] >= forward_rows, "the worker has reported all rows"
     )
     assert start_backfill.stack.workers()[0]["forward_rows"] == forward_rows
+    check_another_file(start_backfill, prompts)
 
 
-def test_the_folder_of_another_file_is_refused(start_backfill: Any, prompts: Path, tmp_path: Path) -> None:
+def check_another_file(start_backfill: Any, prompts: Path) -> None:
     """Two backfills in one folder would mix up their file names."""
-    first = start_backfill("--in-flight", "1")
-    wait_until((tmp_path / "out" / "backfill.sqlite").exists, "the ledger exists")
-    wait_until(lambda: start_backfill.stack.read("/v1/jobs", limit="1")["data"], "the first job is submitted")
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=90)
     prompts.write_text("prompt\nanother\n")
-    second = start_backfill()
-    _, errors = second.communicate(timeout=90)
-    assert second.returncode == 2
+    other = start_backfill()
+    _, errors = other.communicate(timeout=90)
+    assert other.returncode == 2
     assert "holds another backfill" in errors

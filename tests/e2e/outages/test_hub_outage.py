@@ -18,6 +18,10 @@ from harness.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / "demo" / "model"
+pytestmark = pytest.mark.slow
+"""Processes with another cache are not forked. The default suite has tests/unit/engine/test_load_failures.py and
+tests/integration/worker/test_failed_loads.py."""
+
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "org/demo"
 JOBS = 30
@@ -145,7 +149,6 @@ def failed_loads(worker: Any) -> int:
     return int(worker.text().count("model_unavailable"))
 
 
-@pytest.mark.slow
 def test_no_job_fails_while_the_hub_cannot_be_reached(make_hub_stack: Any, hub: Hub) -> None:
     """Refused connections, silence, 503 and half files: jobs wait without an attempt, and run when it is back."""
     stack = make_hub_stack()
