@@ -100,6 +100,15 @@ async def claimed(queue: Queue, job_id: str) -> Claim:
             await asyncio.sleep(0.01)
 
 
+async def next_claim(queue: Queue, model: str = "demo") -> Claim:
+    """Claim the next job of a model as a worker."""
+    async with asyncio.timeout(60):
+        while True:
+            for claim in await queue.claims.claim(WORKER, [model], 1):
+                return claim
+            await asyncio.sleep(0.01)
+
+
 async def finish(queue: Queue, folder: Path, job_id: str) -> bytes:
     """Run one job as a worker and return the stored image."""
     return await deliver(queue, folder, await claimed(queue, job_id))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.api_thread import ApiThread
-from harness.http_server import WORKER, deliver, png
+from harness.http_server import WORKER, deliver, next_claim, png
 
 from shared.auth import Scope
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
@@ -32,11 +32,7 @@ class FalHarness:
 
     async def claim(self) -> Claim:
         """Claim the next job."""
-        async with asyncio.timeout(60):
-            while True:
-                for claim in await self.queue.claims.claim(WORKER, ["demo"], 1):
-                    return claim
-                await asyncio.sleep(0.01)
+        return await next_claim(self.queue)
 
     async def use_key(self) -> dict[str, str]:
         token, _ = await self.queue.api_keys.create("acme", frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))

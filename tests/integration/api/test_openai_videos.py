@@ -18,7 +18,7 @@ import pytest
 from harness.api_process import Server
 from harness.api_thread import ApiThread
 from harness.disconnecting_client import send_and_disconnect, write_is_blocked
-from harness.http_server import WORKER, png
+from harness.http_server import WORKER, next_claim, png
 from harness.waiting import wait_until
 from redis import Redis
 
@@ -69,10 +69,7 @@ class VideoHarness:
     storage: Storage
 
     async def claim(self) -> Claim:
-        while True:
-            for claim in await self.queue.claims.claim(WORKER, ["film"], 1):
-                return claim
-            await asyncio.sleep(0.01)
+        return await next_claim(self.queue, "film")
 
     async def finish_next(self) -> Job:
         """Finish the next job with a video."""

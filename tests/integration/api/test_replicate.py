@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -16,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 import replicate
-import uvicorn
-from harness.http_server import WORKER, application, deliver, png
+from harness.api_thread import ApiThread
+from harness.http_server import WORKER, deliver, next_claim, png
 from harness.queue import put
 from harness.tls import certificate
 from harness.webhook_receiver import WebhookReceiver, receiving
@@ -56,11 +55,7 @@ class ReplicateHarness:
 
     async def claim(self) -> Claim:
         """Claim the next job."""
-        async with asyncio.timeout(60):
-            while True:
-                for claim in await self.queue.claims.claim(WORKER, ["demo"], 1):
-                    return claim
-                await asyncio.sleep(0.01)
+        return await next_claim(self.queue)
 
     async def finish_next(self) -> bytes:
         """Finish the next job, and return its image."""
@@ -73,38 +68,19 @@ class ReplicateHarness:
 
 
 @pytest.fixture
-async def harness(
-    durable_server: Any, settings_for: Callable[..., Any], tmp_path: Path
-) -> AsyncIterator[Callable[..., Any]]:
-    """Start APIs on free ports: `harness(tls=True, auth="keys")`."""
+async def harness(serve: Callable[..., ApiThread], tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Start APIs: `harness(tls=True, auth="keys")`."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def build(tls: bool = False, **settings: Any) -> ReplicateHarness:
-            queue = Queue.connect(settings_for(durable_server.url))
+            certificate_file, key_file, trusting = certificate(tmp_path)
+            server = serve(tls=(certificate_file, key_file) if tls else None, **settings)
+            queue = Queue.connect(server.settings)
             stack.push_async_callback(queue.close)
-            listener = socket.socket()
-            listener.bind(("127.0.0.1", 0))
-            options: dict[str, Any] = {}
-            transport = httpx.AsyncHTTPTransport()
-            if tls:
-                certificate_file, key_file, trusting = certificate(tmp_path)
-                options = {"ssl_certfile": certificate_file, "ssl_keyfile": key_file}
-                transport = httpx.AsyncHTTPTransport(verify=trusting)
-            app = application(queue, tmp_path, **settings)
-            server = uvicorn.Server(uvicorn.Config(app, log_config=None, **options))
-            serving = asyncio.create_task(server.serve([listener]))
-
-            async def stop() -> None:
-                server.should_exit = True
-                await serving
-
-            stack.push_async_callback(stop)
+            transport = httpx.AsyncHTTPTransport(verify=trusting)
             stack.push_async_callback(transport.aclose)
-            async with asyncio.timeout(60):
-                while not server.started:
-                    await asyncio.sleep(0.01)
-            scheme = "https" if tls else "http"
-            return ReplicateHarness(f"{scheme}://localhost:{listener.getsockname()[1]}", queue, tmp_path, transport)
+            url = f"http{'s' if tls else ''}://localhost:{server.port}"
+            return ReplicateHarness(url, queue, tmp_path, transport)
 
         yield build
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, StreamingCall, claimed, deliver, finish, serving
+from harness.http_server import BODY, StreamingCall, bearer, claimed, deliver, finish, serving
 
 from api.http import connections
-from shared.auth import Scope
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
 from shared.runtime import metrics
@@ -175,10 +174,7 @@ async def test_a_tenant_that_takes_all_it_can_leaves_places_for_others(
 ) -> None:
     """One tenant's streams took all places of the process."""
     monkeypatch.setattr("api.http.connections.MAX_WAITERS", 8)
-    keys = {}
-    for tenant in ("greedy", "modest"):
-        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-        keys[tenant] = {"Authorization": f"Bearer {token}"}
+    keys = {tenant: await bearer(fake_queue, tenant) for tenant in ("greedy", "modest")}
     async with serving(fake_queue, tmp_path) as api:
         jobs = {name: (await api.post("/v1/jobs", json=BODY, headers=key)).json()["id"] for name, key in keys.items()}
         greedy = f"/v1/jobs/{jobs['greedy']}" + ("/events" if kind == "stream" else "?wait=60")
@@ -224,10 +220,10 @@ async def test_without_keys_one_tenant_can_use_all_places(
 
 async def test_a_tenants_requests_in_flight_leave_room_for_others(fake_queue: Queue, tmp_path: Path) -> None:
     """Behind a proxy all clients have one address; a tenant's slow uploads could hold every connection."""
-    keys = {}
-    for tenant in ("greedy", "modest"):
-        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-        keys[tenant] = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    keys = {
+        tenant: await bearer(fake_queue, tenant) | {"Content-Type": "application/json"}
+        for tenant in ("greedy", "modest")
+    }
     release = asyncio.Event()
 
     async def slow_body() -> AsyncIterator[bytes]:

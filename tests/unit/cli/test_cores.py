@@ -71,7 +71,7 @@ async def test_a_process_leaves_the_core_of_a_busy_engine_and_may_return(start):
 async def test_an_idle_engine_and_a_busy_process_that_is_no_engine_move_no_process(start):
     other, _, busy = start(IDLE), start(IDLE, "worker.engine.process"), start(BUSY, "worker")
     placement = cores.Placement(frozenset(os.sched_getaffinity(0)), least=1)
-    for _ in range(8):
+    for _ in range(4):
         placement.update([other.pid, busy.pid, os.getpid()])
         assert os.sched_getaffinity(other.pid) == os.sched_getaffinity(0)
         await asyncio.sleep(cores.PERIOD_S)

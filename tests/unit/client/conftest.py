@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 
 import httpx
 import pytest
-from harness.http_server import WORKER, application, deliver
+from harness.http_server import WORKER, application, deliver, next_claim
 
 from fusequeue import AsyncClient
 from shared.job import Failure, Outcome, State
@@ -32,14 +33,7 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[AsyncClient]:
 def next_job(fake_queue: Queue) -> Callable[[], Awaitable[Claim]]:
     """Claim the next job as a worker."""
 
-    async def claim() -> Claim:
-        async with asyncio.timeout(30):
-            while True:
-                for one in await fake_queue.claims.claim(WORKER, ["demo"], 64):
-                    return one
-                await asyncio.sleep(0.01)
-
-    return claim
+    return partial(next_claim, fake_queue)
 
 
 @pytest.fixture

@@ -244,17 +244,3 @@ async def test_a_download_of_an_old_job_uses_new_urls(tmp_path: Path) -> None:
     async with client(lambda request: jobs.get(request.url.path, httpx.Response(403, json=refusal))) as api:
         with pytest.raises(Unauthorized, match="the URL was changed"):
             await api.download("job_1", tmp_path)
-
-
-async def test_files_of_control_images_are_uploaded() -> None:
-    bodies: list[bytes] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/inputs":
-            return httpx.Response(201, json={"id": "in_1"})
-        bodies.append(request.read())
-        return httpx.Response(202, json=JOB)
-
-    async with client(handler) as api:
-        await api.submit("demo", "x", controls=[{"id": "edges", "image": b"png", "scale": 0.5}])
-    assert json.loads(bodies[0])["controls"] == [{"id": "edges", "image": "in_1", "scale": 0.5}]

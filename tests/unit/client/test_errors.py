@@ -105,6 +105,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
     "bodies.1.image: it cannot be sent": lambda api: anext(api.submit_many([{}, {"image": b"png"}])),
     "bodies.2: 'x' has no names": lambda api: anext(api.submit_many([{}, None, "x"])),  # type: ignore[list-item]
     "bodies: 'x' is not a list": lambda api: api.batches.create("x"),  # type: ignore[arg-type]
+    "bodies: {'model': 'm'} is not a list": lambda api: api.batches.create({"model": "m"}),  # type: ignore[arg-type]
     "bodies.0.steps: it cannot be sent": lambda api: api.batches.create([{"steps": math.inf}]),
     "limit: -1": lambda api: anext(api.jobs(limit=-1)),
     "limit: '5'": lambda api: anext(api.webhooks.deliveries(limit="5")),  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.http_server import png
+from harness.tables import row
 from PIL import Image
 
 from fusequeue import AsyncClient, Invalid, InvalidArgument, Result
@@ -55,41 +56,30 @@ SOURCES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-async def test_an_image_is_given_in_any_form(api: AsyncClient, next_job: Next, tmp_path: Path, kind: str) -> None:
+async def test_an_image_is_given_in_any_form(api: AsyncClient, next_job: Next, tmp_path: Path) -> None:
     """The id of an input follows from its content."""
     path = tmp_path / "a sketch.png"
     path.write_bytes(png())
     expected = await api.upload(png())
-    source: Any = SOURCES[kind](path)
-    await api.submit("demo", PROMPT, image=source, strength=0.5)
-    assert [image.id for image in (await next_job()).job.images] == [expected]
-    if hasattr(source, "close"):
-        source.close()
+    for kind, make in {**SOURCES, "id": lambda _: expected}.items():
+        with row(kind):
+            source: Any = make(path)
+            await api.submit("demo", PROMPT, image=source, strength=0.5)
+            assert [image.id for image in (await next_job()).job.images] == [expected]
+            if hasattr(source, "close"):
+                source.close()
 
 
-async def test_an_uploaded_image_is_given_by_its_id(api: AsyncClient, next_job: Next) -> None:
-    uploaded = await api.upload(png())
-    await api.submit("demo", PROMPT, image=uploaded, strength=0.5)
-    assert [image.id for image in (await next_job()).job.images] == [uploaded]
-
-
-@pytest.mark.parametrize("kind", ["job", "job id", "result", "artifact", "artifact URL"])
-async def test_a_result_is_the_next_image(api: AsyncClient, next_job: Next, work: Work, kind: str) -> None:
+async def test_a_result_is_the_next_image(api: AsyncClient, next_job: Next, work: Work) -> None:
     running = asyncio.create_task(api.run("demo", PROMPT))
     await work()
     result: Result = await running
-    artifact = result.job.artifacts[0]
-    sources = {
-        "job": result.job,
-        "job id": result.job.id,
-        "result": result,
-        "artifact": artifact,
-        "artifact URL": artifact.url,
-    }
-    job = await api.submit("demo", PROMPT, image=sources[kind], strength=0.5)
-    assert job.task == "image_to_image"
-    assert [image.id for image in (await next_job()).job.images] == [await api.upload(result.data[0])]
+    artifact, expected = result.job.artifacts[0], await api.upload(result.data[0])
+    for source in (result.job, result.job.id, result, artifact, artifact.url):
+        with row(source):
+            job = await api.submit("demo", PROMPT, image=source, strength=0.5)
+            assert job.task == "image_to_image"
+            assert [image.id for image in (await next_job()).job.images] == [expected]
 
 
 async def test_all_fields_that_are_images_are_uploaded() -> None:
@@ -115,26 +105,28 @@ async def test_all_fields_that_are_images_are_uploaded() -> None:
     assert second["controls"][0]["end"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [
-        (r"^image: not an image: 5; use a path", {"image": 5}),
-        (r"^mask: not an image", {"mask": ["a.png"]}),
-        (r"^images: 'a\.png' is not a list", {"images": "a.png"}),
-        (r"^images: 5 is not a list", {"images": 5}),
-        (r"^images\.1: not an image: 1\.5", {"images": ["in_1", 1.5]}),
-        (r"^controls: \{'id': 'edges'\} is not a list", {"controls": {"id": "edges"}}),
-        (r"^controls\.0\.image: not an image", {"controls": [{"id": "edges", "image": 5}]}),
-        (r"^image: .* binary mode", {"image": io.StringIO("text")}),
-    ],
-)
-async def test_what_is_no_image_is_refused_by_its_field(message: str, arguments: dict[str, Any]) -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise AssertionError(f"sent: {request.url}")
+NO_IMAGES = [
+    (r"^image: not an image: 5; use a path", {"image": 5}),
+    (r"^mask: not an image", {"mask": ["a.png"]}),
+    (r"^images: 'a\.png' is not a list", {"images": "a.png"}),
+    (r"^images: 5 is not a list", {"images": 5}),
+    (r"^images\.1: not an image: 1\.5", {"images": ["in_1", 1.5]}),
+    (r"^controls: \{'id': 'edges'\} is not a list", {"controls": {"id": "edges"}}),
+    (r"^controls\.0\.image: not an image", {"controls": [{"id": "edges", "image": 5}]}),
+    (r"^image: .* binary mode", {"image": io.StringIO("text")}),
+]
 
-    async with AsyncClient(transport=httpx.MockTransport(handler)) as api:
-        with pytest.raises(InvalidArgument, match=message):
-            await api.submit("demo", "x", **arguments)
+
+async def test_what_is_no_image_is_refused_by_its_field() -> None:
+    for message, arguments in NO_IMAGES:
+        with row(message):
+
+            def handler(request: httpx.Request) -> httpx.Response:
+                raise AssertionError(f"sent: {request.url}")
+
+            async with AsyncClient(transport=httpx.MockTransport(handler)) as api:
+                with pytest.raises(InvalidArgument, match=message):
+                    await api.submit("demo", "x", **arguments)
 
 
 async def test_a_path_without_a_file_is_an_error_with_the_path(api: AsyncClient, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tiny.safetensors_file import demo_lora
 
-from fusequeue import AsyncClient, BatchTimeout, Invalid, InvalidArgument, NotFound, RefusedError
+from fusequeue import AsyncClient, BatchTimeout, Invalid, NotFound, RefusedError
 from fusequeue.resources import batches as client_batches
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 
@@ -201,10 +201,3 @@ async def test_a_result_of_a_newer_service_is_read(api: AsyncClient, work: Work)
     running = asyncio.create_task(api.wait(job))
     await work()
     assert (await running).model_dump()["object"] == "job"
-
-
-async def test_a_batch_of_what_is_no_list_is_refused(api: AsyncClient) -> None:
-    one: Any = {"model": "demo", "prompt": PROMPT}
-    with pytest.raises(InvalidArgument, match=r"^bodies: "):
-        await api.batches.create(one)
-    assert [batch async for batch in api.batches.list()] == []

@@ -31,15 +31,7 @@ def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"num_outputs": 3}, {"n": 3}),
-        ({"num_inference_steps": 5}, {"steps": 5}),
-        ({"steps": 5}, {"steps": 5}),
-        ({"guidance": 3}, {"guidance_scale": 3.0}),
-        ({"guidance_scale": 3.5}, {"guidance_scale": 3.5}),
         ({"seed": 7, "negative_prompt": "green", "scheduler": None}, {"seed": 7, "negative_prompt": "green"}),
-        ({"image": IN_A, "prompt_strength": 0.4}, {"image": IN_A, "strength": 0.4}),
-        ({"init_image": IN_A}, {"image": IN_A}),
-        ({"image": IN_A, "mask": IN_B}, {"image": IN_A, "mask": IN_B}),
         ({"image": "data:application/octet-stream;base64,AA=="}, {"image": "data:;base64,AA=="}),
         ({"image": f"https://a.example/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
         ({"image": f"http://a.example:8000/x/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
@@ -53,11 +45,9 @@ def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
         ({"megapixels": 1e-7}, {"width": 64, "height": 64}),
         ({"megapixels": 1e-7, "aspect_ratio": "1:2"}, {"width": 64, "height": 128}),
         ({"go_fast": True, "disable_safety_checker": False, "apply_watermark": False}, {"priority": "interactive"}),
-        ({"size": "128x64"}, {"width": 128, "height": 64}),
         ({"prompt_strength": 0.8, "mask": None}, {"strength": None, "prompt": "a red circle"}),
         ({"lora_scale": 0.6}, {"adapters": ()}),
         ({"refine": "no_refiner", "high_noise_frac": 0.8, "refine_steps": None, "apply_watermark": True}, {"n": 1}),
-        ({"priority": "bulk", "metadata": {"order": "1"}}, {"priority": "bulk", "metadata": {"order": "1"}}),
     ],
 )
 def test_replicate_fields_become_job_fields(values: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -110,7 +110,6 @@ IMAGES: list[tuple[dict[str, Any], list[str]]] = [
     (VLLM_IMAGE, []),
     ({**VLLM_IMAGE, "true_cfg_scale": 4.0, "negative_prompt": " ", "vae_use_slicing": False}, ["vae_use_slicing"]),
     ({**VLLM_IMAGE, **HUNYUAN, "extra_params": {"cot": True}}, ["bot_task", "extra_params", "flow_shift"]),
-    ({"model": IMAGE, "prompt": VBENCH, "n": 1, "response_format": "b64_json"}, []),
     (
         {**VLLM_IMAGE, "enable_teacache": True, "generator_device": "cuda", "output_quality": "default"},
         ["enable_teacache", "generator_device", "output_quality"],

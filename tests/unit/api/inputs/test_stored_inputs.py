@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from harness.http_server import BODY, png, serving
+from harness.http_server import BODY, bearer, png, serving
 from harness.queue import end_retention
 
-from shared.auth import Scope
 from shared.queue import Queue
 
 
@@ -88,10 +87,7 @@ async def test_an_input_of_an_unfinished_job_is_kept(api: httpx.AsyncClient) -> 
 
 
 async def test_an_input_of_another_tenant_is_not_found(fake_queue: Queue, tmp_path: Path) -> None:
-    keys = {}
-    for tenant in ("acme", "other"):
-        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-        keys[tenant] = {"Authorization": f"Bearer {token}"}
+    keys = {tenant: await bearer(fake_queue, tenant) for tenant in ("acme", "other")}
     async with serving(fake_queue, tmp_path, auth="keys") as api:
         input_id = await upload(api, headers=keys["acme"])
         for method, path in (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
-from harness.http_server import png, serving
+from harness.http_server import bearer, png, serving
+from harness.tables import row
 
 from api import keys_required
 from api.keyless import check_keyless, host_of, is_loopback
-from shared.auth import Scope
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from shared.queue import Queue
@@ -150,18 +151,19 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("path", FORMS)
-async def test_no_page_of_another_origin_can_post_a_form(fake_queue: Queue, tmp_path: Path, path: str) -> None:
+async def test_no_page_of_another_origin_can_post_a_form(fake_queue: Queue, tmp_path: Path) -> None:
     """A form with a file needs no CORS: what it would do is done although the page cannot read the response."""
     form = {"file": ("a.png", png(), "image/png")}
-    for page in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
-        async with serving(fake_queue, tmp_path) as api:
-            response = await api.post(path, files=form, headers=page)
-            assert (response.status_code, response.json()["code"]) == (403, "origin_not_allowed"), page
+    pages = ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"})
+    async with serving(fake_queue, tmp_path) as api:
+        for path, page in product(FORMS, pages):
+            with row(path, page):
+                response = await api.post(path, files=form, headers=page)
+                assert (response.status_code, response.json()["code"]) == (403, "origin_not_allowed")
     async with serving(fake_queue, tmp_path, auth="keys") as api:
-        token, _ = await fake_queue.api_keys.create("acme", frozenset(Scope))
-        headers = {"Authorization": f"Bearer {token}", "Origin": "https://app.example"}
-        assert (await api.post(path, files=form, headers=headers)).status_code != 403, "no page has a key by itself"
+        headers = await bearer(fake_queue) | {"Origin": "https://app.example"}
+        for path in FORMS:
+            assert (await api.post(path, files=form, headers=headers)).status_code != 403, "no page has a key by itself"
 
 
 # auth, host, whether keys exist -> auth to serve with; None: refused

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from harness.http_server import serving
+from harness.http_server import bearer, serving
 
-from shared.auth import Scope
 from shared.job import State
 from shared.queue import Queue
 from shared.queue.tenants.webhooks import DeliveryAttempt
@@ -61,10 +60,9 @@ async def test_deliveries_are_filtered_by_state_and_endpoint(api: httpx.AsyncCli
 
 
 async def test_one_delivery_can_be_read_by_its_tenant_only(fake_queue: Queue, tmp_path: Path) -> None:
-    token, _ = await fake_queue.api_keys.create("acme", frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
     (mine,), (other,) = await deliveries(fake_queue, 1, tenant="acme"), await deliveries(fake_queue, 1, "we_2", "other")
     async with serving(fake_queue, tmp_path, auth="keys") as api:
-        api.headers["Authorization"] = f"Bearer {token}"
+        api.headers.update(await bearer(fake_queue))
         assert (await api.get(f"{PATH}/{mine}")).json() == (await api.get(PATH)).json()["data"][0]
         for missing in (other, "nothing"):
             assert (await api.get(f"{PATH}/{missing}")).status_code == 404

@@ -8,10 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, finish, serving
+from harness.http_server import BODY, bearer, finish, serving
 
 from api.routes import job_lists, matching_jobs
-from shared.auth import Scope
 from shared.job import State
 from shared.queue import Queue
 
@@ -95,10 +94,7 @@ async def test_all_jobs_at_once_are_refused(api: httpx.AsyncClient, fake_queue: 
 
 
 async def test_filters_act_within_the_tenant(fake_queue: Queue, tmp_path: Path) -> None:
-    keys = {}
-    for tenant in ("acme", "other"):
-        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
-        keys[tenant] = {"Authorization": f"Bearer {token}"}
+    keys = {tenant: await bearer(fake_queue, tenant) for tenant in ("acme", "other")}
     async with serving(fake_queue, tmp_path, auth="keys") as api:
         body = {**BODY, "batch_id": "b1", "metadata": {"order": "7"}}
         job_id = (await api.post("/v1/jobs", json=body, headers=keys["acme"])).json()["id"]

@@ -24,17 +24,6 @@ async def test_models_are_listed_in_openais_form_with_their_limits(api: httpx.As
     assert (await api.get("/v1/models/demo")).json() == model
 
 
-async def test_queues_have_the_queued_jobs(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    for _ in range(3):
-        await api.post("/v1/jobs", json={**BODY, "n": 2, "priority": "bulk"})
-    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
-    queues = (await api.get("/v1/queues")).json()
-    (queue,) = queues["data"]
-    assert (queue["model"], queue["jobs"]["bulk"], queue["slots"]["bulk"], queue["running_jobs"]) == ("demo", 3, 6, 0)
-    assert queue["oldest_age_ms"] >= 0
-    assert queues["workers"] == 1
-
-
 async def test_a_queue_has_an_estimate_only_while_a_worker_serves_its_model(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
@@ -48,12 +37,6 @@ async def test_a_queue_has_an_estimate_only_while_a_worker_serves_its_model(
     await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
     (queue,) = (await api.get("/v1/queues")).json()["data"]
     assert queue["eta_s"] is not None
-
-
-async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), slots=8, device="cpu"))
-    (worker,) = (await api.get("/v1/workers")).json()["data"]
-    assert (worker["id"], worker["models"], worker["slots"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
 
 
 async def test_cost_curves_have_their_points_and_efficient_rows(api: httpx.AsyncClient, fake_queue: Queue) -> None:

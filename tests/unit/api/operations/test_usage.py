@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, deliver, serving, without_window
+from harness.http_server import BODY, WORKER, bearer, deliver, serving, without_window
 from harness.tables import row
 
 from shared.auth import Scope, TenantLimits
@@ -62,9 +62,8 @@ async def test_a_key_reads_the_usage_of_its_own_tenant_and_an_operators_key_all(
     api: httpx.AsyncClient, fake_queue: Queue
 ) -> None:
     scopes = {"a": {Scope.JOBS_READ, Scope.JOBS_WRITE}, "b": {Scope.JOBS_WRITE, Scope.JOBS_READ}, "c": {Scope.ADMIN}}
-    keys = {name: (await fake_queue.api_keys.create(name, frozenset(own)))[0] for name, own in scopes.items()}
-    writes, _ = await fake_queue.api_keys.create("a", frozenset({Scope.JOBS_WRITE}))
-    headers = {name: {"Authorization": f"Bearer {key}"} for name, key in [*keys.items(), ("writes", writes)]}
+    headers = {name: await bearer(fake_queue, name, own) for name, own in scopes.items()}
+    headers["writes"] = await bearer(fake_queue, "a", [Scope.JOBS_WRITE])
     for name, seconds in (("a", 1.0), ("b", 2.0)):
         assert (await api.post("/v1/jobs", json=BODY, headers=headers[name])).status_code == 202
         await settle(fake_queue, seconds)

@@ -44,6 +44,7 @@ def test_a_process_does_not_import_what_it_does_not_use(code: str, absent: set[s
     assert not absent & modules_of(code)
 
 
+@pytest.mark.slow
 def test_an_engine_without_quantized_models_imports_no_package_of_quantization() -> None:
     hide = f"from shared.runtime.imports import hide; hide{(*NEVER_USED, *QUANTIZATION)}"
     absent = {"boto3", "bitsandbytes", "gguf", "torchao", "diffusers.pipelines.auto_pipeline"}
