@@ -136,23 +136,6 @@ def test_a_body_of_50_mb_is_refused_without_buffering(start: Callable[..., Serve
     assert server.peak_kb() - before < 36_000
 
 
-def test_an_endless_bulk_line_is_refused_and_the_next_is_submitted(start: Callable[..., Server]) -> None:
-    server = start()
-    send_bulk(server, bulk(10))
-    before = server.reset_peak()
-
-    def lines() -> Iterator[bytes]:
-        yield b'{"prompt":"'
-        for _ in range(50):
-            yield b"x" * 1_000_000
-        yield b'"}\n' + LINE
-
-    results = send_bulk(server, lines())
-    assert results[0]["error"]["code"] == "payload_too_large"
-    assert "id" in results[1]
-    assert server.peak_kb() - before < 8_000
-
-
 async def test_events_arrive_as_they_happen(
     start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
 ) -> None:
