@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class EventRecorder:
 class EngineHarness:
     """An engine, its event recorder and its models.
 
-    A `fresh` one, or one of another factory, loads and checks them also in tests that share models.
+    In tests that share models, one of another factory loads and checks its own; any one those named `fresh`.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class EngineHarness:
         *specs: ModelSpec,
         recorder: EventRecorder | None = None,
         factory: Callable[..., Any] = Engine,
-        fresh: bool = False,
+        fresh: Container[str] = (),
         **settings: Any,
     ) -> None:
-        self._shares_models = factory is Engine and not fresh
+        self._shared = [spec for spec in specs if factory is Engine and spec.id not in fresh]
         self.recorder = recorder or EventRecorder()
         self.specs = {spec.id: spec for spec in specs}
         self.engine = factory(
@@ -209,7 +209,7 @@ class EngineHarness:
 
     @contextmanager
     def started(self) -> Iterator[Any]:
-        with model_pool.lent_to(self.engine, self.specs.values()) if self._shares_models else nullcontext():
+        with model_pool.lent_to(self.engine, self._shared):
             self.engine.start()
             try:
                 yield self.engine

@@ -7,7 +7,7 @@ pool as one that is kept in CPU memory, which it neither loads nor checks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from shared.config.models_file import ModelSpec
@@ -33,9 +33,9 @@ def shared_models() -> Iterator[None]:
 
 
 @contextmanager
-def lent_to(engine: Engine, specs: Iterable[ModelSpec]) -> Iterator[None]:
-    """Lend `engine` the models of `specs`; take those that it has loaded when it has stopped."""
-    if not _active:
+def lent_to(engine: Engine, specs: Sequence[ModelSpec]) -> Iterator[None]:
+    """Lend `engine` the models of `specs`; take them when it has stopped, also those that it has loaded itself."""
+    if not _active or not specs:
         yield
         return
     for spec in specs:
@@ -45,7 +45,7 @@ def lent_to(engine: Engine, specs: Iterable[ModelSpec]) -> Iterator[None]:
             engine._models.kept._models[spec.id] = KeptModel(model, copies=False)
     yield
     if engine.join(0) and not engine._failed:
-        for model in engine._models.loaded.values():
+        for model in (one for one in engine._models.loaded.values() if one.spec in specs):
             engine._models.adapters.trim(model, set(), keep_unused=False)
             _take_back(model)
 

@@ -55,7 +55,7 @@ def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkey
     unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
     wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": StackingRules(rules.rows, unmasked)}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", wrong)
-    harness = EngineHarness(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,)), fresh=True)
+    harness = EngineHarness(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,)), fresh=("tiny",))
     recorder = harness.run(a_job("one"), a_job("two", prompt=LONG))
     reason = recorder.finished["one"].batching.solo_reason
     assert reason is not None

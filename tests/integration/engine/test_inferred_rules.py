@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from harness import model_pool
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_spec
 
 from shared.config.models_file import Defaults, Limits
@@ -29,7 +30,8 @@ def test_an_architecture_without_rules_is_fused_by_inferred_rules(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arguments of real calls are enough for a UNet, and the self-check verifies them."""
-    with_rules = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
+    with model_pool.shared_models():
+        with_rules = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
     without_rules(monkeypatch, "UNet2DConditionModel")
     inferred = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
     assert inferred.rows == with_rules.rows == [2] * 4
@@ -50,14 +52,20 @@ def test_an_architecture_whose_rows_influence_each_other_runs_solo_with_a_reason
 
     monkeypatch.setattr(UNet2DConditionModel, "forward", mixing)
     without_rules(monkeypatch, "UNet2DConditionModel")
-    together = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
-    apart = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"), solo=("one", "two"))
-    assert together.rows == [1] * 8
+    harness, jobs = EngineHarness(a_spec(tiny_models / "sd")), [a_job("one"), a_job("two")]
+    apart = [job.model_copy(update={"id": f"{job.id}-solo"}) for job in jobs]
+    with harness.started():
+        harness.submit(*jobs)
+        harness.recorder.wait_for([job.id for job in jobs])
+        harness.submit(*apart, solo=[job.id for job in apart])
+        harness.recorder.wait_for([job.id for job in apart])
+    made = harness.recorder
+    assert made.rows[:8] == [1] * 8
     for key in ("one", "two"):
-        reason = together.finished[key].batching.solo_reason
+        reason = made.finished[key].batching.solo_reason
         assert reason is not None
         assert "has no stacking rule, and with an inferred one failed its self-check: fused rows are off" in reason
-        assert np.array_equal(together.images[key, 0], apart.images[key, 0])
+        assert np.array_equal(made.images[key, 0], made.images[f"{key}-solo", 0])
 
 
 def test_a_guess_that_fails_is_followed_by_the_next(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import greenlet
 import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from harness import model_pool
 from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
 
@@ -51,8 +52,9 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> Odd:
 
 def error_of_odd_model(odd: Odd, tiny_models: Path) -> JobError:
     """Run a job of the odd model, an SD3, then one of another model, which must succeed; return the first's error."""
-    harness = EngineHarness(a_spec(tiny_models / "sd3", model="odd"), a_spec(tiny_models / "sd", model="good"))
-    with harness.started():
+    odd_spec, good_spec = a_spec(tiny_models / "sd3", model="odd"), a_spec(tiny_models / "sd", model="good")
+    harness = EngineHarness(odd_spec, good_spec, fresh=("odd",))
+    with model_pool.shared_models(), harness.started():
         harness.submit(a_job("fails", model="odd", steps=2))
         harness.recorder.wait_for(["fails"])
         odd.switch_off()

@@ -95,6 +95,7 @@ def test_mixed_jobs_get_the_results_of_one_device(
     assert np.abs(one.images["short", 0] - one.images["plain", 0]).max() > ALIKE
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_an_evicted_model_ends_its_ranks_and_can_be_loaded_again(models: Path) -> None:
     specs = [split_spec(models / "flux", model="flux"), a_spec(models / "sd", model="sd")]
     budget = max(loading.locate(spec)[1] for spec in specs) + 100_000

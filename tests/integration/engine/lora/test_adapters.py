@@ -176,7 +176,7 @@ def test_memory_for_adapters_is_bounded_and_used_adapters_stay(
 ) -> None:
     """Without memory for any, jobs keep their adapters until they finish; unused adapters are unloaded."""
     jobs = eight_jobs()
-    harness = EngineHarness(spec_with(tiny_models / "sd", files("sd")), adapter_memory_bytes=1, fresh=True)
+    harness = EngineHarness(spec_with(tiny_models / "sd", files("sd")), adapter_memory_bytes=1, fresh=("tiny",))
     recorder = harness.run(*jobs)
     assert_all_like_solo(recorder, reference("sd"), jobs)
     (model,) = harness.engine._models.loaded.values()
