@@ -296,7 +296,6 @@ CELLS = (
             jobs=TEXT,
             joining=LATE,
             around=small_images("images.sana"),
-            quick=tiny == "sana",
         )
         for models, pipelines, tiny in (
             ("SANA 600M and 1600M", "SanaPipeline", "sana"),

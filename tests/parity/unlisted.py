@@ -15,7 +15,6 @@ CELLS = tuple(
         jobs=TEXT,
         joining=LATE,
         around=small_images("images.unlisted") if tiny == "pixart-sigma" else nullcontext,
-        quick=tiny == "lumina-2",
     )
     for family, models, pipelines, tiny in (
         ("PixArt", "PixArt-Sigma", "PixArtSigmaPipeline", "pixart-sigma"),

@@ -415,7 +415,7 @@ def other_jobs(rng: random.Random, at: int) -> list[Job]:
     return jobs
 
 
-@pytest.mark.parametrize("family", ["sd", "sd3", "demo"])
+@pytest.mark.parametrize("family", ["sd", pytest.param("sd3", marks=pytest.mark.slow), "demo"])
 def test_reproducible_images_are_bit_identical_in_any_batch(family: str, tiny_models: Path) -> None:
     """Solo, or joining random batches at random steps."""
     rng = random.Random(3)

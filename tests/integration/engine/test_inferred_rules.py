@@ -122,9 +122,9 @@ def test_a_model_that_rounds_inside_is_compared_with_its_own_sensitivity(
     ("tiny", "task"),
     [
         ("kandinsky-5-t2v", Task.TEXT_TO_VIDEO),
-        ("ltx-video", Task.TEXT_TO_VIDEO),
+        pytest.param("ltx-video", Task.TEXT_TO_VIDEO, marks=pytest.mark.slow),
         ("cogvideox-i2v", Task.IMAGE_TO_VIDEO),
-        ("animatediff", Task.TEXT_TO_VIDEO),
+        pytest.param("animatediff", Task.TEXT_TO_VIDEO, marks=pytest.mark.slow),
     ],
     ids=[
         "lists of position tensors",

@@ -52,7 +52,7 @@ def plain_image(source: Path, adapter: Path, job: Job) -> np.ndarray:
         return np.asarray(pipeline(**arguments).images[0].float().cpu().numpy())
 
 
-@pytest.mark.parametrize("family", ["sd", "sdxl"])
+@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_rows_with_different_images_and_scales_and_without_share_forwards(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def assert_like(fused: EventRecorder, full: EventRecorder, most: float) -> None:
     ("family", "weight_format", "most"),
     [
         ("sd", "torchao-int8", 0.1),
-        ("sd3", "torchao-int8", 0.1),
+        pytest.param("sd3", "torchao-int8", 0.1, marks=pytest.mark.slow),
         ("flux", "torchao-int8", 0.1),
         ("sd", "torchao-fp8", 0.3),
     ],

@@ -117,7 +117,7 @@ def model(loaded: LoadedModel, device: PretendedDevice, monkeypatch: pytest.Monk
     return loaded
 
 
-@pytest.mark.parametrize("name", ["LCMScheduler", "UniPCMultistepScheduler"])
+@pytest.mark.parametrize("name", [pytest.param("LCMScheduler", marks=pytest.mark.slow), "UniPCMultistepScheduler"])
 def test_fused_forwards_follow_each_other_without_waiting(
     name: str, model: LoadedModel, device: PretendedDevice
 ) -> None:

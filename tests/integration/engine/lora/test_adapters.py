@@ -77,7 +77,9 @@ def floats() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("floats")
-@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.slow), "sd3", "flux"])
+@pytest.mark.parametrize(
+    "family", ["sd", "flux", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sdxl", "sd3"))]
+)
 def test_jobs_with_different_adapters_and_none_share_one_forward(
     family: str, tiny_models: Path, files: Files, reference: Callable[[str], PeftReference]
 ) -> None:
