@@ -10,6 +10,17 @@ from harness.waiting import wait_until
 from playwright.sync_api import expect
 
 
+def cancel(stack: Any, job_id: str) -> None:
+    """Cancel a job and wait for its end: it is no batch mate of the next test's jobs."""
+    stack.client.post(f"/v1/jobs/{job_id}/cancel")
+    stack.finish(job_id)
+
+
+def measured_rows(stack: Any) -> set[int]:
+    """Return the numbers of rows in the saved cost curves."""
+    return {point["rows"] for curve in stack.read("/v1/cost-curves")["data"] for point in curve["points"]}
+
+
 def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, working: Any) -> None:
     page = open_page(working.url)
     expect(page.get_by_role("img", name="0 of 16 slots are in use")).to_be_visible()
@@ -22,7 +33,7 @@ def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, wo
     assert working.finish(job_id)["status"] == "canceled"
     expect(row).to_have_count(0)
     assert working.job(mate)["status"] != "canceled"
-    working.client.post(f"/v1/jobs/{mate}/cancel")
+    cancel(working, mate)
 
 
 def test_a_job_s_page_has_its_timeline_events_and_json(open_page: Any, working: Any) -> None:
@@ -43,7 +54,7 @@ def test_a_model_shows_its_cost_by_rows_and_a_job_the_rows_of_its_forwards(open_
     working.finish(job_id)
     page = open_page(working.url, f"#/jobs/{job_id}")
     expect(page.get_by_role("img", name="Rows of its forwards in order: 20 of 2")).to_be_visible()
-    wait_until(lambda: working.read("/v1/cost-curves")["data"], "the worker saves its curve")
+    wait_until(lambda: 2 in measured_rows(working), "the worker saves its curve")
     page.goto(f"{working.url}/#/models")
     costs = page.get_by_role("region", name="Batch cost curve")
     expect(costs.get_by_role("img", name=re.compile(r"^Cost of a forward at 64x64 on cpu: .*2 rows"))).to_be_visible()
@@ -85,7 +96,7 @@ def test_a_finished_job_its_image_and_a_running_one_are_accessible(open_page: An
     page = open_page(working.url)
     expect(page.locator(".run").first).to_be_visible()
     check(page, "light", "dark")
-    working.client.post(f"/v1/jobs/{running}/cancel")
+    cancel(working, running)
     page.goto(f"{working.url}/#/jobs/{done}")
     expect(page.locator(".job-head")).to_be_visible()
     check(page, "light", "dark")
