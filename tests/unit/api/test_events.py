@@ -130,7 +130,7 @@ full = []
 gc.callbacks.append(lambda phase, info: full.append(info) if phase == "stop" and info["generation"] == 2 else None)
 limit_full_collections()
 full.clear()
-streams = [[] for _ in range(200 * 5_000)]
+streams = [[] for _ in range(200 * 2_500)]
 print(len(full))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,27 +1,21 @@
-"""The OpenAPI document: names of operations, schemas of answers, and a client generated from it."""
+"""The OpenAPI document: names of operations, schemas of answers, and the page made of it."""
 
 from __future__ import annotations
 
 import html
-import importlib
 import json
 import re
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.http_server import application, finish, serving
+from harness.http_server import application, serving
 from harness.tables import row
 
 from shared.queue import Queue
 
-GENERATOR = shutil.which("openapi-python-client")
 BINARY = ("image/png", "image/jpeg", "image/webp", "video/mp4", "image/*")
-# The generator knows binary answers and plain text by these types only.
-TYPES = {**dict.fromkeys(BINARY, "application/octet-stream"), "application/jsonl": "text/plain"}
 STABLE = {
     *("submit_job", "submit_jobs", "get_job", "list_jobs", "cancel_job", "cancel_jobs", "delete_job", "delete_jobs"),
     *("update_job", "update_jobs", "retry_job", "retry_jobs", "redrive_dead_letters", "purge_dead_letters"),
@@ -66,42 +60,6 @@ def test_every_reference_has_its_schema(document: dict[str, Any]) -> None:
 def test_objects_of_all_protocols_have_schemas(document: dict[str, Any]) -> None:
     wanted = {"FileObject", "BatchObject", "VideoObject", "PredictionObject", "InputObject", "JobList", "DeliveryList"}
     assert set(document["components"]["schemas"]) >= wanted
-
-
-def generate(document: dict[str, Any], folder: Path) -> None:
-    """Generate the package `generated` in `folder`; it must have all operations that the generator can express."""
-    (folder / "openapi.json").write_text(json.dumps(document))
-    (folder / "config.json").write_text(json.dumps({"content_type_overrides": TYPES, "post_hooks": []}))
-    options = ["--path", "openapi.json", "--output-path", "generated", "--meta", "none", "--config", "config.json"]
-    command = [str(GENERATOR), "generate", *options]
-    generated = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
-    left_out = re.findall(r"(?:GET|POST|PATCH|DELETE) \S+", generated.stdout + generated.stderr)
-    assert left_out == ["POST /v1/jobs:bulk"]  # the generator knows no NDJSON
-
-
-@pytest.mark.skipif(GENERATOR is None, reason="openapi-python-client is not on the PATH")
-async def test_a_generated_client_submits_waits_and_downloads(
-    fake_queue: Queue, tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate(document, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    jobs = {name: importlib.import_module(f"generated.api.jobs.{name}") for name in ("submit_job", "get_job")}
-    models = importlib.import_module("generated.models")
-    async with serving(fake_queue, tmp_path) as api:
-        client = importlib.import_module("generated.client").Client(base_url="http://localhost")
-        client.set_async_httpx_client(api)
-        body = models.JobRequest(model="demo", prompt="a red circle on a blue ground, left", seed=7)
-        submitted = await jobs["submit_job"].asyncio(client=client, body=body)
-        assert (submitted.status, submitted.seed) == ("queued", 7)
-        data = await finish(fake_queue, tmp_path, submitted.id)
-        ended = await jobs["get_job"].asyncio(submitted.id, client=client, wait=30.0)
-        assert ended.status == "succeeded"
-        get_artifact = importlib.import_module("generated.api.jobs.get_artifact")
-        image = await get_artifact.asyncio(ended.id, ended.artifacts[0].index, client=client)
-        assert image.payload.read() == data
-        invalid = models.JobRequest(model="demo", prompt="x", steps=1_000)
-        problem = await jobs["submit_job"].asyncio(client=client, body=invalid)
-        assert [fault.param for fault in problem.errors] == ["steps"]
 
 
 async def test_the_page_has_an_index_anchors_and_a_command_for_each_operation(
