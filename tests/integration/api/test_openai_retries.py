@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from harness.api_process import Server
+from harness.api_thread import ApiThread
 from harness.disconnecting_client import send_and_disconnect, write_is_blocked
 from harness.waiting import wait_until
 from openai import OpenAI
 from redis import Redis
 
 from shared.queue import Queue
+from shared.storage.folder import FolderStorage
 
 LINES = b'{"custom_id":"a","method":"POST","url":"/v1/jobs","body":{}}\n'
 MAX_REQUESTS = 3
@@ -97,9 +99,9 @@ def test_a_retry_returns_the_file_and_the_batch_of_its_first_attempt(
     assert len({item.id for item in (file, *files)}) == len({item.id for item in (batch, *batches)}) == 3
 
 
-def test_a_job_with_an_idempotency_key_outlives_its_client(start: Callable[..., Server]) -> None:
+def test_a_job_with_an_idempotency_key_outlives_its_client(serve: Callable[..., ApiThread]) -> None:
     """The client can come back with its key; without one, the job is canceled. No worker ends the jobs."""
-    server = start(disconnect_grace_s="0", sync_wait_s="1")
+    server = serve(disconnect_grace_s=0, sync_wait_s=1)
 
     def states() -> dict[str, str]:
         jobs = httpx.get(f"{server.url}/v1/jobs", timeout=60).json()["data"]
@@ -118,9 +120,9 @@ def test_a_job_with_an_idempotency_key_outlives_its_client(start: Callable[..., 
     assert len(states()) == 2
 
 
-def test_a_retry_after_the_longest_wait_waits_for_the_same_job(start: Callable[..., Server]) -> None:
+def test_a_retry_after_the_longest_wait_waits_for_the_same_job(serve: Callable[..., ApiThread]) -> None:
     """OpenAI's SDKs send a call again after a 504, with its number. No worker ends the job."""
-    server = start(sync_wait_s="1")
+    server = serve(sync_wait_s=1)
     body = {"model": "demo", "prompt": "slow"}
     for retry in range(2):
         headers = {"x-stainless-retry-count": str(retry)}
@@ -180,73 +182,37 @@ async def test_retries_of_refused_calls_make_jobs_of_their_own(start: Callable[.
     await queue.close()
 
 
-@asynccontextmanager
-async def gated_proxy(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
-    """Proxy of a server that forwards data while `opened` is set."""
-    tasks: set[asyncio.Task[None]] = set()
-    host, _, port = url.removeprefix("http://").partition(":")
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65_536):
-            await opened.wait()
-            writer.write(data)
-        writer.close()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.current_task())  # type: ignore[arg-type]
-        upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
-        try:
-            await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            for stream in (upstream_writer, writer):
-                stream.transport.abort()
-
-    server = await asyncio.start_server(connect, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_retry_waits_for_the_upload_of_its_first_attempt(start: Callable[..., Server], s3_server: str) -> None:
+async def test_a_retry_waits_for_the_upload_of_its_first_attempt(
+    serve: Callable[..., ApiThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first attempt continues its upload after the disconnect."""
-    s3 = {
-        "s3_bucket": "images",
-        "s3_access_key_id": "test",
-        "s3_secret_access_key": "test",
-        "storage_timeout_s": "60",
-    }
-    opened = asyncio.Event()
-    opened.set()
-    async with gated_proxy(s3_server, opened) as address:
-        server = await asyncio.to_thread(start, s3_endpoint_url=address, **s3)
-        queue = Queue.connect(server.settings)
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+    opened, put = threading.Event(), FolderStorage.put
 
-            def send(retry: int) -> asyncio.Future[httpx.Response]:
-                request: dict[str, Any] = {"files": {"file": ("a.jsonl", LINES)}, "data": {"purpose": "batch"}}
-                request["headers"] = {"x-stainless-retry-count": str(retry)}
-                return asyncio.ensure_future(http.post("/v1/files", **request))
+    async def put_when_opened(*args: Any) -> None:
+        assert await asyncio.to_thread(opened.wait, 60)
+        await put(*args)
 
-            opened.clear()
-            first = send(0)
-            async with asyncio.timeout(60):
-                while not (
-                    calls := [
-                        key
-                        async for key in queue.client.redis.scan_iter(f"{queue.client.redis_keys.prefix}sync_calls:*")
-                    ]
-                ):
-                    await asyncio.sleep(0.01)
-                first.cancel()  # closes the connection
-                await asyncio.wait({first})
-                retrying = send(1)
-                while (await queue.client.redis.zrange(calls[0], 0, -1, withscores=True))[0][1] < 1000:
-                    await asyncio.sleep(0.01)
-            opened.set()
-            file_id = (await retrying).json()["id"]
-            assert [item["id"] for item in (await http.get("/v1/files")).json()["data"]] == [file_id]
-        await queue.close()
+    monkeypatch.setattr(FolderStorage, "put", put_when_opened)
+    server = serve()
+    queue = Queue.connect(server.settings)
+    redis, pattern = queue.client.redis, f"{queue.client.redis_keys.prefix}sync_calls:*"
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+
+        def send(retry: int) -> asyncio.Future[httpx.Response]:
+            request: dict[str, Any] = {"files": {"file": ("a.jsonl", LINES)}, "data": {"purpose": "batch"}}
+            request["headers"] = {"x-stainless-retry-count": str(retry)}
+            return asyncio.ensure_future(http.post("/v1/files", **request))
+
+        first = send(0)
+        async with asyncio.timeout(60):
+            while not (calls := [key async for key in redis.scan_iter(pattern)]):
+                await asyncio.sleep(0.01)
+            first.cancel()  # closes the connection
+            await asyncio.wait({first})
+            retrying = send(1)
+            while (await redis.zrange(calls[0], 0, -1, withscores=True))[0][1] < 1000:
+                await asyncio.sleep(0.01)
+        opened.set()
+        file_id = (await retrying).json()["id"]
+        assert [item["id"] for item in (await http.get("/v1/files")).json()["data"]] == [file_id]
+    await queue.close()
