@@ -1,4 +1,4 @@
-"""The API as a process, with real sockets and a real Redis: streams, memory, outages, shutdown."""
+"""The API with real sockets and a real Redis, mostly as a process: streams, memory, outages, shutdown."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.api_process import Server
+from harness.api_thread import ApiThread
 from harness.http_server import BODY, ROOT, claimed, deliver, png
 from harness.waiting import wait_until
 from redis import Redis
@@ -33,11 +34,11 @@ LINE = json.dumps(BODY).encode() + b"\n"
 
 
 @pytest.fixture
-async def queue_of() -> AsyncIterator[Callable[[Server], Queue]]:
+async def queue_of() -> AsyncIterator[Callable[[Server | ApiThread], Queue]]:
     """Connect a queue, like a worker, to the Redis of a server."""
     made: list[Queue] = []
 
-    def build(server: Server) -> Queue:
+    def build(server: Server | ApiThread) -> Queue:
         made.append(Queue.connect(server.settings))
         return made[-1]
 
@@ -72,8 +73,8 @@ def test_5000_lines_with_10_invalid_ones_use_constant_memory(start: Callable[...
     assert server.peak_kb() - before < 6_000
 
 
-def test_a_result_arrives_before_the_next_line_is_sent(start: Callable[..., Server]) -> None:
-    with connected(start()) as client:
+def test_a_result_arrives_before_the_next_line_is_sent(serve: Callable[..., ApiThread]) -> None:
+    with connected(serve()) as client:
         client.sendall(head("Transfer-Encoding: chunked"))
         received = b""
         for number in range(1, 4):
@@ -137,9 +138,9 @@ def test_a_body_of_50_mb_is_refused_without_buffering(start: Callable[..., Serve
 
 
 async def test_events_arrive_as_they_happen(
-    start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
+    serve: Callable[..., ApiThread], queue_of: Callable[[Server | ApiThread], Queue], tmp_path: Path
 ) -> None:
-    server = start()
+    server = serve()
     queue = queue_of(server)
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
@@ -167,7 +168,7 @@ async def report_half(queue: Queue, claim: Claim) -> None:
 
 
 async def test_all_subscribers_of_one_job_receive_its_end(
-    start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
+    start: Callable[..., Server], queue_of: Callable[[Server | ApiThread], Queue], tmp_path: Path
 ) -> None:
     server = start()
     queue = queue_of(server)
@@ -213,7 +214,7 @@ async def test_shutdown_ends_streams_and_waits_at_once(start: Callable[..., Serv
 
 
 async def test_the_api_recovers_when_redis_returns(
-    start: Callable[..., Server], queue_of: Callable[[Server], Queue], durable_server: Any, tmp_path: Path
+    start: Callable[..., Server], queue_of: Callable[[Server | ApiThread], Queue], durable_server: Any, tmp_path: Path
 ) -> None:
     server = start()
     queue = queue_of(server)
@@ -253,9 +254,9 @@ def test_what_an_api_stores_has_the_permissions_of_its_umask(start: Callable[...
 
 @pytest.mark.parametrize(("trusted", "scheme"), [({}, "http"), ({"trusted_proxies": "127.0.0.1"}, "https")])
 def test_forwarded_headers_count_only_from_trusted_proxies(
-    start: Callable[..., Server], trusted: dict[str, str], scheme: str
+    serve: Callable[..., ApiThread], trusted: dict[str, str], scheme: str
 ) -> None:
-    server = start(auth="insecure-no-keys", **trusted)  # without keys, no other request of a proxy is served
+    server = serve(auth="insecure-no-keys", **trusted)  # without keys, no other request of a proxy is served
     response = httpx.post(server.url + "/v1/jobs", json=BODY, headers={"X-Forwarded-Proto": "https"}, timeout=60)
     assert response.headers["location"].startswith(f"{scheme}://127.0.0.1:{server.port}/v1/jobs/")
 
@@ -266,7 +267,7 @@ def head(*headers: str) -> bytes:
 
 
 @contextlib.contextmanager
-def connected(server: Server) -> Iterator[socket.socket]:
+def connected(server: Server | ApiThread) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         yield client
 
