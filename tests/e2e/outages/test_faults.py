@@ -143,7 +143,7 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(stack: Any) -> None:
 
     Lost jobs run solo, one after the other.
     """
-    ids, victim = stop_in_mid_batch(stack, steps=16)
+    ids, victim = stop_in_mid_batch(stack, steps=12)
     engine = engine_of(victim)
     victim.kill()
     killed_s = datetime.now().timestamp()
@@ -158,7 +158,7 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(stack: Any) -> None:
 
 def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(stack: Any) -> None:
     """For example by the OOM killer. It counts as a lost attempt, which bounds jobs that kill their engine."""
-    ids, victim = stop_in_mid_batch(stack, steps=16)
+    ids, victim = stop_in_mid_batch(stack, steps=12)
     os.kill(engine_of(victim), signal.SIGKILL)
     victim.send(signal.SIGCONT)
     assert victim.process.wait(60) == EXIT_HUNG
@@ -214,7 +214,7 @@ def ranks_of(engine: int) -> list[int]:
 
 def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(stack: Any) -> None:
     """SIGSTOP until others have run its jobs, then SIGCONT: the records do not change."""
-    ids, frozen = stop_in_mid_batch(stack, steps=16, n=2)
+    ids, frozen = stop_in_mid_batch(stack, steps=12, n=2)
     expire_leases(stack, ids)
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
@@ -278,7 +278,7 @@ def test_redis_killed_and_restarted_under_load_loses_nothing(stack: Any) -> None
 def test_a_drained_worker_releases_jobs_it_cannot_finish(make_stack: Any) -> None:
     """With a short drain timeout the jobs are queued at once, not after a lease, and no lost attempt is counted."""
     stack = make_stack(lease_ms="60000", drain_timeout_s="0.2").start(workers=1)
-    ids, draining = stop_in_mid_batch(stack, steps=16, n=2)
+    ids, draining = stop_in_mid_batch(stack, steps=12, n=2)
     draining.send(signal.SIGTERM)
     resume(draining)
     assert draining.process.wait(60) == 0

@@ -115,6 +115,7 @@ def test_a_reader_sees_no_buttons_that_change_something(open_page: Any, keyed: A
         assert {text.strip() for text in shown} <= allowed, view
         assert page.locator("main input[type=checkbox]:not(.chip input)").count() == 0
     page.goto(f"{keyed.url}/#/playground")
+    page.locator("textarea").fill("a white circle")
     expect(page.get_by_role("button", name="Generate")).to_be_disabled()
 
 
