@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import (
     ControlNetModel,
@@ -22,10 +24,11 @@ _VISION = {"image_size": 30, "patch_size": 15, "projection_dim": 24}
 
 def save(source: Path, folder: Path, seed: int) -> Path:
     """Save a control net for the pipeline in `source`."""
-    loader: Any = DiffusionPipeline
-    pipeline = loader.from_pretrained(source, local_files_only=True)
+    index = json.loads((source / "model_index.json").read_text())
+    component = "unet" if "unet" in index else "transformer"
+    denoiser = getattr(diffusers, index[component][1]).from_pretrained(source / component)
     with torch.random.fork_rng(devices=[]):
-        net = _build(getattr(pipeline, "unet", None) or pipeline.transformer)
+        net = _build(denoiser)
     spread(net, torch.Generator().manual_seed(seed))
     net.save_pretrained(folder, safe_serialization=True)
     return folder

@@ -15,7 +15,7 @@ import torch
 from diffusers import ControlNetModel, DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec, input_files
 from parity.running import ALIKE, TOLERANCE, as_floats
-from tiny import controls, registry
+from tiny import controls
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import Limits, ModelSpec
@@ -42,15 +42,14 @@ LOADER: Any = DiffusionPipeline
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tiny_model: Models) -> Models:
     """Return, for a family, the folder of its tiny model with two control nets beside it."""
-    root = tmp_path_factory.mktemp("controlled")
 
     @cache
     def folder(family: str) -> Path:
-        source = registry.save_tiny(family, root / family)
+        source = tiny_model(family)
         for seed, name in enumerate(NETS):
-            controls.save(source, root / f"{family}-{name}", seed)
+            controls.save(source, Path(f"{source}-{name}"), seed)
         return source
 
     return folder
@@ -212,9 +211,9 @@ def test_a_task_without_control_pipeline_fails_its_job_and_names_the_field(model
     ],
 )
 def test_a_net_that_does_not_fit_fails_the_load(
-    family: str, net: str, fields: dict[str, Any], words: str, models: Models, tmp_path: Path
+    family: str, net: str, fields: dict[str, Any], words: str, models: Models, tiny_model: Models
 ) -> None:
-    source = registry.save_tiny(family, tmp_path) if family == "z-image" else models(family)
+    source = tiny_model(family) if family == "z-image" else models(family)
     if net != "nowhere":
         models(net.removesuffix("-edges"))
     control = (ControlSpec(id="a", source=str(models("sd").parent / net)),)
