@@ -427,7 +427,9 @@ def test_reproducible_images_are_bit_identical_in_any_batch(family: str, tiny_mo
         harness.recorder.wait_for(["exact"])
         for at in range(BATCHES):
             others, mine = other_jobs(rng, at), job.model_copy(update={"id": f"exact{at}"})
-            harness.script.at(others[0].id, rng.randint(1, others[0].steps), lambda mine=mine: harness.submit(mine))
+            harness.script.at(
+                others[0].id, rng.randint(1, others[0].steps), lambda mine=mine: harness.submit_prepared(mine)
+            )
             harness.submit(*others)
             harness.recorder.wait_for([mine.id, *(other.id for other in others)])
     recorder = harness.recorder
