@@ -17,21 +17,21 @@ up: $(READY)
 	$(BIN)/fusequeue up
 
 # A file's tests run in one process, which starts their servers and models once; files with long tests come first.
-TWO_PROCESSES := -q -n 2 --dist loadfile --no-loadscope-reorder
+PROCESSES := -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # Two processes with two threads each compete for two cores: a row of the grid takes 70 s instead of 14.
 test test-all test-ci parity-more: export OMP_NUM_THREADS := 1
 
 test: $(READY)
-	$(BIN)/pytest $(TWO_PROCESSES)
+	$(BIN)/pytest $(PROCESSES)
 
 # With the slow tests: compilers, whole benchmarks, attacks, planted bugs, ten thousand jobs.
 test-all: $(READY)
-	$(BIN)/pytest $(TWO_PROCESSES) -m "not gpu and not parity and not parity_more"
+	$(BIN)/pytest $(PROCESSES) -m "not gpu and not parity and not parity_more"
 
 # As `make test`; failed tests run once more by themselves.
 test-ci: $(READY)
-	$(BIN)/python .ci/run_tests.py $(TWO_PROCESSES) --durations=50
+	$(BIN)/python .ci/run_tests.py $(PROCESSES) --durations=50
 
 # Real clients from their registries (docs/clients-tested.md); needs Node.js 20. `make clients ONLY="replicate fal"`.
 clients: $(READY)
