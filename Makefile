@@ -101,12 +101,12 @@ bench-gpu: $(READY)
 clean:
 	rm -rf $(VENV) .clients .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
-# Not compiled: of 20,000 modules few are imported, which compiles them unless PYTHONDONTWRITEBYTECODE is set; all take 100 s.
+# Compiled on all cores: pip takes 100 s to do it one by one. Some packages hold files of other versions of Python.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \
 	apt-get install python3 python3-venv, or set one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || echo "creating $(VENV) with $$($(PYTHON) --version); torch takes a few minutes" >&2
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) \
-		-c constraints.txt -e '.[worker,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[worker,dev]'
+	-$(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib
 	@touch $@

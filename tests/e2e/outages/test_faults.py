@@ -23,39 +23,10 @@ from tiny import registry
 from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a red circle on a blue ground, left"
-LEASE_S = 8.0
+LEASE_S = 12.0
 ATTEMPTS = 5
 SLICE_S = 0.05
 EXIT_HUNG = 70  # of worker/worker.py
-
-
-@pytest.fixture(scope="module")
-def two_workers(make_shared_stack: Any) -> Any:
-    return make_shared_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
-
-
-@pytest.fixture
-def stack(two_workers: Any) -> Any:
-    """A stack with two workers; those that have ended are replaced."""
-    for _ in range(2 - len(running_workers(two_workers))):
-        two_workers.worker()
-    pids = running_workers(two_workers).keys()
-    wait_until(lambda: ready_workers(two_workers) >= pids, "both workers are ready")
-    return two_workers
-
-
-def running_workers(stack: Any) -> dict[int, Any]:
-    """Return the worker processes that have not ended, by their process ids."""
-    workers = [process for process in stack.processes if process.name.startswith("worker")]
-    return {worker.process.pid: worker for worker in workers if worker.process.poll() is None}
-
-
-def ready_workers(stack: Any) -> set[int]:
-    return {pid_of(worker["id"]) for worker in stack.workers() if worker["state"] == "ready"}
-
-
-def pid_of(worker_id: str) -> int:
-    return int(worker_id.rsplit("-", 2)[1])
 
 
 def submit_together(stack: Any, count: int, **body: object) -> list[str]:
@@ -71,7 +42,7 @@ def stop_in_mid_batch(stack: Any, **body: object) -> tuple[list[str], Any]:
     All engines are stopped until the jobs are claimed; then theirs runs in short slices. If the jobs end before they
     are seen in the middle, others are submitted.
     """
-    workers = running_workers(stack)
+    workers = {process.process.pid: process for process in stack.processes if process.name.startswith("worker")}
     engines = {pid: engine_of(worker) for pid, worker in workers.items()}
     for _ in range(ATTEMPTS):
         signal_all(engines.values(), signal.SIGSTOP)
@@ -125,7 +96,7 @@ def worker_pids(stack: Any, ids: list[str]) -> list[int | None]:
     """Return the worker process of each job, None if unclaimed."""
     with redis.Redis(port=stack.redis_port, decode_responses=True) as client:
         names = [client.hget(RedisKeys("default").job(name), "worker") for name in ids]
-    return [pid_of(name) if name else None for name in names]
+    return [int(name.rsplit("-", 2)[1]) if name else None for name in names]
 
 
 def expire_leases(stack: Any, ids: list[str]) -> None:
@@ -138,12 +109,13 @@ def epoch_s(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def test_the_jobs_of_a_killed_worker_are_run_by_another(stack: Any) -> None:
+def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None:
     """After `kill -9` in mid-batch another worker claims the first job within 1.5 leases; each ends once.
 
     Lost jobs run solo, one after the other.
     """
-    ids, victim = stop_in_mid_batch(stack, steps=12)
+    stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
+    ids, victim = stop_in_mid_batch(stack, steps=30)
     engine = engine_of(victim)
     victim.kill()
     killed_s = datetime.now().timestamp()
@@ -156,9 +128,10 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(stack: Any) -> None:
     wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended too")
 
 
-def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(stack: Any) -> None:
+def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(make_stack: Any) -> None:
     """For example by the OOM killer. It counts as a lost attempt, which bounds jobs that kill their engine."""
-    ids, victim = stop_in_mid_batch(stack, steps=12)
+    stack = make_stack().start(workers=2)
+    ids, victim = stop_in_mid_batch(stack, steps=30)
     os.kill(engine_of(victim), signal.SIGKILL)
     victim.send(signal.SIGCONT)
     assert victim.process.wait(60) == EXIT_HUNG
@@ -212,9 +185,10 @@ def ranks_of(engine: int) -> list[int]:
     return [int(pid) for pids in children for pid in pids]
 
 
-def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(stack: Any) -> None:
+def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(make_stack: Any) -> None:
     """SIGSTOP until others have run its jobs, then SIGCONT: the records do not change."""
-    ids, frozen = stop_in_mid_batch(stack, steps=12, n=2)
+    stack = make_stack().start(workers=2)
+    ids, frozen = stop_in_mid_batch(stack, steps=30, n=2)
     expire_leases(stack, ids)
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
@@ -259,8 +233,9 @@ class SubmitLoop:
 
 
 @pytest.mark.slow
-def test_redis_killed_and_restarted_under_load_loses_nothing(stack: Any) -> None:
+def test_redis_killed_and_restarted_under_load_loses_nothing(make_stack: Any) -> None:
     """Every acknowledged job ends once; API and workers recover. As chaos runs do, with an engine that computes."""
+    stack = make_stack(lease_ms="4000").start(workers=2)
     with SubmitLoop(stack.url) as load:
         wait_until(lambda: len(load.acknowledged) > 30, "there is load")
         stack.redis.kill()
@@ -278,7 +253,7 @@ def test_redis_killed_and_restarted_under_load_loses_nothing(stack: Any) -> None
 def test_a_drained_worker_releases_jobs_it_cannot_finish(make_stack: Any) -> None:
     """With a short drain timeout the jobs are queued at once, not after a lease, and no lost attempt is counted."""
     stack = make_stack(lease_ms="60000", drain_timeout_s="0.2").start(workers=1)
-    ids, draining = stop_in_mid_batch(stack, steps=12, n=2)
+    ids, draining = stop_in_mid_batch(stack, steps=30, n=4)
     draining.send(signal.SIGTERM)
     resume(draining)
     assert draining.process.wait(60) == 0

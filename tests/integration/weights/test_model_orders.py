@@ -82,17 +82,27 @@ def test_an_unloaded_model_is_freed_and_comes_back_for_a_job(tiny_models: Path, 
 
 
 def test_an_order_waits_for_running_jobs(tiny_models: Path, nbytes: int) -> None:
-    """Meanwhile the engine asks for no further ones."""
+    """Meanwhile their model stays, and the engine asks for no further ones."""
     harness = harness_with(tiny_models, ["one"], 1.5 * nbytes)
+    loaded_meanwhile = set()
+
+    def ended() -> bool:
+        loaded = engine.status().loaded_models
+        if "running" in harness.recorder.finished:
+            return True
+        loaded_meanwhile.add(loaded)
+        return False
+
     with harness.started() as engine:
         harness.submit(a_job("running", model="one", steps=40))
         wait_until(lambda: harness.recorder.rows, "the job runs", TIMEOUT_S)
         engine.order_models(MemoryOrders(last=(unload_order("one", 1),)))
         wait_until(lambda: engine.status().awaits_jobs, "the order waits", TIMEOUT_S)
-        harness.recorder.wait_for(["running"])
+        wait_until(ended, "the job has ended", TIMEOUT_S)
         wait_until(lambda: not engine.status().loaded_models, "the model is freed", TIMEOUT_S)
         wait_until(lambda: not engine.status().awaits_jobs, "jobs can come again", TIMEOUT_S)
     assert harness.recorder.finished["running"].error is None
+    assert loaded_meanwhile == {("one",)}
 
 
 def test_a_pinned_model_is_loaded_and_not_evicted(tiny_models: Path, nbytes: int) -> None:
