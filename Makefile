@@ -19,7 +19,7 @@ up: $(READY)
 # A file's tests run in one process, which starts their servers and models once; files with long tests come first.
 PROCESSES := -q -n 3 --dist loadfile --no-loadscope-reorder
 
-# Two processes with two threads each compete for two cores: a row of the grid takes 70 s instead of 14.
+# Processes with two threads each compete for two cores: a row of the grid takes 70 s instead of 14.
 test test-all test-ci parity-more: export OMP_NUM_THREADS := 1
 
 test: $(READY)
@@ -101,12 +101,10 @@ bench-gpu: $(READY)
 clean:
 	rm -rf $(VENV) .clients .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
-# Compiled on all cores: pip takes 100 s to do it one by one. Some packages hold files of other versions of Python.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \
 	apt-get install python3 python3-venv, or set one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || echo "creating $(VENV) with $$($(PYTHON) --version); torch takes a few minutes" >&2
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[worker,dev]'
-	-$(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
 	@touch $@
