@@ -20,7 +20,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from worker.engine import protocol
-from worker.engine.device import choose_device, device_uuid, keep_freed_memory
+from worker.engine.device import choose_device, device_uuid, keep_freed_memory, use_full_float32
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.adapter_files import adaptable_layers
@@ -167,6 +167,7 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
+        use_full_float32()
         if self.device.type == "cpu":
             keep_freed_memory()
         elif self.device.index is not None:

@@ -55,6 +55,34 @@ def test_the_size_of_a_model_is_known_before_it_is_loaded(dtype: str, share: flo
     assert 0 <= share * loaded.nbytes - nbytes < BUFFERS
 
 
+@pytest.mark.parametrize(
+    ("dtype", "of_vae"), [("float16", torch.float32), ("bfloat16", torch.bfloat16), ("float32", torch.float32)]
+)
+def test_the_vae_of_xl_has_the_dtype_in_which_the_pipeline_decodes(
+    dtype: str, of_vae: torch.dtype, tiny_models: Path
+) -> None:
+    """The pipeline casts a VAE with `force_upcast` to float32 only from float16, whose range is too small for it."""
+    spec = a_spec(tiny_models / "sdxl", dtype=dtype)
+    loaded = loading.load(spec, tiny_models / "sdxl", torch.device("cpu"))
+    (decode,) = (method for method in loaded.shared_methods if method.name == "vae.decode")
+    assert {weight.dtype for weight in decode.module.parameters()} == {of_vae}
+
+
+def test_a_model_in_bfloat16_encodes_images_for_a_vae_that_its_pipeline_casts(tiny_models: Path) -> None:
+    recorder = EngineHarness(a_spec(tiny_models / "sdxl", dtype="bfloat16")).run(a_job("again", strength=0.5))
+    assert recorder.finished["again"].error is None
+    assert recorder.images["again", 0].std() > 0
+
+
+@pytest.mark.usefixtures("quick_loads")
+def test_an_engine_computes_in_full_float32(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch lets a GPU's convolutions use TensorFloat-32 by default, by which rows differ from solo runs."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one", steps=1))
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_a_missing_folder_fails_the_job_with_a_remedy(tmp_path: Path) -> None:
     """The message names the model and its source. Other folders beside it show that the file system is there."""
     (tmp_path / "other").mkdir()

@@ -24,7 +24,7 @@ from shared.config.models_file import ModelSpec
 from shared.runtime.parent_process import end_with_parent
 from shared.signature import DENOISERS
 from worker.engine.channel import Channel
-from worker.engine.device import keep_freed_memory
+from worker.engine.device import keep_freed_memory, use_full_float32
 from worker.engine.parallel.broadcast import ForwardMessage, receive
 from worker.engine.parallel.context_parallel import join_group, split_denoisers
 from worker.engine.pipelines.weights.attention import use_attention
@@ -52,6 +52,7 @@ def main(descriptor: int) -> int:
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
     torch.set_grad_enabled(False)
+    use_full_float32()
     torch.set_num_threads(set_up.torch_threads)
     if set_up.device.type == "cpu":
         keep_freed_memory()

@@ -292,7 +292,7 @@ def _assemble(
     pipeline: Pipeline, nets: Mapping[str, Any], spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> LoadedModel:
     modules = _modules(pipeline)
-    float32_vae = _upcasts_vae(pipeline, dtype)
+    vae_cast = _vae_cast(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
     stand_ins: dict[str, Any] = dict(cached_tokenizers(pipeline.components))
     for name, module in modules.items():
@@ -301,7 +301,7 @@ def _assemble(
         if spec.compile == "blocks" and name in DENOISERS:
             check_blocks(module, spec)
         module_dtype: torch.dtype = getattr(module, "dtype", dtype)
-        cast = torch.float32 if name == "vae" and float32_vae else None
+        cast = vae_cast if name == "vae" else None
         if cast is not None:
             module.to(cast)
         # Offloading and casting swap weights inside forwards; weights swapped in inference mode stay in it.
@@ -351,11 +351,14 @@ def _modules(pipeline: Pipeline) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
 
 
-def _upcasts_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:
-    """Return whether the pipeline casts its VAE to float32 and back at every call, like XL.
+def _vae_cast(pipeline: Pipeline, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype of a VAE and its inputs if the pipeline casts them at every call, like XL; None otherwise.
 
-    The VAE is shared, so it stays float32 and its inputs are cast.
+    The VAE is shared, so it stays in one dtype: float32 for a model in float16, whose largest value its activations
+    exceed. In bfloat16 pipelines decode as it is, and cast to float32 only to encode.
     """
     vae = getattr(pipeline, "vae", None)
     forced = getattr(getattr(vae, "config", None), "force_upcast", False)
-    return bool(forced) and dtype is not torch.float32 and hasattr(pipeline, "upcast_vae")
+    if not forced or dtype is torch.float32 or not hasattr(pipeline, "upcast_vae"):
+        return None
+    return torch.float32 if dtype is torch.float16 else dtype
