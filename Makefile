@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test test-all test-ci clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http peers bench-peers clean
+.PHONY: demo up test test-all test-ci clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -94,9 +94,9 @@ peers: $(READY)
 bench-peers: $(READY)
 	$(BIN)/python -m bench.peers
 
-# Needs a GPU: models of real size; saves bench/results/engine-gpu.json.
-bench-gpu: $(READY)
-	$(BIN)/python -m bench.engine --gpu
+# Needs a GPU of 80 GB: correctness, models of real size, the service under load; about 15 minutes. Saves bench/results/gpu.
+gpu: $(READY)
+	$(BIN)/python -m bench.gpu $(if $(STAGES),--stages $(STAGES))
 
 clean:
 	rm -rf $(VENV) .clients .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

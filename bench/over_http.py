@@ -95,7 +95,8 @@ def launched(command: list[str], log: Path, stdout: int | None, **settings: str)
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
     env |= {"FUSEQUEUE_TORCH_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSEQUEUE_DEVICE": "cpu"}
-    env["PYTHONPATH"] = str(record.ROOT)  # not an installed fusequeue
+    # The checkout first: not an installed fusequeue.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(record.ROOT), env.get("PYTHONPATH"))))
     parent_watch = [sys.executable, "-m", "shared.runtime.parent_process", str(os.getpid()), str(int(signal.SIGTERM))]
     with log.open("wb") as log_file:
         process = subprocess.Popen(

@@ -55,10 +55,13 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the working tree, marked if it has changes; `unknown` outside a repository."""
+    """Return the commit of the working tree, marked if it has changes.
+
+    Outside a repository, as in a copy on a machine with a GPU, the variable `COMMIT` states it.
+    """
     short = _output("git", "rev-parse", "--short", "HEAD")
     changed = _output("git", "status", "--porcelain", "--untracked-files=no")
-    return f"{short}, with changes" if short and changed else short or "unknown"
+    return f"{short}, with changes" if short and changed else short or os.environ.get("COMMIT", "unknown")
 
 
 def _output(*command: str) -> str:

@@ -1,8 +1,8 @@
 """`python -m bench.engine`: fused jobs compared with the pipeline's batched call and with one call per image.
 
 All run in one process on the same weights, in turns of alternating order. Ratios are medians over the turns, of wall
-time and of CPU time, which depends less on other load. `--gpu` measures models of real size with random weights at 512²
-and 1024²; its settings can be overridden. `--json FILE` saves the figures.
+time and of CPU time, which depends less on other load. `--json FILE` saves the figures. `bench.gpu` measures models of
+real size.
 """
 
 from __future__ import annotations
@@ -25,24 +25,6 @@ from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job
-
-CPU_PRESET: dict[str, Any] = {
-    "device": "cpu",
-    "models": ["sd", "flux", "demo"],
-    "sides": [64],
-    "steps": [8, 20],
-    "repeats": 9,
-    "dtype": "float32",
-}
-GPU_PRESET: dict[str, Any] = {
-    "device": "cuda",
-    "models": ["sd15", "sdxl", "sd3"],
-    "sides": [512, 1024],
-    "steps": [20],
-    "repeats": 3,
-    "dtype": "bfloat16",
-    "json": record.ROOT / "bench/results/engine-gpu.json",
-}
 
 
 @dataclass(frozen=True)
@@ -166,23 +148,18 @@ def measure_model(model: str, folder: Path, options: argparse.Namespace) -> list
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line; defaults are those of the preset."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="models of real size on a GPU; saves to bench/results")
-    parser.add_argument("--device")
-    parser.add_argument("--models", nargs="+", choices=[*shapes.SHAPES, "demo"])
-    parser.add_argument("--sides", type=int, nargs="+", help="pixels")
-    parser.add_argument("--steps", type=int, nargs="+")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", nargs="+", choices=[*shapes.SHAPES, "demo"], default=["sd", "flux", "demo"])
+    parser.add_argument("--sides", type=int, nargs="+", default=[64], help="pixels")
+    parser.add_argument("--steps", type=int, nargs="+", default=[8, 20])
     parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--repeats", type=int)
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
-    for name, value in (GPU_PRESET if options.gpu else CPU_PRESET).items():
-        if getattr(options, name, None) is None:
-            setattr(options, name, value)
-    return options
+    return parser.parse_args(argv)
 
 
 @torch.no_grad()

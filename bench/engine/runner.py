@@ -10,6 +10,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
 from worker.engine.engine import Engine
+from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import (
     EngineEvent,
     EngineRequest,
@@ -30,18 +31,9 @@ def prompt(at: int) -> str:
 
 
 def bench_job(job_id: str, spec: ModelSpec, side: int, text: str, **fields: Any) -> Job:
-    """Return a job for one image of `side` by `side` pixels; `fields` are other fields of the job."""
-    return Job(
-        id=job_id,
-        tenant="bench",
-        created_at_ms=0,
-        model=spec.id,
-        width=side,
-        height=side,
-        prompt=text,
-        guidance_scale=GUIDANCE,
-        **fields,
-    )
+    """Return a job for one image of `side` by `side` pixels; `fields` are those of the job that differ."""
+    values = {"width": side, "height": side, "guidance_scale": GUIDANCE} | fields
+    return Job(id=job_id, tenant="bench", created_at_ms=0, model=spec.id, prompt=text, **values)
 
 
 class EngineRunner:
@@ -60,6 +52,11 @@ class EngineRunner:
         self._engine = Engine(Catalog((spec,)), self, Settings(torch_threads=threads, device=device))
         self._engine.start()
         self._engine.warm_up()
+
+    @property
+    def models(self) -> list[LoadedModel]:
+        """The loaded models."""
+        return list(self._engine._models.loaded.values())
 
     def run(self, jobs: list[Job], late: Job | None = None, at_step: int = 0) -> None:
         """Run `jobs`, and `late` from `at_step` on; raises `RuntimeError` if one fails or the timeout expires."""

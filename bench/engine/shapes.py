@@ -1,7 +1,6 @@
-"""Pipelines with random weights for the benchmarks: small shapes for a CPU, real ones for a GPU.
+"""Small pipelines with random weights for the benchmarks on a CPU.
 
-Speed does not depend on the weights. Tokenizers split texts into single letters. The real shapes have text encoders of
-real size, except SD3's optional T5.
+Speed does not depend on the weights. Tokenizers split texts into single letters.
 """
 
 from __future__ import annotations
@@ -15,14 +14,10 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLWan,
     DDIMScheduler,
-    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
     StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
     UNet2DConditionModel,
     UniPCMultistepScheduler,
     WanPipeline,
@@ -32,7 +27,6 @@ from diffusers.utils import logging as diffusers_logging
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
-    CLIPTextModelWithProjection,
     CLIPTokenizer,
     T5Config,
     T5EncoderModel,
@@ -47,17 +41,17 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789,.-"
 SMALL_WIDTH = 32  # of the small shapes' text encoders
 
 
-def _clip_tokenizer() -> Any:
+def clip_tokenizer() -> Any:
     pieces = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[], model_max_length=77)
 
 
-def _t5_tokenizer() -> Any:
+def t5_tokenizer(max_length: int = 64) -> Any:
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), ("▁", -2.0), *((letter, -3.0) for letter in LETTERS)]
-    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=64)
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=max_length)
 
 
-def _clip_config(tokenizer: Any, width: int, layers: int, heads: int, inner: int) -> Any:
+def clip_config(tokenizer: Any, width: int, layers: int, heads: int, inner: int) -> Any:
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -71,19 +65,11 @@ def _clip_config(tokenizer: Any, width: int, layers: int, heads: int, inner: int
     )
 
 
-def _clip_l(tokenizer: Any) -> Any:
-    return _clip_config(tokenizer, 768, 12, 12, 3072)
-
-
-def _clip_g(tokenizer: Any) -> Any:
-    return _clip_config(tokenizer, 1280, 32, 20, 5120)
-
-
 def _small_clip(tokenizer: Any) -> Any:
-    return _clip_config(tokenizer, SMALL_WIDTH, 2, 4, 37)
+    return clip_config(tokenizer, SMALL_WIDTH, 2, 4, 37)
 
 
-def _vae(channels: tuple[int, ...], layers: int, groups: int, latent_channels: int = 4, **more: Any) -> Any:
+def vae_of(channels: tuple[int, ...], layers: int, groups: int, latent_channels: int = 4, **more: Any) -> Any:
     return AutoencoderKL(
         block_out_channels=channels,
         down_block_types=("DownEncoderBlock2D",) * len(channels),
@@ -96,21 +82,17 @@ def _vae(channels: tuple[int, ...], layers: int, groups: int, latent_channels: i
 
 
 def _small_vae(**more: Any) -> Any:
-    return _vae((8, 8, 16, 16), 1, 4, **more)
+    return vae_of((8, 8, 16, 16), 1, 4, **more)
 
 
-def _real_vae(**more: Any) -> Any:
-    return _vae((128, 256, 512, 512), 2, 32, **more)
-
-
-def _scheduler(kind: Any, **config: Any) -> Any:
+def scheduler(kind: Any, **config: Any) -> Any:
     with torch.device("cpu"):  # schedulers compute on the CPU, wherever the weights are
         return kind(**config)
 
 
 def small_sd() -> Pipeline:
     """Small Stable Diffusion 1.x: about 60 ms per forward of 8 images with guidance at 64² on one CPU thread."""
-    tokenizer = _clip_tokenizer()
+    tokenizer = clip_tokenizer()
     unet = UNet2DConditionModel(
         block_out_channels=(64, 128),
         layers_per_block=1,
@@ -123,82 +105,19 @@ def small_sd() -> Pipeline:
         norm_num_groups=8,
         cross_attention_dim=SMALL_WIDTH,
     )
-    return _stable_diffusion(_small_vae(), CLIPTextModel(_small_clip(tokenizer)), tokenizer, unet)
+    return stable_diffusion(_small_vae(), CLIPTextModel(_small_clip(tokenizer)), tokenizer, unet)
 
 
-def real_sd15() -> Pipeline:
-    """Stable Diffusion 1.5."""
-    tokenizer = _clip_tokenizer()
-    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)  # otherwise the defaults
-    return _stable_diffusion(_real_vae(), CLIPTextModel(_clip_l(tokenizer)), tokenizer, unet)
-
-
-def _stable_diffusion(vae: Any, encoder: Any, tokenizer: Any, unet: Any) -> Pipeline:
+def stable_diffusion(vae: Any, encoder: Any, tokenizer: Any, unet: Any) -> Pipeline:
     return StableDiffusionPipeline(
         vae=vae,
         text_encoder=encoder,
         tokenizer=tokenizer,
         unet=unet,
-        scheduler=_scheduler(DDIMScheduler, clip_sample=False, set_alpha_to_one=False, steps_offset=1),
+        scheduler=scheduler(DDIMScheduler, clip_sample=False, set_alpha_to_one=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
-    )
-
-
-def real_sdxl() -> Pipeline:
-    """Stable Diffusion XL."""
-    first, second = _clip_tokenizer(), _clip_tokenizer()
-    unet = UNet2DConditionModel(
-        sample_size=128,
-        block_out_channels=(320, 640, 1280),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(5, 10, 20),
-        transformer_layers_per_block=(1, 2, 10),
-        cross_attention_dim=768 + 1280,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=256,
-        projection_class_embeddings_input_dim=6 * 256 + 1280,
-    )
-    return StableDiffusionXLPipeline(
-        vae=_real_vae(),
-        text_encoder=CLIPTextModel(_clip_l(first)),
-        text_encoder_2=CLIPTextModelWithProjection(_clip_g(second)),
-        tokenizer=first,
-        tokenizer_2=second,
-        unet=unet,
-        scheduler=_scheduler(EulerDiscreteScheduler, timestep_spacing="leading", steps_offset=1),
-    )
-
-
-def real_sd3() -> Pipeline:
-    """Stable Diffusion 3 Medium, without its T5."""
-    first, second = _clip_tokenizer(), _clip_tokenizer()
-    transformer = SD3Transformer2DModel(
-        sample_size=128,
-        patch_size=2,
-        in_channels=16,
-        out_channels=16,
-        num_layers=24,
-        attention_head_dim=64,
-        num_attention_heads=24,
-        joint_attention_dim=4096,
-        caption_projection_dim=1536,
-        pooled_projection_dim=768 + 1280,
-        pos_embed_max_size=192,
-    )
-    return StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=_scheduler(FlowMatchEulerDiscreteScheduler, shift=3.0),
-        vae=_real_vae(latent_channels=16, shift_factor=0.0609, scaling_factor=1.5305),
-        text_encoder=CLIPTextModelWithProjection(_clip_l(first)),
-        tokenizer=first,
-        text_encoder_2=CLIPTextModelWithProjection(_clip_g(second)),
-        tokenizer_2=second,
-        text_encoder_3=None,
-        tokenizer_3=None,
     )
 
 
@@ -217,7 +136,7 @@ def medium_flux() -> Pipeline:
 
 
 def _flux(**sizes: Any) -> Pipeline:
-    first, second = _clip_tokenizer(), _t5_tokenizer()
+    first, second = clip_tokenizer(), t5_tokenizer()
     t5 = T5Config(vocab_size=len(second), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
     return FluxPipeline(
         transformer=FluxTransformer2DModel(
@@ -228,7 +147,7 @@ def _flux(**sizes: Any) -> Pipeline:
             guidance_embeds=True,
             **sizes,
         ),
-        scheduler=_scheduler(FlowMatchEulerDiscreteScheduler),
+        scheduler=scheduler(FlowMatchEulerDiscreteScheduler),
         vae=_small_vae(shift_factor=0.06, scaling_factor=1.5),
         text_encoder=CLIPTextModel(_small_clip(first)),
         tokenizer=first,
@@ -250,7 +169,7 @@ def one_layer_of_wan() -> Pipeline:
 
 
 def _wan(vae: dict[str, Any], **sizes: Any) -> Pipeline:
-    tokenizer = _t5_tokenizer()
+    tokenizer = t5_tokenizer()
     encoder = UMT5Config(vocab_size=len(tokenizer), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
     latents = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4, "z_dim": 4}
     return WanPipeline(
@@ -264,7 +183,7 @@ def _wan(vae: dict[str, Any], **sizes: Any) -> Pipeline:
             rope_max_seq_len=32,
             **sizes,
         ),
-        scheduler=_scheduler(
+        scheduler=scheduler(
             UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
         vae=AutoencoderKLWan(num_res_blocks=1, **vae, **latents),
@@ -275,9 +194,6 @@ SHAPES: dict[str, Callable[[], Pipeline]] = {
     "sd": small_sd,
     "flux": small_flux,
     "flux-100m": medium_flux,
-    "sd15": real_sd15,
-    "sdxl": real_sdxl,
-    "sd3": real_sd3,
 }
 
 
@@ -292,10 +208,15 @@ def disable_progress_bars() -> None:
 
 
 def save(shape: str, folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-    """Save a pipeline of a shape to `folder`; its weights are drawn on `device`."""
+    """Save a small pipeline to `folder`; its weights are drawn on `device`."""
+    save_pipeline((SHAPES | VIDEO_SHAPES)[shape], folder, device, dtype)
+
+
+def save_pipeline(build: Callable[[], Pipeline], folder: Path, device: str, dtype: torch.dtype) -> None:
+    """Save the pipeline that `build` returns to `folder`; its weights are drawn on `device`."""
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(7)
-        pipeline = (SHAPES | VIDEO_SHAPES)[shape]()
+        pipeline = build()
     for component in pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             component.to(device, dtype)

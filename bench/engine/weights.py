@@ -29,7 +29,7 @@ from diffusers import (
 from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from bench.common import record
-from bench.engine import shapes
+from bench.engine import real_shapes, shapes
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from worker.engine.fusion.self_check import run_self_check
@@ -41,8 +41,8 @@ MIB = 2**20
 FORMATS: tuple[HeldAs | None, ...] = (None, "torchao-int8", "torchao-fp8", "bitsandbytes-nf4", "float8_e4m3fn")
 XXL: Mapping[str, Any] = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "is_gated_act": True}
 PUBLISHED: Mapping[str, Callable[[], torch.nn.Module]] = {
-    "SDXL": lambda: shapes.real_sdxl().unet,
-    "SD3 Medium": lambda: shapes.real_sd3().transformer,
+    "SDXL": lambda: real_shapes.real_sdxl().unet,
+    "SD3 Medium": lambda: real_shapes.real_sd3().transformer,
     "Z-Image": ZImageTransformer2DModel,
     "FLUX.1": lambda: FluxTransformer2DModel(guidance_embeds=True),
     "Wan 2.1 14B, each denoiser of Wan 2.2 A14B": WanTransformer3DModel,

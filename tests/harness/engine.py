@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from worker.engine.protocol import (
     PreviewReady,
 )
 
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of the engines of tests: `TEST_DEVICE=cuda make parity`
 SIDE = 64
 TIMEOUT_S = 60.0
 DIFFUSERS_AND_NUMPY = "ignore:__array_:DeprecationWarning"  # some schedulers, under numpy 2.4
@@ -177,7 +179,7 @@ class EngineHarness:
         self.engine = factory(
             Catalog(specs),
             self.recorder,
-            Settings(**{"device": "cpu", "torch_threads": 1, "cpu_memory_bytes": 0, **settings}),
+            Settings(**{"device": DEVICE, "torch_threads": 1, "cpu_memory_bytes": 0, **settings}),
         )
 
     def submit(self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
+from harness.engine import DEVICE
 from parity.plain_calls import arguments, pipeline_of
 
 from shared.job import Job
@@ -54,8 +55,8 @@ class PlainResult:
 class PlainPipeline:
     """A model's folder, loaded by diffusers only."""
 
-    def __init__(self, source: Path) -> None:
-        self._loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
+    def __init__(self, source: Path, device: str = DEVICE, dtype: torch.dtype = torch.float32) -> None:
+        self._loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True, dtype=dtype).to(device)
         self._loaded.set_progress_bar_config(disable=True)
         self._own_scheduler = self._loaded.scheduler
 
@@ -76,6 +77,23 @@ class PlainPipeline:
                 result = pipeline(**call)
             results += _results(job, result, values)
         return results
+
+    def noise_of_batches(self, jobs: Sequence[Job]) -> float:
+        """Return the largest difference between a call for all `jobs`, alike but for prompt and seed, and one each."""
+        pipeline = pipeline_of(self._loaded, jobs[0].task)
+        pipeline.set_progress_bar_config(disable=True)
+
+        def values(calls: Sequence[dict[str, Any]]) -> np.ndarray:
+            listed = {name: [call[name] for call in calls] for name in ("prompt", "generator")}
+            if "negative_prompt" in calls[0]:
+                listed["negative_prompt"] = [call["negative_prompt"] for call in calls]
+            with torch.no_grad():
+                result = pipeline(**{**calls[0], **listed, "output_type": "np"})
+            return np.asarray(result.frames if jobs[0].task.makes_video else result.images)
+
+        together = values([arguments(pipeline, job, 0) for job in jobs])
+        singles = np.concatenate([values([arguments(pipeline, job, 0)]) for job in jobs])
+        return float(np.abs(together - singles).max())
 
     def amplification(self, job: Job, expected: Sequence[PlainResult]) -> float:
         """Return how far a change of each module's output by `NUDGE` of its largest value moves the results."""
@@ -137,7 +155,7 @@ def _results(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[Plai
     audio = getattr(result, "audio", None)
     if audio is None:
         return [video]
-    samples = audio[0].detach().float()
+    samples = audio[0].detach().float().cpu()
     return [PlainResult(video.values, video.rounded, samples.reshape(-1, samples.shape[-1]).clamp(-1, 1).numpy())]
 
 
