@@ -57,11 +57,13 @@ def _processor() -> str:
 def commit() -> str:
     """Return the commit of the working tree, marked if it has changes.
 
-    Outside a repository, as in a copy on a machine with a GPU, the variable `COMMIT` states it.
+    The variable `COMMIT` states it for a copy on another machine.
     """
+    if stated := os.environ.get("COMMIT"):
+        return stated
     short = _output("git", "rev-parse", "--short", "HEAD")
     changed = _output("git", "status", "--porcelain", "--untracked-files=no")
-    return f"{short}, with changes" if short and changed else short or os.environ.get("COMMIT", "unknown")
+    return f"{short}, with changes" if short and changed else short or "unknown"
 
 
 def _output(*command: str) -> str:

@@ -113,6 +113,7 @@ async def load(url: str, jobs: Iterator[dict[str, object]], until_s: float) -> F
         "mean_s": round(statistics.mean(latencies), 2),
         "p99_s": round(statistics.quantiles(latencies, n=100, method="inclusive")[98], 2),
         "rows_per_forward": round(delta["forward_rows"] / max(1, delta["forwards"]), 2),
+        "busy_ms_per_forward": round(1000 * delta["busy_s"] / max(1, delta["forwards"]), 1),
         "idle_while_queued": round(idle / max(1e-9, idle + delta["busy_s"]), 4),
     }
 

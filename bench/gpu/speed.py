@@ -207,40 +207,54 @@ def timed(shape: Shape, images: int, run: Callable[[], None]) -> Figures:
     return {**best, "images_s": round(best["images_s"], 3), "peak_gib": peak_gib()}
 
 
+class SizeTurns:
+    """The turns of both methods at one size, and the rates that later turns are relative to."""
+
+    def __init__(self, shape: Shape, size: Size) -> None:
+        self._shape, self._size = shape, size
+        self._side = (size.width, size.height)
+        self._batched: dict[int, float] = {}
+        self._alike: dict[int, float] = {}
+
+    def warm_up(self, _figures: Figures, rows: int) -> None:
+        self._shape.plain(*self._side, 1, rows)
+        self._shape.engine(*self._side, [1] * rows)
+
+    def plain(self, figures: Figures, rows: int) -> None:
+        figures |= timed(self._shape, rows, lambda: self._shape.plain(*self._side, self._size.steps, rows))
+        self._batched[rows] = figures["images_s"]
+
+    def engine(self, figures: Figures, rows: int) -> None:
+        figures |= self._timed_engine([self._size.steps] * rows)
+        figures["of_plain"] = _relative(figures["images_s"], self._batched.get(rows))
+        self._alike[rows] = figures["images_s"]
+
+    def lengths(self, figures: Figures, rows: int) -> None:
+        figures |= self._timed_engine([self._size.steps] * rows, words=WORDS)
+        figures["of_one_length"] = _relative(figures["images_s"], self._alike.get(rows))
+
+    def mixed(self, figures: Figures, rows: int) -> None:
+        steps = [max(1, self._size.steps + change) for _ in range(rows // 2 + 1) for change in STEP_CHANGES]
+        figures |= self._timed_engine(steps)
+        # As if all had the steps of the other turns.
+        rate = figures["images_s"] * sum(steps) / len(steps) / self._size.steps
+        figures["of_plain"] = _relative(rate, self._batched.get(rows))
+        figures["of_one_by_one"] = _relative(rate, self._batched.get(1))
+
+    def _timed_engine(self, steps: Sequence[int], **fields: Any) -> Figures:
+        return timed(self._shape, len(steps), lambda: self._shape.engine(*self._side, steps, **fields))
+
+
 def measure_size(stage: Stage, shape: Shape, size: Size) -> None:
     """Measure all numbers of rows at one size; each result is written at once."""
     names = {"shape": shape.spec.id, "size": f"{size.width}x{size.height}", "steps": size.steps}
-    side, most = (size.width, size.height), max(size.rows)
-    stage.run(lambda _: shape.engine(*side, [2] * most), 5, **names, method="first run of the engine")
-    batched: dict[int, float] = {}
-    alike: dict[int, float] = {}
-
-    def plain(figures: Figures, rows: int) -> None:
-        figures |= timed(shape, rows, lambda: shape.plain(*side, size.steps, rows))
-        batched[rows] = figures["images_s"]
-
-    def engine(figures: Figures, rows: int) -> None:
-        figures |= timed(shape, rows, lambda: shape.engine(*side, [size.steps] * rows))
-        figures["of_plain"] = _relative(figures["images_s"], batched.get(rows))
-        alike[rows] = figures["images_s"]
-
-    def lengths(figures: Figures, rows: int) -> None:
-        figures |= timed(shape, rows, lambda: shape.engine(*side, [size.steps] * rows, words=WORDS))
-        figures["of_one_length"] = _relative(figures["images_s"], alike.get(rows))
-
-    def mixed(figures: Figures, rows: int) -> None:
-        steps = [max(1, size.steps + change) for _ in range(rows // 2 + 1) for change in STEP_CHANGES]
-        figures |= timed(shape, len(steps), lambda: shape.engine(*side, steps))
-        per_step = figures["images_s"] * sum(steps) / len(steps) / size.steps  # as if all had the steps of the others
-        figures["of_plain"] = _relative(per_step, batched.get(rows))
-        figures["of_one_by_one"] = _relative(per_step, batched.get(1))
-
+    turns, share_s = SizeTurns(shape, size), size.seconds / 4
     for rows in size.rows:
-        stage.run(partial(plain, rows=rows), size.seconds / 4, **names, rows=rows, method="plain")
-        stage.run(partial(engine, rows=rows), size.seconds / 4, **names, rows=rows, method="engine")
+        for method, work in {"first use": turns.warm_up, "plain": turns.plain, "engine": turns.engine}.items():
+            stage.run(partial(work, rows=rows), share_s, **names, rows=rows, method=method)
     if not shape.work.is_video:
-        for method, work in {"prompts of four lengths": lengths, "mixed steps": mixed}.items():
-            stage.run(partial(work, rows=most), size.seconds / 2, **names, rows=most, method=method)
+        for method, work in {"prompts of four lengths": turns.lengths, "mixed steps": turns.mixed}.items():
+            stage.run(partial(work, rows=max(size.rows)), 2 * share_s, **names, rows=max(size.rows), method=method)
 
 
 def _relative(rate: float, other: float | None) -> float | None:
