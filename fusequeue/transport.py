@@ -10,6 +10,8 @@ import random
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from itertools import count
 from typing import Any, TypeVar
 
@@ -210,11 +212,15 @@ def is_retryable(response: httpx.Response) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of `Retry-After`; None if it is missing or a date."""
+    """Return the seconds of `Retry-After`, which has them or an HTTP date, as of a proxy; None if it has neither."""
+    value = headers.get("retry-after", "")
+    if value.isascii() and value.isdigit():
+        return float(value)
     try:
-        return max(0.0, float(headers["retry-after"]))
-    except (KeyError, ValueError):
+        at = parsedate_to_datetime(value)
+    except ValueError:
         return None
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 def refusal(response: httpx.Response) -> RefusedError:

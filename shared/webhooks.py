@@ -1,10 +1,12 @@
 """Webhooks after the Standard Webhooks specification (1.0.0): events, bodies, signatures, retries."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from secrets import token_bytes
 from typing import Any, Literal, get_args
@@ -41,6 +43,7 @@ DISABLED_AFTER_S = 5 * 86_400
 """An endpoint is disabled when all its attempts have failed for this long."""
 
 MAX_RETRY_AFTER_S = 86_400
+_SECONDS = re.compile(r"[0-9]{1,9}")  # of a Retry-After header
 _SLOW_DOWN = frozenset((429, 502, 504))
 
 
@@ -100,6 +103,17 @@ def attempt_outcome(attempts: int, status: int | None, retry_after_s: float | No
     if retry_after_s is not None:
         retry_s = max(retry_s, min(retry_after_s, MAX_RETRY_AFTER_S))
     return AttemptOutcome(DeliveryState.PENDING, retry_s)
+
+
+def retry_after_s(value: str, now: datetime) -> float | None:
+    """Return the seconds of a `Retry-After` header, which has them or an HTTP date; None if it has neither."""
+    if _SECONDS.fullmatch(value):
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
 
 
 def new_secret() -> str:

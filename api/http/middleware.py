@@ -100,10 +100,14 @@ def _metrics_of(method: str, route: str, status: int | None) -> tuple[Counter, H
 
 
 def require_type(request: Request, allowed: Collection[str]) -> None:
-    """Raise `UnsupportedMediaType` unless the body's content type is one of `allowed`.
+    """Raise `UnsupportedMediaType` unless the body's content type is one of `allowed`, and the body not compressed.
 
     A body without a type is refused too: pages of other sites can send one without a CORS preflight.
     """
+    coding = request.headers.get("content-encoding", "").strip()
+    if coding.lower() not in ("", "identity"):
+        message = f"send the body as it is, without Content-Encoding: {coding[:40]}"
+        raise UnsupportedMediaType(message, param="Content-Encoding")
     content_type = content_type_of(request)
     if content_type not in allowed:
         types = " or ".join(sorted(allowed))

@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     IPvAnyNetwork,
@@ -24,6 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.config.addresses import Host, HttpUrl, Proxies, RedisUrl
 from shared.config.destinations import OutputBucket
 from shared.config.setting_readers import READERS
 from shared.errors import ConfigurationError
@@ -31,19 +30,6 @@ from shared.errors import ConfigurationError
 PREFIX = "FUSEQUEUE_"
 # Read by clients, or set by Kubernetes in every pod for services whose names begin with `fusequeue`.
 _NOT_SETTINGS = re.compile(r"API_KEY|URL|(.*_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
-
-
-def _redis_url(url: str) -> str:
-    """Return `url`, or raise `ValueError`. The message does not repeat the URL: it can hold a password."""
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("a URL must begin with redis://, rediss:// or unix://")
-    try:
-        port = urlsplit(url).port
-    except ValueError:
-        port = 0
-    if port == 0:
-        raise ValueError("the URL's port must be a number from 1 to 65535")
-    return url
 
 
 def _split(value: Any) -> Any:
@@ -56,7 +42,6 @@ def _output_bucket(value: Any) -> Any:
 
 Positive = Annotated[int, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=1, le=65_535)]
-RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 CommaSeparated = BeforeValidator(_split)
 Ports = Annotated[tuple[PortNumber, ...], CommaSeparated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], CommaSeparated]
@@ -91,8 +76,8 @@ class Settings(BaseSettings):
 
     storage_dir: Path = _setting(Path("data/storage"), "Folder for inputs and results if no S3 bucket is set.")
     s3_bucket: str | None = _setting(None, "S3 bucket for inputs and results.")
-    s3_endpoint_url: str | None = _setting(None, "S3 endpoint, for servers other than AWS.")
-    s3_public_endpoint_url: str | None = _setting(None, "Endpoint in presigned URLs. Unset: s3_endpoint_url.")
+    s3_endpoint_url: HttpUrl | None = _setting(None, "S3 endpoint, for servers other than AWS.")
+    s3_public_endpoint_url: HttpUrl | None = _setting(None, "Endpoint in presigned URLs. Unset: s3_endpoint_url.")
     s3_region: str = _setting("us-east-1", "S3 region.")
     s3_access_key_id: str | None = _setting(None, "Access key. Unset: boto3's credential chain.")
     s3_secret_access_key: SecretStr | None = _setting(None, "Secret of s3_access_key_id.")
@@ -177,11 +162,11 @@ class Settings(BaseSettings):
     torch_threads: int | None = _setting(None, "CPU threads of torch. Unset: torch's choice.")
 
     worker_port: PortNumber | None = _setting(None, "Port of a worker's /healthz, /readyz and /metrics. Unset: none.")
-    worker_host: str = _setting("127.0.0.1", "Address of that port, which needs no API key.")
+    worker_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")
     api_metrics_port: PortNumber | None = _setting(
         None, "Port of the /healthz, /readyz and /metrics of one API process. Unset: none but those of the API's port."
     )
-    api_metrics_host: str = _setting("127.0.0.1", "Address of that port, which needs no API key.")
+    api_metrics_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")
     pod_name: str | None = _setting(None, "Kubernetes pod of a worker, which updates its deletion cost. Unset: none.")
     pod_namespace: str = _setting("default", "Kubernetes namespace of the pod.")
 
@@ -222,14 +207,17 @@ class Settings(BaseSettings):
     sync_wait_s: Positive = _setting(540, "Longest wait of a synchronous OpenAI or Hugging Face call.")
     disconnect_grace_s: float = _setting(15.0, "Time for a retry after a disconnect, before the job is canceled.", ge=0)
     max_bulk_lines: Positive = _setting(100_000, "Most lines of a bulk request.")
-    public_url: str | None = _setting(None, "Base of the URLs in responses. Unset: that of the request.")
+    public_url: HttpUrl | None = _setting(None, "Base of the URLs in responses. Unset: that of the request.")
     max_connections: Positive | None = _setting(
         None, "Connections of an API process. Unset: what its limit of open files allows, at most 11,500."
     )
     max_connections_per_address: Positive | None = _setting(
         None, "The same for one client address. Unset: as many as are free; on this machine unlimited."
     )
-    trusted_proxies: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are trusted, comma-separated.")
+    trusted_proxies: Proxies | None = _setting(
+        None,
+        "Addresses and networks of proxies whose X-Forwarded-For and -Proto count, comma-separated; `*`: all.",
+    )
     sse_keepalive_s: float = _setting(15.0, "Interval of keep-alive comments on event streams.", gt=0)
 
     @field_validator("output_buckets")

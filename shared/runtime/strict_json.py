@@ -2,6 +2,7 @@
 
 import json
 import re
+from codecs import BOM_UTF8
 from typing import Any, NoReturn
 
 from shared.errors import InvalidJson, InvalidRequest
@@ -13,9 +14,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def decode(raw: bytes) -> Any:
-    """Return the decoded value, or raise `InvalidJson`, or `InvalidRequest` naming the field."""
+    """Return the decoded value, or raise `InvalidJson`, or `InvalidRequest` naming the field.
+
+    A byte order mark before it is left out: editors and shells of Windows write one.
+    """
     try:
-        text = raw.decode("utf-8")
+        text = raw.removeprefix(BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidJson(f"invalid UTF-8 at byte {error.start}") from error
     try:

@@ -5,12 +5,12 @@ A host has a few slots, so that a dead one stalls no other, and a tenant at most
 
 import asyncio
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import structlog
 
@@ -24,7 +24,7 @@ from shared.queue.tenants.webhooks import DeliveryAttempt, DueDelivery, WebhookD
 from shared.runtime import tracing
 from shared.runtime.clock import now_ms
 from shared.runtime.tracing import Attributes, SpanKind, SpanStart
-from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers
+from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers, retry_after_s
 from worker.chores.background import Background, stopping
 
 log = structlog.get_logger()
@@ -37,8 +37,6 @@ RECLAIM_MARGIN_S = 10.0
 OUTBOX_CHUNK = 100
 BUDGET_S = 25.0
 """A pass ends after this time, well before rq interrupts it."""
-
-_SECONDS = re.compile(r"[0-9]{1,9}")
 
 
 def deliver() -> int:
@@ -184,4 +182,4 @@ def _span(delivery: WebhookDelivery, record: JobRecord | None) -> SpanStart:
 
 def _retry_after_s(reply: FetchResponse | None) -> float | None:
     value = "" if reply is None else reply.headers.get("retry-after", "")
-    return float(value) if _SECONDS.fullmatch(value) else None
+    return retry_after_s(value, datetime.now(UTC))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import io
 import json
 import random
@@ -162,6 +163,23 @@ async def test_a_form_in_another_encoding_is_refused_with_its_header(api: httpx.
             assert response.status_code == 415, response.text
             assert "Content-Type" in response.text
             assert charset in response.text
+
+
+async def test_a_compressed_body_is_refused_with_its_header(api: httpx.AsyncClient) -> None:
+    sent = gzip.compress(b'{"model": "tiny", "prompt": "a boat"}')
+    types = {"/v1/jobs:bulk": "application/x-ndjson", "/v1/inputs": "multipart/form-data; boundary=x"}
+    for path in (
+        "/v1/jobs",
+        "/v1/jobs:bulk",
+        "/v1/images/generations",
+        "/compat/replicate/v1/predictions",
+        "/v1/inputs",
+    ):
+        with row(path):
+            headers = {"Content-Type": types.get(path, "application/json"), "Content-Encoding": "gzip"}
+            response = await api.post(path, content=sent, headers=headers)
+            assert response.status_code == 415, response.text
+            assert "Content-Encoding: gzip" in response.text
 
 
 async def test_a_body_without_room_gets_503_and_when_to_come_back(

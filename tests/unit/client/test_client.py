@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ from harness import canned
 
 from fusequeue import AsyncClient, Busy, Invalid, JobFailed, NotFound, RefusedError, Unauthorized, Unreachable
 from fusequeue.response_types import Job, event
-from fusequeue.transport import delay_s
+from fusequeue.transport import delay_s, retry_after_s
 
 Handler = Callable[[httpx.Request], httpx.Response]
 PROBLEM = {"detail": "steps must be 1 to 100, not 900", "code": "invalid_request", "error": {"param": "steps"}}
@@ -33,6 +35,18 @@ JOB = {**canned.JOB, "status": "failed", "error": {"code": "non_finite", "messag
 )
 def test_retry_delays(attempt: int, retry_after_s: float | None, jitter: float, expected: float | None) -> None:
     assert delay_s(attempt, retry_after_s, jitter) == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-5", "nan", "inf"])
+def test_what_is_no_time_to_wait_is_left_out(value: str) -> None:
+    assert retry_after_s({"retry-after": value}) is None
+
+
+def test_a_proxy_says_in_seconds_or_by_a_date_when_to_try_again() -> None:
+    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert retry_after_s({"retry-after": "60"}) == 60
+    assert retry_after_s({"retry-after": in_a_minute}) == pytest.approx(60, abs=30)
+    assert retry_after_s({"retry-after": "Fri, 27 Nov 2020 12:02:00 GMT"}) == 0
 
 
 def client(handler: Handler, retries: int = 2) -> AsyncClient:

@@ -62,6 +62,18 @@ def test_the_readers_of_each_setting_are_those_in_the_code() -> None:
         ("FETCH_PORTS", "443,https"),
         ("FETCH_PORTS", "70000"),
         ("FETCH_ALLOW_NETWORKS", "10.0.0.0/8,10.0.0.1/8"),
+        ("PUBLIC_URL", "https://images.example.org\n"),
+        ("PUBLIC_URL", "images.example.org"),
+        ("PUBLIC_URL", "https://"),
+        ("PUBLIC_URL", "https://bücher.example"),
+        ("PUBLIC_URL", "https://images.example.org:port"),
+        ("PUBLIC_URL", "https://images.example.org/?key=1"),
+        ("S3_ENDPOINT_URL", "minio:9000"),
+        ("S3_PUBLIC_ENDPOINT_URL", "s3://bucket"),
+        ("WORKER_HOST", "http://0.0.0.0"),
+        ("API_METRICS_HOST", "0.0.0.0 "),
+        ("TRUSTED_PROXIES", "127.0.0.1,load-balancer"),
+        ("TRUSTED_PROXIES", "10.0.0.0/33"),
     ],
 )
 def test_error_names_the_invalid_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -86,6 +98,22 @@ def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = settings.load()
     assert loaded.fetch_ports == (443, 8443, 9000)
     assert [str(network) for network in loaded.fetch_allow_networks] == ["10.0.0.0/8", "fd00::/8"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "trusted"),
+    [("127.0.0.1/8, fd00::1", "127.0.0.0/8,fd00::1"), ("10.0.0.7,", "10.0.0.7"), ("127.0.0.1,*", "*")],
+)
+def test_networks_of_proxies_can_have_host_bits(monkeypatch: pytest.MonkeyPatch, listed: str, trusted: str) -> None:
+    """The server would compare such a network as text, and trust nobody."""
+    monkeypatch.setenv("FUSEQUEUE_TRUSTED_PROXIES", listed)
+    assert settings.load().trusted_proxies == trusted
+
+
+@pytest.mark.parametrize("url", ["https://images.example.org", "http://[::1]:8000/base/", "http://10.0.0.1"])
+def test_a_public_url_can_have_a_port_and_a_path(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("FUSEQUEUE_PUBLIC_URL", url)
+    assert settings.load().public_url == url
 
 
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

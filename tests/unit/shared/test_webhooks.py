@@ -20,6 +20,7 @@ from shared.webhooks import (
     body,
     headers,
     new_secret,
+    retry_after_s,
     rotate_secrets,
 )
 
@@ -52,6 +53,25 @@ def test_the_outcome_of_an_attempt(
     outcome = attempt_outcome(attempts, status, retry_after_s, jitter)
     assert (outcome.state, outcome.gone) == (expected.state, expected.gone)
     assert outcome.retry_s == (None if expected.retry_s is None else pytest.approx(expected.retry_s))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("120", 120.0),
+        ("Fri, 27 Nov 2026 12:02:00 GMT", 120.0),
+        ("Friday, 27-Nov-26 12:02:00 GMT", 120.0),
+        ("Fri, 27 Nov 2026 11:00:00 GMT", 0.0),
+        ("Fri, 27 Nov 2026 12:02:00 -0000", 120.0),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("1e9", None),
+        ("Fri, 99 Nov 2026 12:02:00 GMT", None),
+    ],
+)
+def test_a_receiver_says_in_seconds_or_by_a_date_when_to_try_again(value: str, seconds: float | None) -> None:
+    assert retry_after_s(value, datetime(2026, 11, 27, 12, tzinfo=UTC)) == seconds
 
 
 def test_both_secrets_verify_during_a_rotation() -> None:

@@ -58,7 +58,8 @@ def test_a_range_outside_the_object_is_refused(header: str) -> None:
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b'{"a": "\xff"}', "invalid UTF-8"),
-        (b"\xef\xbb\xbf{}", "invalid JSON"),
+        (b"{}\xef\xbb\xbf", "invalid JSON"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf{}", "invalid JSON"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "too many digits"),
         (b'{"a": 1} {}', "invalid JSON"),
         (b'{"a": "\x00"}', "invalid JSON"),
@@ -67,6 +68,10 @@ def test_a_range_outside_the_object_is_refused(header: str) -> None:
 def test_invalid_json_is_refused(raw: bytes, words: str) -> None:
     with pytest.raises(InvalidJson, match=words):
         strict_json.decode(raw)
+
+
+def test_a_byte_order_mark_before_json_is_left_out() -> None:
+    assert strict_json.decode(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
 
 def test_a_repeated_key_is_named() -> None:
