@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
@@ -17,6 +17,9 @@ from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_SEED = 2**63 - 1
+RANDOM_SEED = -1
+"""As other services and user interfaces write a seed that they leave to the service."""
+
 MAX_COUNT = 2**31 - 1
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
 
@@ -26,10 +29,15 @@ _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
 _MESSAGES = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
 
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
-Seed = Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)]
+Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+def _seed(value: int | None) -> int | None:
+    """Return a seed, None for a random one."""
+    return None if value == RANDOM_SEED else value
 
 
 def _read_step_cache(value: Any) -> Any:
@@ -71,7 +79,9 @@ class JobRequest(BaseModel):
     width: Count | None = Field(None, description="Pixels.")
     height: Count | None = Field(None, description="Pixels.")
     n: Count = Field(1, description="Number of images; image i uses seed + i.")
-    seed: Seed | None = Field(None, description="Unset: a random one, returned with the job.")
+    seed: Annotated[Seed | None, AfterValidator(_seed)] = Field(
+        None, description="Unset or -1: a random one, returned with the job."
+    )
     steps: Count | None = Field(None, validation_alias=AliasChoices("steps", "num_inference_steps"))
     guidance_scale: Guidance | None = None
     guidance_scale_2: Guidance | None = Field(

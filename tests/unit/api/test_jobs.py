@@ -32,6 +32,24 @@ async def test_a_job_is_accepted_with_all_its_defaults_resolved(api: httpx.Async
     assert int(response.headers["retry-after"]) >= 1
 
 
+async def test_a_seed_of_minus_one_is_a_random_one(api: httpx.AsyncClient) -> None:
+    """In every protocol, as in other services."""
+    text = {"prompt": "a boat", "seed": -1}
+    sent = {
+        "/v1/jobs": {"model": "demo", **text},
+        "/compat/fal/fusequeue/demo": text,
+        "/compat/replicate/v1/models/fusequeue/demo/predictions": {"input": text},
+    }
+    for path, body in sent.items():
+        for _ in range(2):
+            assert (await api.post(path, json=body)).status_code in (200, 201, 202), path
+    seeds = [job["seed"] for job in (await api.get("/v1/jobs")).json()["data"]]
+    assert len({*seeds}) == 6
+    assert min(seeds) >= 0
+    refused = await api.post("/v1/jobs", json={"model": "demo", "prompt": "a boat", "seed": -2})
+    assert (refused.status_code, refused.json()["errors"][0]["param"]) == (422, "seed")
+
+
 async def test_reading_a_job_returns_the_accepted_job(api: httpx.AsyncClient) -> None:
     accepted = (await api.post("/v1/jobs", json=BODY)).json()
     read = await api.get(f"/v1/jobs/{accepted['id']}")
