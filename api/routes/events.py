@@ -51,6 +51,7 @@ async def get_job_events(
 ) -> Response:
     """Subscribe to a job: its state now, every change and step, and at the end the whole job. `urls.events` of a job
     needs no key, and works in a browser's EventSource."""
+    last_event_id = last_event_id or None  # what an EventSource sends after an event with an empty id
     if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
         raise InvalidRequest("Last-Event-ID must be the id of an event of this API", param="Last-Event-ID")
     record = await context.find_job(job_id)

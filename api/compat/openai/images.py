@@ -141,7 +141,7 @@ def _parse_edit(body: Any, context: RequestContext) -> ImageRequest:
 async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[ImageRequest, RequestDigest]:
     """Return the request of a multipart body and its digests; its images are stored."""
     parts = Form(form, _NUMERIC)
-    names = [name.removesuffix("[]") for name, _ in parts.files]
+    names = [name for name, _ in parts.files]
     for name in names:
         if name not in ("image", "mask") or (name == "mask" and names.count(name) > 1):
             raise InvalidRequest(f"unexpected or repeated file field: {name[:64]}", param=name)

@@ -24,6 +24,7 @@ PLACEHOLDER = "in_" + 32 * "0"
 
 _NAME = re.compile(r"(\w{1,64})((?:\[[^\[\]]{0,64}\])*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
+_LISTED = re.compile(r"\[\d{0,3}\]$")
 _NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
 # Clients in Python write a value as `str` does.
 _CONSTANTS = {"true": True, "false": False, "True": True, "False": False, "None": None}
@@ -31,11 +32,17 @@ _NO_FILES: Mapping[str, str] = {}
 
 
 class Form:
-    """A form: `values` as JSON, `files` with their names, and `digested`, the parts of its digest."""
+    """A form: `values` as JSON, `files` with their names, of lists without `[]` or `[0]`, and `digested`, the parts of
+    its digest."""
 
     def __init__(self, form: FormData, numeric: Collection[str]) -> None:
         texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
-        self.files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
+        self.files = [
+            (_LISTED.sub("", name), value)
+            for name, value in form.multi_items()
+            # A browser sends a file field in which nothing was chosen as an empty file without a name.
+            if isinstance(value, UploadFile) and (value.filename or value.size)
+        ]
         self.values = parse_form(texts, numeric)
         self.digested = [part.encode("utf-8", "surrogatepass") for item in texts for part in item]
 

@@ -104,6 +104,13 @@ async def test_a_client_that_has_the_last_event_gets_204(
     assert again.status_code == 204
 
 
+async def test_an_empty_event_id_is_none(api: httpx.AsyncClient) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    await api.post(f"/v1/jobs/{job_id}/cancel")
+    response = await api.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": ""})
+    assert (response.status_code, '"canceled"' in response.text) == (200, True)
+
+
 async def test_an_invalid_event_id_is_refused(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     response = await api.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "x"})

@@ -180,6 +180,21 @@ async def test_errors_of_openai_routes_are_documented(api: httpx.AsyncClient) ->
         assert "422" not in responses
 
 
+@pytest.mark.parametrize("name", ["image", "image[]", "image[0]"])
+async def test_an_image_of_a_list_can_have_an_index_and_a_field_in_which_no_file_was_chosen_is_left_out(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, name: str
+) -> None:
+    """As PHP's and browsers' forms send them."""
+    empty = b'--x\r\nContent-Disposition: form-data; name="mask"; filename=""\r\n\r\n\r\n'
+    prompt = b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na boat\r\n'
+    image = f'--x\r\nContent-Disposition: form-data; name="{name}"; filename="a.png"\r\n\r\n'.encode() + png()
+    async with working(fake_queue, tmp_path):
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        response = await api.post(EDITS, content=empty + prompt + image + b"\r\n--x--\r\n", headers=headers)
+    assert response.status_code == 200, response.text
+    assert [job["task"] for job in await jobs_of(api)] == ["image_to_image"]
+
+
 MISSING_CALLS = [
     ("/v1/images/variations", "/v1/images/edits"),
     ("/v1/videos/video_a/remix", "/v1/videos"),
