@@ -44,14 +44,17 @@ IMPORTED = (
 )
 """Modules whose imports take most of the processes' starts. The modules that the processes run are imported anew."""
 
+HARMLESS = ("MainThread", "asyncio-waitpid-", "OtelBatch")
+"""Beginnings of the names of threads that a fork can do without: OpenTelemetry starts its own again."""
+
 FIRST_HIGH_DESCRIPTOR, LAST_DESCRIPTOR = 500, 70_000
 
 
 class NestedForkingPopen(ForkingPopen):
-    """In a fork, `subprocess.Popen` that forks this process itself while it has one thread, those of asyncio aside."""
+    """In a fork, `subprocess.Popen` that forks this process itself while it has no thread but those of `HARMLESS`."""
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        return all(thread.name.startswith(("MainThread", "asyncio-waitpid-")) for thread in threading.enumerate())
+        return all(thread.name.startswith(HARMLESS) for thread in threading.enumerate())
 
     def fork(self, start: Start, descriptors: list[int]) -> int:
         return os.fork() or become(start, descriptors)
