@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from shared.signature import signature
 START_TIMEOUT_S = 30.0
 
 forks.install()
-shared_tls.install()
 
 # In the background of a shell, SIGINT is ignored, which child processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -123,6 +122,14 @@ def pytest_collection_finish() -> None:
     """Keep collections of garbage from walking through what the tests have imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Start the server of forks outside of pytest's captures of logs and warnings."""
+    forks.start()
+    shared_tls.install()
+    return (yield)
 
 
 def _need_redis() -> None:
@@ -247,18 +254,20 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
 async def _eventually(
     condition: Callable[[], Awaitable[bool] | bool], what: str = "the condition holds", timeout_s: float = 30.0
 ) -> None:
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     while True:
         result = condition()
         if result if isinstance(result, bool) else await result:
             return
-        assert asyncio.get_running_loop().time() < deadline, f"timeout of {timeout_s} s waiting until {what}"
-        await asyncio.sleep(0.005)
+        waited_s = clock() - begun
+        assert waited_s < timeout_s, f"timeout of {timeout_s} s waiting until {what}"
+        await asyncio.sleep(min(0.005 + waited_s / 20, 0.05))
 
 
 @pytest.fixture
 def eventually() -> Callable[..., Awaitable[None]]:
-    """`await eventually(lambda: ..., "the condition")`: polls every few milliseconds, fails after 30 s."""
+    """`await eventually(lambda: ..., "the condition")`: polls every 5 to 50 ms, fails after 30 s."""
     return _eventually
 
 

@@ -1,8 +1,9 @@
-"""`python -m harness.fork_server DESCRIPTOR`: forks of a process that has imported what the product's processes import.
+"""The process that forks the product's processes: it has imported what they import.
 
-A worker with its engine so starts in a fraction of a second of CPU time instead of 14 s. Requests come over the socket
-DESCRIPTOR: the length of a pickled `Start` with the child's descriptors, then the `Start`; the response is the pid. The
-process that asks becomes the child's parent: it is a subreaper, and the child an orphan.
+A worker with its engine so starts in a fraction of a second of CPU time instead of 14 s. The server is a fork of pytest
+before its first test, or `python -m harness.fork_server DESCRIPTOR`. Requests come over a socket: the length of a
+pickled `Start` with the child's descriptors, then the `Start`; the response is the pid. The process that asks becomes
+the child's parent: it is a subreaper, and the child an orphan.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
-import importlib
+import importlib.util
+import logging
 import os
 import pickle
 import runpy
@@ -24,28 +27,34 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.forks import MAX_DESCRIPTORS, ForkingPopen, Start
 from shared.runtime.parent_process import end_with_parent
 
 IMPORTED = (
-    *("api.app", "cli.main", "moto.server", "uvicorn", "uvloop", "worker.worker"),
+    *("api.app", "moto.server", "uvicorn", "uvloop", "worker.worker"),
+    *("cli.main", "cli.backfill.command", "cli.doctor", "cli.jobs", "cli.matching", "cli.processes", "cli.submit"),
     *("worker.chores.batch_pass", "worker.chores.rq_worker", "worker.chores.webhooks", "worker.metrics.http_port"),
     *("worker.engine.engine", "demo.components", "diffusers.loaders", "diffusers.models", "transformers"),
+    *(["cli.mcp.server"] if importlib.util.find_spec("mcp") else []),
 )
 """Modules whose imports take most of the processes' starts. The modules that the processes run are imported anew."""
+
+HARMLESS = ("MainThread", "asyncio-waitpid-", "OtelBatch")
+"""Beginnings of the names of threads that a fork can do without: OpenTelemetry starts its own again."""
 
 FIRST_HIGH_DESCRIPTOR, LAST_DESCRIPTOR = 500, 70_000
 
 
 class NestedForkingPopen(ForkingPopen):
-    """In a fork, `subprocess.Popen` that forks this process itself while it has one thread, those of asyncio aside."""
+    """In a fork, `subprocess.Popen` that forks this process itself while it has no thread but those of `HARMLESS`."""
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        return all(thread.name.startswith(("MainThread", "asyncio-waitpid-")) for thread in threading.enumerate())
+        return all(thread.name.startswith(HARMLESS) for thread in threading.enumerate())
 
     def fork(self, start: Start, descriptors: list[int]) -> int:
         return os.fork() or become(start, descriptors)
@@ -58,6 +67,7 @@ def become(start: Start, descriptors: list[int]) -> int:
         gc.freeze()  # what the parent had open is not collected: its descriptors have new owners
         _place(descriptors, start.targets)
         _reset_signals()
+        os.environ.clear()  # before the command takes its place
         _show_command([sys.executable, "-m", start.module, *start.arguments])
         asyncio._set_running_loop(None)
         if start.new_session:
@@ -67,7 +77,6 @@ def become(start: Start, descriptors: list[int]) -> int:
         if start.umask >= 0:
             os.umask(start.umask)
         os.chdir(start.folder)
-        os.environ.clear()
         os.environ.update(start.environment)
         sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115 - for the life of the process
         sys.stdout = sys.__stdout__ = open(1, "w", 1, closefd=False)  # noqa: SIM115
@@ -108,10 +117,16 @@ def _reset_signals() -> None:
 
 
 def _show_command(command: list[str]) -> None:
-    """Replace the command line that `ps` shows; it is cut at the length of the server's."""
+    """Replace the command line that `ps` shows.
+
+    A command longer than the server's goes on in the place of the server's environment, with spaces between its words:
+    the kernel shows it so if the last byte of the place of the arguments is not 0.
+    """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
-    text = "".join(f"{word}\0" for word in command).encode()[: end - begin - 1]
+    begin, end, last = (int(fields[at]) for at in (45, 46, 48))  # arg_start, arg_end and env_end of proc(5)
+    text = "".join(f"{word}\0" for word in command).encode()
+    if len(text) > end - begin:
+        text, end = text.replace(b"\0", b" ")[: last - begin - 1], last
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
@@ -158,11 +173,39 @@ def _child_of_a_child(start: Start, descriptors: list[int], channel: socket.sock
 def main(descriptor: int) -> None:
     """Fork until the process at the other end has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in IMPORTED:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
-    channel = socket.socket(fileno=descriptor)
+    _serve(socket.socket(fileno=descriptor))
+
+
+def serve_as_fork(channel: socket.socket) -> NoReturn:
+    """Make this fork of pytest the server; what pytest has open and has replaced is not the server's."""
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.disable()
+        os.closerange(3, channel.fileno())
+        os.closerange(channel.fileno() + 1, LAST_DESCRIPTOR)
+        _forget_exit_functions()
+        sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_pytest.")]
+        sys.path[:] = [folder for folder in sys.path if folder]
+        for name in [name for name in os.environ if name.startswith("FUSEQUEUE_")]:
+            del os.environ[name]
+        _serve(channel)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _forget_exit_functions() -> None:
+    """Keep forks from removing the temporary folders of pytest when they end."""
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+
+
+def _serve(channel: socket.socket) -> None:
+    imported = False
     while True:
         length, descriptors, _, _ = socket.recv_fds(channel, 4, MAX_DESCRIPTORS)
         if not length:
@@ -170,7 +213,27 @@ def main(descriptor: int) -> None:
         message = b""
         while len(message) < int.from_bytes(length, "big"):
             message += channel.recv(65536)
+        if not imported:
+            _import()
+            imported = True
         channel.sendall(_child_of_a_child(pickle.loads(message), descriptors, channel).to_bytes(4, "big"))
+
+
+def _import() -> None:
+    for module in IMPORTED:
+        importlib.import_module(module)
+    sys.modules["torch"].set_num_threads(1)
+    _prepare(sys.modules["api.app"]._routes())
+    gc.collect()
+    gc.freeze()
+
+
+def _prepare(routes: Sequence[Any]) -> None:
+    """Prepare the routes of the API, as their first requests would: FastAPI takes 0.25 s of CPU time for all."""
+    for route in routes:
+        if hasattr(route, "effective_candidates"):
+            _prepare(route.effective_candidates())
+            route.effective_low_priority_routes()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """The process that forks; it starts with the first process that is forkable, and ends with this one."""
+    """The process that forks; it starts at `start` or with the first forkable process, and ends with this one."""
 
     def __init__(self) -> None:
         self.enabled = sys.platform == "linux"
@@ -148,6 +148,21 @@ class _Server:
             finally:
                 prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
+    def start(self) -> None:
+        """Start the server as a fork of this process, which does not import again what this one has imported."""
+        if not self.enabled or self._channel is not None:
+            return
+        from harness import fork_server  # it imports this module
+
+        local, remote = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            fork_server.serve_as_fork(remote)
+        remote.close()
+        local.settimeout(START_TIMEOUT_S)
+        atexit.register(_end, local, lambda: os.waitpid(pid, 0))
+        self._channel = local
+
     def _started(self) -> socket.socket:
         local, remote = socket.socketpair()
         path = os.pathsep.join([_TESTS, str(Path(_TESTS).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -156,16 +171,17 @@ class _Server:
             command = [sys.executable, "-P", "-m", "harness.fork_server", str(remote.fileno()), " " * COMMAND_BYTES]
             process = _POPEN(command, pass_fds=[remote.fileno()], env=environment, start_new_session=True)
         local.settimeout(START_TIMEOUT_S)
-        atexit.register(_end, local, process)
+        atexit.register(_end, local, lambda: process.wait(START_TIMEOUT_S))
         return local
 
 
-def _end(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _end(channel: socket.socket, wait: Callable[[], Any]) -> None:
     channel.close()
-    process.wait(START_TIMEOUT_S)
+    wait()
 
 
 _server = _Server()
+start = _server.start
 
 
 def install() -> None:

@@ -74,6 +74,16 @@ def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]
         print(server.log.read_text()[-4000:])
 
 
+@pytest.fixture(scope="module")
+def module_server(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An API process for the tests of a module that leave nothing in it that another one would notice."""
+    server = Server(redis_server.url, tmp_path_factory.mktemp("module"))
+    wait_until(lambda: server.responds("/readyz"), "the API is ready")
+    yield server
+    server.stop()
+    print(server.log.read_text()[-4000:])
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()

@@ -40,16 +40,31 @@ async def queue(server: Server) -> AsyncIterator[Queue]:
     await queue.close()
 
 
-@pytest.fixture
-def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in a temporary folder, on a thread, because the test's loop acts as the worker."""
-    monkeypatch.chdir(tmp_path)
+def commands_of(server: Server) -> Run:
+    """Return what runs a command, on a thread, because the test's loop acts as the worker."""
     runner = CliRunner(env={"FUSEQUEUE_URL": server.url, "COLUMNS": "200"})
 
     async def fusequeue(*arguments: str) -> Result:
         return await asyncio.to_thread(runner.invoke, app, arguments)
 
     return fusequeue
+
+
+@pytest.fixture(autouse=True)
+def in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(server: Server) -> Run:
+    """Run a command for a server of this test only."""
+    return commands_of(server)
+
+
+@pytest.fixture
+def run_shared(module_server: Server) -> Run:
+    """Run a command for a server that has jobs of other tests."""
+    return commands_of(module_server)
 
 
 def lines(result: Result) -> list[dict[str, Any]]:
@@ -108,28 +123,28 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
     ],
 )
 async def test_an_error_is_one_line_and_an_exit_status(
-    run: Run, arguments: tuple[str, ...], status: int, message: str
+    run_shared: Run, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     """Scripts read the status, people the line; there is no traceback."""
-    result = await run(*arguments)
+    result = await run_shared(*arguments)
     assert result.exit_code == status, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
-async def test_options_are_the_fields_of_the_request(run: Run) -> None:
+async def test_options_are_the_fields_of_the_request(run_shared: Run) -> None:
     """The short options and -s can be mixed."""
     options = ("--seed", "7", "--steps", "12", "--size", "96x64", "-n", "2", "--negative", "a square")
     more = ("--guidance", "3.5", "-s", "priority=bulk", "-s", 'metadata={"order": "7"}')
-    (job,) = lines(await run("submit", PROMPT, *options, *more, "--no-wait", "--json"))
+    (job,) = lines(await run_shared("submit", PROMPT, *options, *more, "--no-wait", "--json"))
     expected = {"seed": 7, "steps": 12, "width": 96, "height": 64, "n": 2, "negative_prompt": "a square"}
     expected |= {"guidance_scale": 3.5, "priority": "bulk", "metadata": {"order": "7"}, "prompt": PROMPT}
     assert {name: job[name] for name in expected} == expected
 
 
-async def test_every_fault_of_a_request_is_a_line_that_names_its_field_once(run: Run) -> None:
+async def test_every_fault_of_a_request_is_a_line_that_names_its_field_once(run_shared: Run) -> None:
     options = ("--steps", "900", "--guidance", "1000", "-n", "99", "--size", "1x1", "--seed", "-5", "-s", "nonsense=1")
-    result = await run("submit", PROMPT, *options)
+    result = await run_shared("submit", PROMPT, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     found = result.stderr.splitlines()
     assert all(line.startswith("fusequeue: ") for line in found)
@@ -196,8 +211,8 @@ async def test_jobs_are_canceled_retried_and_deleted_by_filter(run: Run) -> None
     ],
     ids=" ".join,
 )
-async def test_ids_or_filters_are_required(run: Run, arguments: tuple[str, ...]) -> None:
-    assert (await run(*arguments)).exit_code == 2
+async def test_ids_or_filters_are_required(run_shared: Run, arguments: tuple[str, ...]) -> None:
+    assert (await run_shared(*arguments)).exit_code == 2
 
 
 async def test_a_result_that_cannot_be_saved_is_named(run: Run, queue: Queue, tmp_path: Path) -> None:

@@ -79,13 +79,16 @@ class Terminal:
         return status
 
 
+@pytest.fixture(scope="module")
+def listing_server(module_server: Server) -> Server:
+    """An API process with one queued job."""
+    body = {"model": "demo", "prompt": PROMPT}
+    httpx.post(f"{module_server.url}/v1/jobs", json=body, timeout=TIMEOUT_S).raise_for_status()
+    return module_server
+
+
 def jobs(server: Server) -> list[str]:
     return [job["id"] for job in httpx.get(f"{server.url}/v1/jobs", timeout=TIMEOUT_S).json()["data"]]
-
-
-def submitted(server: Server) -> str:
-    job = httpx.post(f"{server.url}/v1/jobs", json={"model": "demo", "prompt": PROMPT}, timeout=TIMEOUT_S).json()
-    return str(job["id"])
 
 
 @pytest.mark.parametrize("options", [(), ("--timeout", "60")])
@@ -113,35 +116,34 @@ def test_a_timeout_ends_the_progress_bar_and_names_the_job(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("columns", [20, 60])
-def test_ids_are_whole_on_a_narrow_terminal(server: Server, tmp_path: Path, columns: int) -> None:
+def test_ids_are_whole_on_a_narrow_terminal(listing_server: Server, tmp_path: Path, columns: int) -> None:
     """Only the prompt, the last column, is cut."""
-    job_id = submitted(server)
-    signature = httpx.get(f"{server.url}/v1/queues", timeout=TIMEOUT_S).json()["data"][0]["signature"]
+    (job_id,) = jobs(listing_server)
+    signature = httpx.get(f"{listing_server.url}/v1/queues", timeout=TIMEOUT_S).json()["data"][0]["signature"]
+    texts = {}
     for arguments, whole in ((("jobs",), job_id), (("status", job_id), job_id), (("queues",), signature)):
-        terminal = Terminal(server, tmp_path, *arguments, columns=columns)
+        terminal = Terminal(listing_server, tmp_path, *arguments, columns=columns)
         assert terminal.status() == 0
         assert whole in terminal.text
-    listed = Terminal(server, tmp_path, "jobs", columns=columns)
-    assert listed.status() == 0
-    assert "…" in listed.text
-    assert PROMPT[:59] not in listed.text
+        texts[arguments[0]] = terminal.text
+    assert "…" in texts["jobs"]
+    assert PROMPT[:59] not in texts["jobs"]
 
 
-def test_ids_are_whole_in_a_pipe(server: Server, tmp_path: Path) -> None:
+def test_ids_are_whole_in_a_pipe(listing_server: Server, tmp_path: Path) -> None:
     """Without COLUMNS a pipe has 80; nothing is cut to it."""
-    job_id = submitted(server)
+    (job_id,) = jobs(listing_server)
     command = [sys.executable, "-m", "cli.main", "jobs"]
-    env = {**environment(server), "COLUMNS": "20"}
+    env = {**environment(listing_server), "COLUMNS": "20"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert job_id in done.stdout
     assert PROMPT[:59] in done.stdout
 
 
-@pytest.mark.parametrize("closed", ["jobs | true", "jobs >&-", "jobs 2>&-", "status none 2>&- <&-"])
-def test_closed_output_is_no_traceback(server: Server, tmp_path: Path, closed: str) -> None:
-    submitted(server)
+@pytest.mark.parametrize("closed", ["jobs | true", "jobs >&-", "status none 2>&- <&-"])
+def test_closed_output_is_no_traceback(listing_server: Server, tmp_path: Path, closed: str) -> None:
     command = ["sh", "-c", f'"$PYTHON" -m cli.main {closed}']
-    env = {**environment(server), "PYTHON": sys.executable}
+    env = {**environment(listing_server), "PYTHON": sys.executable}
     done = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

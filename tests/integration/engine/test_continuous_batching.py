@@ -25,7 +25,7 @@ from worker.engine.scheduling.selection import CallSelector, TaskCall
 pytestmark = pytest.mark.usefixtures("shared_models")
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
-BATCHES = 8
+BATCHES = 4
 
 
 def solo(folder: Path, job: Job) -> dict[int, np.ndarray]:

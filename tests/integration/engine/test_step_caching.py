@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefi
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 THIRD = StepSchedule(every=3)
-BATCHES = 8
+BATCHES = 4
 SCHEDULES = (
     None,
     THIRD,
@@ -147,7 +147,7 @@ def random_mates(rng: random.Random, at: int, reproducible: bool) -> list[Job]:
 
 @pytest.mark.usefixtures("floats")
 @pytest.mark.parametrize(("family", "reproducible"), [("sd", False), ("flux", True)], ids=["sd", "flux-reproducible"])
-def test_jobs_with_different_step_caches_equal_their_solo_runs_in_eight_batches(
+def test_jobs_with_different_step_caches_equal_their_solo_runs_in_random_batches(
     family: str, reproducible: bool, tiny_models: Path
 ) -> None:
     """Bit by bit if they are reproducible."""
@@ -247,7 +247,7 @@ def test_two_denoisers_of_a_video_keep_outputs_of_their_own(tiny_model: Callable
     )
     jobs = [
         a_cached_job(name, schedule, task=Task.TEXT_TO_VIDEO, frames=5, fps=8, guidance_scale_2=3.0, steps=14)
-        for name, schedule in (("off", None), ("cached", THIRD), ("reuse", StepSchedule(every=2, order="reuse")))
+        for name, schedule in (("off", None), ("cached", THIRD))
     ]
     together = EngineHarness(spec).run(*jobs)
     assert {name: ended.error for name, ended in together.finished.items()} == dict.fromkeys(together.finished)

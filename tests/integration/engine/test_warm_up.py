@@ -78,7 +78,7 @@ def test_a_compiled_model_generates_the_same_images_and_compiles_before_its_firs
         assert np.abs(image - eager[key]).max() <= 1
 
 
-@pytest.mark.parametrize("compile", [True, "blocks"])
+@pytest.mark.parametrize("compile", [pytest.param(True, marks=pytest.mark.slow), "blocks"])
 def test_a_model_that_cannot_be_compiled_runs_uncompiled(
     compile: Any, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

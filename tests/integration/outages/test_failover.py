@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -163,6 +164,13 @@ async def test_subscribers_follow_a_failover(
     await writer.close()
 
 
+def chores_worker(settings: Settings, objects: Path) -> subprocess.Popen[bytes]:
+    """Start a chores worker."""
+    changes = {"redis_url": settings.redis_url, "namespace": settings.namespace, "storage_dir": str(objects)}
+    env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": value for name, value in changes.items()}}
+    return subprocess.Popen([sys.executable, "-m", "worker.chores"], env=env)
+
+
 async def test_waiting_chores_follow_a_failover(
     failover: Failover,
     settings_for: Callable[..., Settings],
@@ -172,12 +180,8 @@ async def test_waiting_chores_follow_a_failover(
 ) -> None:
     """A chores worker that waits for its queue, and its schedule, continue on the new primary."""
     settings = settings_for(failover.proxy.redis_url)
-    environment = {"FUSEQUEUE_REDIS_URL": settings.redis_url, "FUSEQUEUE_NAMESPACE": settings.namespace}
     queue = Queue.connect(settings)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "worker.chores"),
-        env={**os.environ, **environment, "FUSEQUEUE_STORAGE_DIR": str(tmp_path / "objects")},
-    )
+    process = chores_worker(settings, tmp_path / "objects")
     try:
 
         async def idle() -> bool:
@@ -199,7 +203,7 @@ async def test_waiting_chores_follow_a_failover(
         await eventually(reclaimed, "a chore runs on the new primary", 60)
     finally:
         process.terminate()
-        await asyncio.wait_for(process.wait(), 60)
+        await asyncio.to_thread(process.wait, 60)
         await queue.close()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ def _s3(url: str, **changes: Any) -> Settings:
 async def _server(response: bytes | None) -> AsyncIterator[tuple[str, list[float]]]:
     """Run an HTTP server that sends `response` to each request, or nothing; yields its URL and the request times."""
     calls: list[float] = []
-    closing = asyncio.Event()
     open_calls: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,10 +37,9 @@ async def _server(response: bytes | None) -> AsyncIterator[tuple[str, list[float
             while await reader.readuntil(b"\r\n\r\n"):
                 calls.append(time.monotonic())
                 if response is None:
-                    await closing.wait()
-                    break
+                    await asyncio.Event().wait()
                 writer.write(response)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             writer.close()
@@ -49,9 +48,16 @@ async def _server(response: bytes | None) -> AsyncIterator[tuple[str, list[float
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", calls
     finally:
-        closing.set()
         server.close()
-        await asyncio.wait(open_calls, timeout=5)
+        for task in open_calls:
+            task.cancel()
+        await asyncio.gather(*open_calls)
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat requests at once: boto3 waits up to three seconds before it sends a request for the third time."""
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _seconds: None))
 
 
 async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:

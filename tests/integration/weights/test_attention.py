@@ -33,7 +33,7 @@ def qwen(tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model("qwen-image")
 
 
-@pytest.mark.parametrize("attention", ["_native_math", WITHOUT_MASKS])
+@pytest.mark.parametrize("attention", [pytest.param("_native_math", marks=pytest.mark.slow), WITHOUT_MASKS])
 def test_each_job_of_a_mixed_batch_gets_the_same_image_as_solo(attention: str, qwen: Path) -> None:
     fused = run_fused_and_solo(a_spec(qwen, attention=attention), mixed_jobs())
     for key, image in run_batch(a_spec(qwen), mixed_jobs()).images.items():

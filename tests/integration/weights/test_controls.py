@@ -105,7 +105,9 @@ def compare(recorder: EventRecorder, source: Path, jobs: Sequence[Job]) -> None:
         assert np.abs(recorder.images[job.id, 0] - plain_image(source, job)).max() <= TOLERANCE, job.id
 
 
-@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.slow), "sd3", "flux", "qwen-image"])
+@pytest.mark.parametrize(
+    "family", ["sd", "flux", "qwen-image", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sdxl", "sd3"))]
+)
 def test_five_control_images_share_a_forward(family: str, models: Models) -> None:
     """With different scales, prompts, guidance and numbers of steps."""
     source = models(family)

@@ -79,7 +79,9 @@ def run(spec: ModelSpec, jobs: list[Job]) -> EventRecorder:
     return recorder
 
 
-@pytest.mark.parametrize("family", ["flux", "qwen-image", pytest.param("wan-2.1-t2v", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["flux", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen-image", "wan-2.1-t2v"))]
+)
 def test_mixed_jobs_get_the_results_of_one_device(
     family: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def assert_like(fused: EventRecorder, full: EventRecorder, most: float) -> None:
 @pytest.mark.parametrize(
     ("family", "weight_format", "most"),
     [
-        ("sd", "torchao-int8", 0.1),
+        pytest.param("sd", "torchao-int8", 0.1, marks=pytest.mark.slow),
         pytest.param("sd3", "torchao-int8", 0.1, marks=pytest.mark.slow),
         ("flux", "torchao-int8", 0.1),
         ("sd", "torchao-fp8", 0.3),

@@ -278,9 +278,9 @@ async def test_the_next_worker_completes_a_killed_sweep(
         return len(list((tmp_path / "objects" / "jobs").iterdir()))
 
     for _ in range(5):  # retries: a sweep can end before the kill
-        await _store_expired(queue, storage, 1500)
+        await _store_expired(queue, storage, 700)
         with _chores(durable_server.url, queue.client.settings.namespace, tmp_path) as first:
-            await eventually(lambda: left() < 1400, "the first worker sweeps", 60)
+            await eventually(lambda: left() < 600, "the first worker sweeps", 60)
             first.kill()
             first.wait(60)
         if left() > 1:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 import structlog
 from harness.engine import a_job, a_spec
 from harness.queue import a_moment, put
@@ -25,6 +26,7 @@ JOBS_EACH = 8
 ROWS = 2
 
 
+@pytest.mark.usefixtures("quick_loads")
 async def test_workers_with_several_models_need_few_loads(
     queue_with: Callable[..., Queue], tiny_models: Path, tmp_path: Path, eventually: Callable[..., Awaitable[None]]
 ) -> None:
@@ -44,7 +46,7 @@ async def test_workers_with_several_models_need_few_loads(
             "gpu_memory_bytes": nbytes * 3 // 2,
         }
     )
-    jobs = [a_job(f"{model}-{number}", model=model, steps=6) for number in range(JOBS_EACH) for model in MODELS]
+    jobs = [a_job(f"{model}-{number}", model=model, steps=2) for number in range(JOBS_EACH) for model in MODELS]
     for job in jobs:
         await put(queue, Submission(job, signature(job), 0, ROWS))
         await a_moment(1)  # the arrival times of the models differ by less than a batch

@@ -27,9 +27,11 @@ from worker.engine.fusion import fused_call
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("quick_loads")
+
 Eventually = Callable[..., Awaitable[None]]
-LONG = 80  # steps: the batch takes many times as long as an interactive job
-EARLY, LATE = 5, 70  # forwards of the batch, between which the interactive job runs
+LONG = 30  # steps: the batch takes many times as long as an interactive job
+EARLY, LATE = 3, 20  # forwards of the batch, between which the interactive job runs
 
 
 class WorkerHarness:

@@ -18,6 +18,7 @@ from PIL import Image
 from tiny import controls, registry
 
 from shared.config import models_file
+from shared.config.models_file import Catalog
 from shared.queue import Queue
 from shared.storage import connect
 from worker.engine.engine import Engine
@@ -127,13 +128,19 @@ def submitted_together(count: int) -> Callable[..., None]:
 
 @pytest.fixture
 async def stack(
-    durable_server: Any, settings_for: Any, models_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    durable_server: Any,
+    settings_for: Any,
+    models_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[StackHarness]:
-    """An API and a worker in this process, with a Redis and a storage folder."""
+    """An API and a worker of one model in this process, with a Redis and a storage folder."""
     changes = {"models": models_path, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
     settings = settings_for(durable_server.url, **changes)
     queue, workers_queue, storage = Queue.connect(settings), Queue.connect(settings), connect(settings)
-    worker = Worker(models_file.load(models_path), workers_queue, storage, settings, Engine)
+    spec = models_file.load(models_path).get(request.param)  # the worker loads no other model
+    worker = Worker(Catalog((spec,)), workers_queue, storage, settings, Engine)
     async with serving(queue, tmp_path, models=models_path) as client:
         stack = StackHarness(client, worker, monkeypatch)
         yield stack
@@ -146,6 +153,7 @@ async def upload(api: httpx.AsyncClient, data: bytes) -> str:
     return str((await api.post("/v1/inputs", files={"file": ("a.png", data)})).json()["id"])
 
 
+@pytest.mark.parametrize("stack", ["painter"], indirect=True)
 async def test_inpainting_changes_only_the_masked_part(stack: StackHarness) -> None:
     """The response names both inputs; the image is unchanged outside of the mask."""
     api = stack.client
@@ -163,6 +171,7 @@ async def test_inpainting_changes_only_the_masked_part(stack: StackHarness) -> N
     assert different[40:].mean() > 3 * different[:16].mean(), "the prompt shows where the mask is white"
 
 
+@pytest.mark.parametrize("stack", ["painter"], indirect=True)
 async def test_jobs_with_and_without_control_images_share_forwards(stack: StackHarness) -> None:
     """Each image follows its own control image."""
     api = stack.client
@@ -176,6 +185,7 @@ async def test_jobs_with_and_without_control_images_share_forwards(stack: StackH
     assert len({(await api.get(job["artifacts"][0]["url"])).content for job in jobs}) == 3
 
 
+@pytest.mark.parametrize("stack", ["film"], indirect=True)
 async def test_text_and_image_to_video_share_forwards(stack: StackHarness) -> None:
     """Both are MP4s of the requested length and rate, with a thumbnail, and can be read in ranges."""
     api = stack.client
@@ -204,6 +214,7 @@ async def test_text_and_image_to_video_share_forwards(stack: StackHarness) -> No
 SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
 
 
+@pytest.mark.parametrize("stack", ["mixer"], indirect=True)
 async def test_five_sizes_are_claimed_together_and_share_every_forward(stack: StackHarness) -> None:
     """The model takes a list of images: no job waits for others of its size."""
     bodies = [

@@ -26,13 +26,12 @@ NOT_COLLECTED = "import a_module_that_is_not_there\n"
 @pytest.mark.parametrize(
     ("files", "status", "printed"),
     [
-        ({"stable": STABLE}, 0, "1 passed"),
         ({"stable": STABLE, "unstable": UNSTABLE}, 0, "only the first time"),
         ({"unstable": UNSTABLE, "broken": BROKEN}, 1, "FAILED TWICE test_broken.py::test_broken"),
         ({"unstable": UNSTABLE, "lost": NOT_COLLECTED}, 1, "a_module_that_is_not_there"),
         ({}, 5, "no tests ran"),
     ],
-    ids=["stable", "unstable", "broken", "not-collected", "no-tests"],
+    ids=["unstable", "broken", "not-collected", "no-tests"],
 )
 def test_a_test_that_passes_by_itself_does_not_fail_the_run(
     tmp_path: Path, files: dict[str, str], status: int, printed: str

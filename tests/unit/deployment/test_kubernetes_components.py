@@ -1,4 +1,4 @@
-"""Components of the Kubernetes manifests: any two, with a namespace and a prefix, are valid and consistent."""
+"""Components of the Kubernetes manifests: alone, any two and all, with a namespace and a prefix, are valid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ REFERENCES = {
 }
 
 
-COMBINATIONS = [(), *itertools.combinations(COMPONENTS, 2), COMPONENTS]
+PAIRS = [
+    pytest.param(pair, marks=pytest.mark.slow, id="+".join(pair)) for pair in itertools.combinations(COMPONENTS, 2)
+]
+COMBINATIONS = [pytest.param((), id="none"), *PAIRS, pytest.param(COMPONENTS, id="all")]
 
 
 @cache
@@ -72,8 +75,8 @@ def dangling(documents: tuple[Document, ...]) -> list[str]:
     return [f"{kind} {name}" for kind, name in wanted if (kind, name) not in existing]
 
 
-@pytest.mark.parametrize("components", COMBINATIONS, ids=lambda names: "+".join(names) or "none")
-def test_two_components_are_valid_together_with_a_namespace_and_a_prefix(components: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("components", COMBINATIONS)
+def test_components_are_valid_together_with_a_namespace_and_a_prefix(components: tuple[str, ...]) -> None:
     """None, any two and all: names, references and namespaces follow, whatever the order of the components."""
     documents = render(components, NAMESPACE, PREFIX)
     errors = {one["metadata"]["name"]: faults_of(json.dumps(one, sort_keys=True)) for one in documents}

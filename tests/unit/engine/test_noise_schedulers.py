@@ -121,7 +121,7 @@ def model(loaded: LoadedModel, device: PretendedDevice, monkeypatch: pytest.Monk
 def test_fused_forwards_follow_each_other_without_waiting(
     name: str, model: LoadedModel, device: PretendedDevice
 ) -> None:
-    jobs = [job.model_copy(update={"steps": STEPS}) for job in sample_jobs(model.spec, name, 2)]
+    jobs = [job.model_copy(update={"steps": 4}) for job in sample_jobs(model.spec, name, 2)]
     work, images = fused_work(model, device, jobs)
     assert work.waits == {}
     model.timesteps_on_host = False
