@@ -1,23 +1,24 @@
-"""The unmodified `openai` SDK with a real API and worker: images, edits, streams, errors, retries."""
+"""The unmodified clients of OpenAI, Hugging Face and Replicate with a real API and worker."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from harness.disconnecting_client import send_and_disconnect
-from harness.waiting import wait_until
+import replicate
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 from openai import OpenAI
 from PIL import Image, ImageChops
+from replicate.helpers import FileOutput
+from replicate.prediction import Prediction
+
+from demo.checker import matches
 
 PROMPT = "a red circle on a blue ground, left"
 
@@ -31,6 +32,18 @@ def stack(make_shared_stack: Any) -> Any:
 def client(stack: Any) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def hugging_face(stack: Any) -> InferenceClient:
+    return InferenceClient(model=f"{stack.url}/compat/huggingface/demo", token="unused", timeout=60)
+
+
+@pytest.fixture
+def replicate_client(stack: Any) -> Iterator[replicate.Client]:
+    with httpx.HTTPTransport() as transport:
+        url = f"{stack.url}/compat/replicate"
+        yield replicate.Client(api_token="unused", base_url=url, transport=transport)
 
 
 def load_image(data: bytes) -> Image.Image:
@@ -50,12 +63,6 @@ def solid_png(colour: str = "blue", size: tuple[int, int] = (64, 64), mode: str 
     return file.getvalue()
 
 
-def jobs(stack: Any, **metadata: str) -> list[dict[str, Any]]:
-    params = {f"metadata.{name}": value for name, value in metadata.items()}
-    matching: list[dict[str, Any]] = stack.read("/v1/jobs", **params)["data"]
-    return matching
-
-
 def test_an_image_as_base64(client: OpenAI, stack: Any) -> None:
     response = client.images.generate(model="demo", prompt=PROMPT, size="64x64", quality="low")
     assert response.data is not None
@@ -72,18 +79,6 @@ def test_an_image_as_base64(client: OpenAI, stack: Any) -> None:
     assert response.usage is not None
     assert response.created > 1_700_000_000
     assert response._request_id
-
-
-def test_an_image_as_url(client: OpenAI) -> None:
-    """The URL needs no key."""
-    response = client.images.generate(
-        model="demo", prompt=PROMPT, response_format="url", output_format="webp", output_compression=80
-    )
-    assert response.data is not None
-    assert response.data[0].url is not None
-    download = httpx.get(response.data[0].url, timeout=60)
-    assert download.headers["content-type"] == "image/webp"
-    assert load_image(download.content).format == "WEBP"
 
 
 def test_four_images_have_consecutive_seeds(client: OpenAI) -> None:
@@ -108,24 +103,6 @@ def test_the_same_seed_gives_the_same_image(client: OpenAI) -> None:
     assert generate(5, reproducible=True) == generate(5, reproducible=True) != generate(6, reproducible=True)
     extremes = ImageChops.difference(load_image(generate(5)), load_image(generate(5))).getextrema()
     assert max(high for _, high in extremes) <= 2
-
-
-def test_job_fields_reach_the_job(client: OpenAI, stack: Any) -> None:
-    response = client.images.generate(
-        model="demo",
-        prompt=PROMPT,
-        user="someone",
-        extra_body={
-            "steps": 3,
-            "guidance_scale": 1.5,
-            "negative_prompt": "green",
-            "scheduler": "EulerDiscreteScheduler",
-            "metadata": {"order": "12"},
-        },
-    )
-    job = stack.job(str(response.id))
-    names = ("steps", "guidance_scale", "negative_prompt", "scheduler", "metadata")
-    assert [job[name] for name in names] == [3, 1.5, "green", "EulerDiscreteScheduler", {"order": "12"}]
 
 
 def test_an_edit_of_one_image(client: OpenAI, stack: Any) -> None:
@@ -157,13 +134,6 @@ def test_an_edit_repaints_the_transparent_part_of_the_mask(client: OpenAI, stack
 def _mean(image: Image.Image) -> float:
     values = image.convert("L").tobytes()
     return sum(values) / len(values)
-
-
-def test_several_images_are_refused_by_a_model_for_one(client: OpenAI) -> None:
-    """`image[]` is parsed as several images; the error names the field."""
-    with pytest.raises(openai.BadRequestError) as error:
-        client.images.edit(model="demo", image=[("a.png", solid_png()), ("b.png", solid_png("red"))], prompt=PROMPT)
-    assert error.value.param == "images"
 
 
 def test_a_stream_has_one_event_per_image(client: OpenAI) -> None:
@@ -241,72 +211,6 @@ def test_errors_are_typed_exceptions(client: OpenAI) -> None:
     assert broken.value.code == "invalid_json"
 
 
-def test_key_and_rate_limit_errors_are_typed_exceptions(stack: Any, make_stack: Any) -> None:
-    """401 without a valid key, 429 above the tenant's requests per minute; with a second API on the same Redis."""
-    keyed = second_api(stack, make_stack, namespace="keyed", auth="keys", max_requests_per_minute_per_tenant="2")
-    with OpenAI(base_url=f"{keyed.url}/v1", api_key="sk-other", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError) as error:
-            client.images.generate(model="demo", prompt=PROMPT)
-        assert (error.value.code, error.value.param) == ("invalid_api_key", "Authorization")
-    with OpenAI(base_url=f"{keyed.url}/v1", api_key=create_key(keyed), max_retries=0) as client:
-        listed = [client.models.list() for _ in range(2)]
-        assert listed[0].data[0].id == "demo"
-        with pytest.raises(openai.RateLimitError) as limited:
-            client.models.list()
-        assert limited.value.code == "rate_limit_exceeded"
-        assert limited.value.request_id
-
-
-def second_api(stack: Any, make_stack: Any, **settings: str) -> Any:
-    """Start another API on the stack's Redis with other settings."""
-    second = make_stack(redis_url=stack.env["FUSEQUEUE_REDIS_URL"], **settings)
-    second.api.start()
-    wait_until(second.ready, "the API is ready")
-    return second
-
-
-def create_key(stack: Any) -> str:
-    """Create an API key with the CLI."""
-    command = [sys.executable, "-m", "cli.main", "keys", "create", "--tenant", "acme", "--json"]
-    result = subprocess.run(command, env=stack.env, capture_output=True, text=True, timeout=90)
-    assert result.returncode == 0, result.stderr
-    return str(json.loads(result.stdout)["key"])
-
-
-class DisconnectingTransport(httpx.BaseTransport):
-    """Disconnects the first attempt of a request before its job ends; forwards the second one."""
-
-    def __init__(self, stack: Any) -> None:
-        self._inner = httpx.HTTPTransport()
-        self._stack = stack
-        (self._worker,) = [part for part in stack.processes if part.name.startswith("worker")]
-        self.retries: list[str] = []
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.retries.append(request.headers["x-stainless-retry-count"])
-        if len(self.retries) == 1:
-            self._worker.send(signal.SIGSTOP)  # the job does not end before the disconnect
-            send_and_disconnect(request, lambda: jobs(self._stack, order="retried"))
-        self._worker.send(signal.SIGCONT)
-        return self._inner.handle_request(request)
-
-    def close(self) -> None:
-        self._worker.send(signal.SIGCONT)
-        self._inner.close()
-
-
-def test_a_retry_waits_for_the_job_of_its_first_attempt(stack: Any) -> None:
-    """Without an Idempotency-Key; no second job is created."""
-    transport = DisconnectingTransport(stack)
-    http = httpx.Client(transport=transport)
-    with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=1, http_client=http) as client:
-        body = {"steps": 2, "metadata": {"order": "retried"}}
-        response = client.images.generate(model="demo", prompt=PROMPT, extra_body=body)
-    assert transport.retries == ["0", "1"]
-    retried = jobs(stack, order="retried")
-    assert [(job["id"], job["status"]) for job in retried] == [(response.id, "succeeded")]
-
-
 def test_an_equal_request_after_the_response_is_a_new_job(client: OpenAI) -> None:
     """Also with the header of a retry."""
 
@@ -320,13 +224,77 @@ def test_an_equal_request_after_the_response_is_a_new_job(client: OpenAI) -> Non
     assert len({job_id("0"), job_id("0"), job_id("1")}) == 3
 
 
-def test_a_job_is_canceled_after_its_client_disconnects(stack: Any, make_stack: Any) -> None:
-    """After the grace period for a retry. Without a worker, so that the job does not end."""
-    service = second_api(stack, make_stack, namespace="idle", disconnect_grace_s="0.2")
-    body = {"model": "demo", "prompt": PROMPT, "metadata": {"order": "left"}}
-    with pytest.raises(httpx.ReadTimeout):
-        send_and_disconnect(
-            httpx.Request("POST", f"{service.url}/v1/images/generations", json=body),
-            lambda: jobs(service, order="left"),
-        )
-    wait_until(lambda: [job["status"] for job in jobs(service, order="left")] == ["canceled"], "the job is canceled")
+def test_hugging_face_text_to_image(hugging_face: InferenceClient, stack: Any) -> None:
+    """With Hugging Face's field names; the job is interactive."""
+    fields = {"num_inference_steps": 16, "guidance_scale": 2.0, "seed": 7, "width": 128, "height": 64}
+    image = hugging_face.text_to_image(PROMPT, negative_prompt="green", **fields)
+    assert (image.size, image.format) == ((128, 64), "PNG")
+    (job,) = [job for job in stack.client.get("/v1/jobs").json()["data"] if job["negative_prompt"] == "green"]
+    names = ("status", "priority", "steps", "guidance_scale", "seed", "width", "height")
+    assert [job[name] for name in names] == ["succeeded", "interactive", 16, 2.0, 7, 128, 64]
+    assert matches(hugging_face.text_to_image(PROMPT, num_inference_steps=16, guidance_scale=2.0, seed=7), PROMPT)
+
+
+def test_hugging_face_image_to_image(hugging_face: InferenceClient) -> None:
+    """With a small strength the result is near to the input."""
+    start = solid_png("white")
+    image = hugging_face.image_to_image(start, PROMPT, strength=0.1, seed=3)  # type: ignore[arg-type]
+    changed = ImageChops.difference(image.convert("RGB"), Image.new("RGB", image.size, "white")).convert("L").tobytes()
+    assert sum(changed) / len(changed) < 60
+
+
+def test_hugging_face_errors_have_a_message(hugging_face: InferenceClient, stack: Any) -> None:
+    with pytest.raises(HfHubHTTPError, match="width must be a multiple of 8, not 65") as error:
+        hugging_face.text_to_image(PROMPT, width=65)
+    assert error.value.response.status_code == 422
+    assert error.value.server_message == "width must be a multiple of 8, not 65"
+    assert error.value.request_id
+    with pytest.raises(HfHubHTTPError, match="steps must be 1 to 100, not 1000"):
+        hugging_face.text_to_image(PROMPT, num_inference_steps=1000)
+    with pytest.raises(HfHubHTTPError, match="stepz: there is no such field"):
+        hugging_face.text_to_image(PROMPT, extra_body={"stepz": 3})
+    with pytest.raises(HfHubHTTPError, match="unknown model: 'sdxl'; available: demo") as missing:
+        hugging_face.text_to_image(PROMPT, model=f"{stack.url}/compat/huggingface/sdxl")
+    assert missing.value.response.status_code == 404
+
+
+def test_hugging_face_protocol_without_a_client(stack: Any) -> None:
+    """A plain HTTP request; a header has the random seed."""
+    response = httpx.post(f"{stack.url}/compat/huggingface/demo", json={"inputs": PROMPT}, timeout=60)
+    assert response.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(response.content)).size == (64, 64)
+    assert str(stack.job(response.headers["x-job-id"])["seed"]) == response.headers["x-seed"]
+
+
+def test_replicate_run(replicate_client: replicate.Client) -> None:
+    fields = {"prompt": PROMPT, "num_inference_steps": 16, "guidance_scale": 2.0, "seed": 7, "num_outputs": 2}
+    outputs = replicate_client.run("fusequeue/demo", input=fields)
+    assert all(isinstance(output, FileOutput) for output in outputs)
+    assert [matches(Image.open(io.BytesIO(output.read())), PROMPT) for output in outputs] == [True, True]
+
+
+def test_replicate_prediction_from_an_open_file_has_progress(replicate_client: replicate.Client, stack: Any) -> None:
+    fields = {
+        "prompt": PROMPT,
+        "image": io.BytesIO(solid_png("white")),
+        "prompt_strength": 0.5,
+        "num_inference_steps": 20,
+    }
+    prediction = replicate_client.predictions.create(
+        version="demo", input={**fields, "output_format": "jpg", "aspect_ratio": "1:1"}
+    )
+    prediction.wait()
+    assert prediction.status == "succeeded", prediction.error
+    assert prediction.progress is not None
+    assert (prediction.progress.percentage, prediction.progress.current) == (1.0, prediction.progress.total)
+    assert stack.job(prediction.id)["task"] == "image_to_image"
+    assert Image.open(io.BytesIO(FileOutput(prediction.output[0], replicate_client).read())).format == "JPEG"
+
+
+def test_replicate_stream_has_progress_and_the_image(replicate_client: replicate.Client) -> None:
+    fields = {"prompt": PROMPT, "num_inference_steps": 40}
+    *before, output, done = replicate_client.stream("fusequeue/demo", input=fields)
+    assert [event.event.value for event in (*before, output, done)] == [*("logs" for _ in before), "output", "done"]
+    steps = [progress.current for event in before if (progress := Prediction.Progress.parse(event.data)) is not None]
+    assert steps == sorted(set(steps))
+    assert Image.open(io.BytesIO(output.data.read())).size == (64, 64)  # type: ignore[attr-defined]
