@@ -114,8 +114,20 @@ def run_job(url: str, headers: dict[str, str] | None = None) -> dict[str, object
         return job
 
 
-def status(url: str, job_id: object) -> object:
-    return httpx.get(f"{url}/v1/jobs/{job_id}", timeout=TIMEOUT_S).json()["status"]
+def status(url: str, job_id: object, headers: dict[str, str] | None = None) -> object:
+    return httpx.get(f"{url}/v1/jobs/{job_id}", timeout=TIMEOUT_S, headers=headers).json()["status"]
+
+
+def run_command(*arguments: str, check: bool = True) -> str:
+    """Run `fusequeue` without settings of its environment, and return its output."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+    command = (sys.executable, "-m", "cli.main", *arguments)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=check)
+    return done.stdout
+
+
+def first_key(command: UpCommand) -> str:
+    return run_command("keys", "create", "--data-dir", str(command.folder / "data")).strip()
 
 
 def image_bytes(job: dict[str, object]) -> bytes:
@@ -177,8 +189,7 @@ def test_only_its_owner_can_read_what_it_writes_and_it_says_how_to_create_the_fi
     written = [data, *data.rglob("*")]
     assert {"api.log", "redis.conf", "storage"} <= {path.name for path in written}
     assert [str(path) for path in written if path.stat().st_mode & 0o077] == []
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-    subprocess.run([sys.executable, "-m", "cli.main", *create.split()[1:]], cwd=ROOT, env=env, check=True)
+    run_command(*create.split()[1:])
     assert command.end(signal.SIGTERM) == 0, command.messages()
     again = up("--port", str(free_port()), "--workers", "0")
     again.ready()
@@ -187,50 +198,37 @@ def test_only_its_owner_can_read_what_it_writes_and_it_says_how_to_create_the_fi
 
 
 @pytest.mark.timeout(290)
-def test_the_first_key_takes_effect_while_it_runs_and_restarts_still_work(up):
-    """A restarted worker is found ready, although the list of workers then needs an admin key."""
-    command = up("--port", str(free_port()))
-    url = command.ready()
-    assert httpx.get(f"{url}/v1/jobs").status_code == 200
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-    create = (sys.executable, "-m", "cli.main", "keys", "create", "--data-dir", str(command.folder / "data"))
-    key = subprocess.run(create, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    wait_until(lambda: httpx.get(f"{url}/v1/jobs").status_code == 401, "keys are required")
-    (worker,) = [
-        pid for pid, arguments in children(command.process.pid).items() if arguments.strip().endswith("-m worker")
-    ]
-    os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: command.messages().count("worker-1: ready") == 2, "the worker is restarted")
-    job = run_job(url, headers={"Authorization": f"Bearer {key.stdout.strip()}"})
-    assert job["status"] == "succeeded", job
-    assert image_bytes(job).startswith(b"\x89PNG"), "its URL needs no key"
-    assert command.end(signal.SIGTERM) == 0, command.messages()
-
-
-@pytest.mark.timeout(290)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent dies")
-def test_killed_processes_are_restarted_with_their_jobs(up):
-    """Redis and the worker are killed and restarted; then `up` is killed, leaves no orphan, and is started again."""
+def test_the_first_key_takes_effect_and_killed_processes_are_restarted_with_their_jobs(up):
+    """Redis and the worker are killed and restarted; then `up` is killed, leaves no orphan, and is started again.
+
+    A restarted worker is found ready, although the list of workers then needs an admin key.
+    """
     command = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
     url = command.ready()
-    done = run_job(url)
-    processes = children(command.process.pid)
-    for pid, arguments in processes.items():
+    assert httpx.get(f"{url}/v1/jobs").status_code == 200
+    key = {"Authorization": f"Bearer {first_key(command)}"}
+    wait_until(lambda: httpx.get(f"{url}/v1/jobs").status_code == 401, "keys are required")
+    done = run_job(url, headers=key)
+    assert image_bytes(done).startswith(b"\x89PNG"), "its URL needs no key"
+    for pid, arguments in children(command.process.pid).items():
         if "redis-server" in arguments or arguments.strip().endswith("-m worker"):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: command.messages().count("redis: ready") == 2, "redis is restarted")
-    assert run_job(url)["status"] == "succeeded"
+    for name in ("redis", "worker-1"):
+        wait_until(lambda: command.messages().count(f"{name}: ready") == 2, f"{name} is restarted")  # noqa: B023
+    assert run_job(url, headers=key)["status"] == "succeeded"
     body = {"model": "demo", "prompt": PROMPT, "steps": 12}
-    acknowledged = [httpx.post(f"{url}/v1/jobs", json=body, timeout=TIMEOUT_S).json()["id"] for _ in range(5)]
+    with httpx.Client(base_url=url, headers=key, timeout=TIMEOUT_S) as client:
+        acknowledged = [client.post("/v1/jobs", json=body).json()["id"] for _ in range(5)]
     processes = children(command.process.pid)
     assert command.end(signal.SIGKILL) == -signal.SIGKILL
     wait_until(lambda: not [pid for pid in processes if alive(pid)], "its processes have ended")
 
     restarted = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
     url = restarted.ready()
-    assert status(url, done["id"]) == "succeeded"
+    assert status(url, done["id"], key) == "succeeded"
     ended = "all acknowledged jobs have ended"
-    wait_until(lambda: {status(url, job) for job in acknowledged} == {"succeeded"}, ended, 150)
+    wait_until(lambda: {status(url, job, key) for job in acknowledged} == {"succeeded"}, ended, 150)
     assert restarted.end(signal.SIGTERM) == 0, restarted.messages()
 
 
@@ -280,36 +278,37 @@ def test_several_api_processes_share_the_port(up):
         httpx.get(f"{url}/healthz")
 
 
-def test_it_keeps_running_without_a_reader_of_its_ready_line(tmp_path):
-    """Its stdout is a pipe without a reader; a signal stops it as usual."""
+@pytest.mark.timeout(290)
+def test_it_keeps_running_without_a_reader_and_the_doctor_checks_its_redis_api_storage_and_models(tmp_path):
+    """Its stdout is a pipe without a reader; a signal stops it as usual.
+
+    The doctor knows it by its data folder, whatever its ports are.
+    """
+    models = tmp_path / "models.toml"
+    models.write_text(f'[[model]]\nid = "other"\nsource = "{ROOT / "demo" / "model"}"\n')
     reader, writer = os.pipe()
     os.close(reader)
-    command = UpCommand(tmp_path / "up", "--port", str(free_port()), "--workers", "0", stdout=writer)
+    port = free_port()
+    options = ("--port", str(port), "--workers", "0", "--models", str(models))
+    command = UpCommand(tmp_path / "up", *options, stdout=writer)
     os.close(writer)
     try:
         wait_until(lambda: "no API keys yet" in command.messages() or command.process.poll() is not None, "up is ready")
+        check_findings(command, models, port)
         assert command.end(signal.SIGTERM) == 0, command.messages()
         assert command.messages().splitlines()[-1] == "stopped"
     finally:
         command.process.kill()
 
 
-@pytest.mark.timeout(290)
-def test_the_doctor_beside_it_checks_its_redis_api_storage_and_models(up, tmp_path):
-    """Also on other ports than the default ones; only the data folder is the same."""
-    models = tmp_path / "models.toml"
-    models.write_text(f'[[model]]\nid = "other"\nsource = "{ROOT / "demo" / "model"}"\n')
-    command = up("--port", str(free_port()), "--workers", "0", "--models", str(models))
-    url = command.ready()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-    doctor = (sys.executable, "-m", "cli.main", "doctor", "--json", "--data-dir", str(command.folder / "data"))
-    done = subprocess.run(doctor, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    findings = {row["name"]: (row["verdict"], row["seen"]) for row in map(json.loads, done.stdout.splitlines())}
-    assert findings["api"] == ("ok", f"{url} is ready"), findings
+def check_findings(command: UpCommand, models: Path, port: int) -> None:
+    data = command.folder / "data"
+    rows = run_command("doctor", "--json", "--data-dir", str(data), check=False)
+    findings = {row["name"]: (row["verdict"], row["seen"]) for row in map(json.loads, rows.splitlines())}
+    assert findings["api"] == ("ok", f"http://127.0.0.1:{port} is ready"), findings
     assert findings["redis version"][0] == "ok", findings
-    assert findings["storage"] == ("ok", f"folder {command.folder / 'data' / 'storage'} is writable"), findings
+    assert findings["storage"] == ("ok", f"folder {data / 'storage'} is writable"), findings
     assert findings["models file"] == ("ok", f"{models}: other"), findings
-    assert command.end(signal.SIGTERM) == 0, command.messages()
 
 
 def test_an_invalid_models_file_is_an_error_before_anything_starts(up, tmp_path):
