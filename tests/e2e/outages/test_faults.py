@@ -23,6 +23,7 @@ from tiny import registry
 from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a red circle on a blue ground, left"
+PAUSE = "/v1/pauses/models/demo"
 LEASE_S = 12.0
 ATTEMPTS = 5
 SLICE_S = 0.05
@@ -30,9 +31,11 @@ EXIT_HUNG = 70  # of worker/worker.py
 
 
 def submit_together(stack: Any, count: int, **body: object) -> list[str]:
-    """Submit jobs in one request, so that one worker claims them all."""
+    """Submit jobs while their model is paused, so that one worker claims them all when it is resumed."""
+    stack.client.put(PAUSE, json={"reason": "until all are queued"}).raise_for_status()
     lines = "\n".join(json.dumps({"model": "demo", "prompt": PROMPT, "seed": seed, **body}) for seed in range(count))
     response = stack.client.post("/v1/jobs:bulk", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    stack.client.delete(PAUSE).raise_for_status()
     return [json.loads(line)["id"] for line in response.text.splitlines()]
 
 
@@ -40,13 +43,14 @@ def stop_in_mid_batch(stack: Any, **body: object) -> tuple[list[str], Any]:
     """Return jobs in the middle of their steps, and their worker, stopped (SIGSTOP) together with its engine.
 
     All engines are stopped until the jobs are claimed; then theirs runs in short slices. If the jobs end before they
-    are seen in the middle, others are submitted.
+    are seen in the middle, others are submitted, of another size: the forwards of the first ones, which took longer as
+    their engine was stopped, bound the batches of theirs.
     """
     workers = {process.process.pid: process for process in stack.processes if process.name.startswith("worker")}
     engines = {pid: engine_of(worker) for pid, worker in workers.items()}
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         signal_all(engines.values(), signal.SIGSTOP)
-        ids = submit_together(stack, 3, **body)
+        ids = submit_together(stack, 3, width=64 + 8 * attempt, **body)
         wait_until(lambda ids=ids: None not in worker_pids(stack, ids), "the jobs are claimed")
         pids = set(worker_pids(stack, ids))
         pid = pids.pop()
@@ -115,7 +119,7 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None
     Lost jobs run solo, one after the other.
     """
     stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
-    ids, victim = stop_in_mid_batch(stack, steps=30)
+    ids, victim = stop_in_mid_batch(stack, steps=20)
     engine = engine_of(victim)
     victim.kill()
     killed_s = datetime.now().timestamp()
@@ -131,7 +135,7 @@ def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None
 def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(make_stack: Any) -> None:
     """For example by the OOM killer. It counts as a lost attempt, which bounds jobs that kill their engine."""
     stack = make_stack().start(workers=2)
-    ids, victim = stop_in_mid_batch(stack, steps=30)
+    ids, victim = stop_in_mid_batch(stack, steps=20)
     os.kill(engine_of(victim), signal.SIGKILL)
     victim.send(signal.SIGCONT)
     assert victim.process.wait(60) == EXIT_HUNG
@@ -188,7 +192,7 @@ def ranks_of(engine: int) -> list[int]:
 def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(make_stack: Any) -> None:
     """SIGSTOP until others have run its jobs, then SIGCONT: the records do not change."""
     stack = make_stack().start(workers=2)
-    ids, frozen = stop_in_mid_batch(stack, steps=30, n=2)
+    ids, frozen = stop_in_mid_batch(stack, steps=20)
     expire_leases(stack, ids)
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
@@ -252,8 +256,8 @@ def test_redis_killed_and_restarted_under_load_loses_nothing(make_stack: Any) ->
 
 def test_a_drained_worker_releases_jobs_it_cannot_finish(make_stack: Any) -> None:
     """With a short drain timeout the jobs are queued at once, not after a lease, and no lost attempt is counted."""
-    stack = make_stack(lease_ms="60000", drain_timeout_s="0.2").start(workers=1)
-    ids, draining = stop_in_mid_batch(stack, steps=30, n=4)
+    stack = make_stack(lease_ms="60000", drain_timeout_s="0.05").start(workers=1)
+    ids, draining = stop_in_mid_batch(stack, steps=30, n=2)
     draining.send(signal.SIGTERM)
     resume(draining)
     assert draining.process.wait(60) == 0
