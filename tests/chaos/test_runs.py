@@ -35,7 +35,7 @@ NEEDS_REDIS = pytest.mark.skipif(redis_executable() is None, reason="no redis-se
 @NEEDS_REDIS
 async def test_jobs_outlive_the_processes_that_work_on_them(tmp_path: Path) -> None:
     """Workers killed at every step, the API at a submit, and a drain: nothing is lost or done twice."""
-    scenario = Scenario(150, WORKER_FAULTS, at_once=4, step_s=0.02, webhooks=True, settings=SHORT_LEASE)
+    scenario = Scenario(100, WORKER_FAULTS, at_once=4, step_s=0.02, webhooks=True, settings=SHORT_LEASE)
     report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
     assert not report.problems, "\n".join(report.lines())
 

@@ -17,7 +17,7 @@ from harness.waiting import wait_until
 from PIL import Image
 
 STEPS = 2
-LINES = int(os.environ.get("BACKFILL_LINES", "96"))  # more for a longer run
+LINES = int(os.environ.get("BACKFILL_LINES", "48"))  # more for a longer run
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Many concurrent clients: each gets the image of its request, the same as without batch mates."""
+"""Concurrent clients: each gets the image of its request, the same as without batch mates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from demo.checker import matches
 from demo.drawings import all_prompts
 
-CLIENTS = 16
+CLIENTS = 8
 
 
 def read_image(client: httpx.Client, job: dict[str, Any], index: int = 0) -> Image.Image:
@@ -57,7 +57,7 @@ def test_concurrent_clients_get_the_same_images_as_without_batch_mates(make_stac
         finally:
             worker.send(signal.SIGCONT)
         batched = list(images)
-    assert max(job["batching"]["max_jobs"] for job, _ in batched) >= 8, "nothing was fused"
+    assert max(job["batching"]["max_jobs"] for job, _ in batched) >= CLIENTS // 2, "nothing was fused"
     right = sum(matches(image, body["prompt"]) for (_, image), body in zip(batched, bodies, strict=True))
     assert right >= CLIENTS - 1, f"{right} of {CLIENTS} images show their prompt"
     for (_, image), body in list(zip(batched, bodies, strict=True))[::4]:

@@ -16,7 +16,6 @@ from harness.waiting import wait_until
 COMMANDS = {
     "output": ("cli.main", "--version"),
     "status of a usage error": ("cli.main", "nosuch"),
-    "usage": ("api", "--help"),
     "error of a configuration": ("worker.chores",),
 }
 
