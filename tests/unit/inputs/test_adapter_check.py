@@ -145,8 +145,11 @@ def test_a_damaged_file_is_accepted_or_refused(data: st.DataObject) -> None:
         check(bytes(damaged))
 
 
-@settings(max_examples=50)
-@given(st.dictionaries(st.text(max_size=8), st.recursive(st.none() | st.integers() | st.text(), st.lists), max_size=4))
+VALUES = st.recursive(st.none() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
+
+
+@settings(max_examples=100)
+@given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4))
 def test_any_header_is_refused_with_a_reason(header: dict[str, Any]) -> None:
     with pytest.raises(AdapterRejected):
         check(raw_file(json.dumps(header).encode(), b""))
