@@ -11,18 +11,17 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from harness.http_server import ROOT
 from harness.queue import lose
+from harness.waiting import wait_until
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
+from shared.auth import Scope
 from shared.config.settings import Settings
 from shared.queue import Queue
 
@@ -32,6 +31,7 @@ CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 WAIT_MS = 30_000
 WIDE = {"width": 1440, "height": 900}
 OpenPage = Callable[..., Page]
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,9 @@ def waiting(chromium: str, make_shared_stack: Callable[..., Any]) -> Any:
 def keyed(chromium: str, make_shared_stack: Callable[..., Any]) -> Any:
     """A service that requires keys, with one worker."""
     stack = make_shared_stack().start(workers=1)
-    stack.client.headers["Authorization"] = f"Bearer {_create_key(stack, 'jobs:read,jobs:write,metrics,admin')}"
+    key = _create_key(stack, "jobs:read,jobs:write,metrics,admin")
+    wait_until(lambda: stack.client.get("/v1/jobs").status_code == 401, "keys are required")
+    stack.client.headers["Authorization"] = f"Bearer {key}"
     return stack
 
 
@@ -142,9 +144,21 @@ def create_key(keyed: Any) -> Callable[[str], str]:
 
 
 def _create_key(stack: Any, scopes: str) -> str:
-    command = [sys.executable, "-m", "cli.main", "keys", "create", "--scopes", scopes, "--quiet"]
-    done = subprocess.run(command, cwd=ROOT, env=stack.env, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip()
+    async def create() -> str:
+        queue = Queue.connect(Settings(redis_url=stack.env["FUSEQUEUE_REDIS_URL"]))
+        try:
+            token, _ = await queue.api_keys.create("default", frozenset(map(Scope, scopes.split(","))))
+        finally:
+            await queue.close()
+        return token
+
+    return _run(create())
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread of its own: Playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, asyncio.wait_for(coroutine, 60)).result()
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +181,5 @@ def _dead_letter(stack: Any, prompt: str) -> str:
         finally:
             await queue.close()
 
-    with ThreadPoolExecutor(1) as pool:  # playwright's loop runs in this thread
-        pool.submit(asyncio.run, asyncio.wait_for(die(), 60)).result()
+    _run(die())
     return job_id
