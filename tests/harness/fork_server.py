@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,7 @@ def _run(module: str, arguments: tuple[str, ...]) -> int:
     sys.argv = ["", *arguments]
     if not hasattr(sys.modules.get(module), "__path__"):  # runpy warns of a module that is imported already
         sys.modules.pop(module, None)
+    sys.modules.pop(f"{module}.__main__", None)
     subprocess.Popen = NestedForkingPopen  # type: ignore[misc]
     status: Any = 0
     try:
@@ -185,6 +187,7 @@ def serve_as_fork(channel: socket.socket) -> NoReturn:
         os.closerange(3, channel.fileno())
         os.closerange(channel.fileno() + 1, LAST_DESCRIPTOR)
         _forget_exit_functions()
+        _reset_warnings()
         sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_pytest.")]
         sys.path[:] = [folder for folder in sys.path if folder]
         for name in [name for name in os.environ if name.startswith("FUSEQUEUE_")]:
@@ -194,6 +197,14 @@ def serve_as_fork(channel: socket.socket) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _reset_warnings() -> None:
+    """Filter warnings as Python does by default: for pytest they are errors."""
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
 
 
 def _forget_exit_functions() -> None:

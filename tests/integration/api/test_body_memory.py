@@ -91,7 +91,7 @@ async def test_hundreds_of_bulk_requests_that_hold_a_line_take_little_memory(ser
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         holding = [group.create_task(hold()) for _ in range(300)]
-        while refused < 260:  # 28 have memory
+        while refused < 200:  # 28 to 70 have memory, depending on how fast the others are refused
             await asyncio.sleep(0.05)
         for task in holding:
             task.cancel()
