@@ -60,7 +60,7 @@ INVALID_FIELDS = [
     ({"num_inference_steps": -1}, 422, "invalid_request", "num_inference_steps"),
     ({"n": 9}, 422, "invalid_request", "n"),
     ({"n": True}, 422, "invalid_request", "n"),
-    ({"seed": -1}, 422, "invalid_request", "seed"),
+    ({"seed": -2}, 422, "invalid_request", "seed"),
     ({"seed": 2**63}, 422, "invalid_request", "seed"),
     ({"guidance_scale": 21}, 422, "invalid_request", "guidance_scale"),
     ({"guidance_scale": 10**400}, 422, "invalid_request", "guidance_scale"),

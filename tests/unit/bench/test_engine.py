@@ -19,6 +19,7 @@ def test_a_small_shape_is_measured_and_saved(tmp_path: Path) -> None:
     assert {"hardware", "commit", "command", "torch", "threads"} <= set(record["about"])
 
 
+@pytest.mark.slow
 def test_the_tax_of_masks_is_measured_and_saved(tmp_path: Path) -> None:
     saved = tmp_path / "figures.json"
     masks.main(["--sides", "64", "--repeats", "1", "--json", str(saved)])
