@@ -262,7 +262,8 @@ def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, wo
     row = page.locator(".run").filter(has_text=job_id[-6:])
     expect(row).to_be_visible()
     expect(row).to_contain_text(re.compile(r"step \d+ of 800"))
-    expect(page.get_by_role("img", name="16 of 16 slots are in use")).to_be_visible()
+    # Both jobs, unless earlier ones have shown that a forward of 16 rows gains nothing here.
+    expect(page.get_by_role("img", name=re.compile("^(8|16) of 16 slots are in use"))).to_be_visible()
     row.get_by_role("button", name=f"Cancel {job_id}").click()
     assert working.finish(job_id)["status"] == "canceled"
     expect(row).to_have_count(0)
