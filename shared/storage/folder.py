@@ -43,7 +43,7 @@ _PUBLIC = {
     errno.EPERM: "storage: access denied",
     errno.EROFS: "storage: cannot be written",
 }
-_MKDIR_ATTEMPTS = 6  # a sweep can remove the empty directory between mkdir and rename
+_MKDIR_ATTEMPTS = 6  # a sweep can remove an empty directory before the file is in it
 
 
 class FolderStorage:
@@ -141,8 +141,8 @@ class FolderStorage:
         temp = self._write_temp(data)
         try:
             for attempt in range(1, _MKDIR_ATTEMPTS + 1):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
                     self._write_type(path, content_type)
                     os.replace(temp, path)
                     break

@@ -168,6 +168,28 @@ async def test_puts_succeed_during_deletes_in_the_same_folder(storage: Storage) 
         await storage.delete_prefix("jobs/race")
 
 
+async def test_a_put_succeeds_where_a_parent_is_removed_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep removes `jobs/race` between the two directories that `mkdir` makes."""
+    make = Path.mkdir
+    removed = False
+
+    def mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
+        nonlocal removed
+        make(path, *args, **kwargs)
+        if path == tmp_path / "jobs/race" and not removed:
+            removed = True
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    storage = connect(Settings(storage_dir=tmp_path))
+    await storage.put("jobs/race/1/0.png", b"x", "image/png")
+    assert removed
+    assert await storage.read("jobs/race/1/0.png") == b"x"
+    await storage.close()
+
+
 async def test_check_leaves_no_object(storage: Storage) -> None:
     await storage.check()
     assert await storage.delete_prefix("health") == 0
