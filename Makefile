@@ -104,7 +104,7 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \
 	apt-get install python3 python3-venv, or set one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || echo "creating $(VENV) with $$($(PYTHON) --version); torch takes a few minutes" >&2
+	@test -x $(BIN)/python || echo "creating $(VENV) with $$($(PYTHON) --version); torch can take a few minutes" >&2
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
+	$(BIN)/python .ci/install.py
 	@touch $@
