@@ -54,7 +54,8 @@ class JobRunner:
         trace = claimed.job.trace
         ids = {"job_id": claimed.job.id} | ({} if trace is None else {"trace_id": trace.trace_id})
         bind_contextvars(**ids)  # for every log event of this task
-        outcome, ended_as = None, StopReason.LOST.value
+        outcome: Outcome | None = None
+        ended_as: str | None = None
         try:
             outcome = await self._outcome(claimed)
             if claimed.stop_reason is None and await self._gives_back(claimed, outcome):
@@ -74,7 +75,9 @@ class JobRunner:
             ended_as = State.FAILED.value
         finally:
             claimed.cancel_uploads()
-            ended_as = claimed.stop_reason.value if claimed.abandoned and claimed.stop_reason else ended_as
+            # A renewal beside `settle` finds the claim of a settled job gone.
+            stopped_as = StopReason.RELEASED if claimed.stop_reason is StopReason.RELEASED else StopReason.LOST
+            ended_as = ended_as or stopped_as.value
             JobSpans(claimed.claim, claimed.times, outcome, ended_as, self._worker).record()
 
     async def _gives_back(self, claimed: ClaimedJob, outcome: Outcome) -> bool:

@@ -115,6 +115,31 @@ async def test_settled_job_keeps_its_artifacts(harness: RunnerHarness, make_subm
     assert (record.state, [artifact.key for artifact in record.artifacts]) == (State.SUCCEEDED, harness.stored())
 
 
+async def test_a_renewal_beside_the_end_of_a_job_does_not_change_how_it_ended(
+    harness: RunnerHarness, make_submission: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that the claim is lost, as the job is settled: its trace shows the job's state."""
+    ended: list[str] = []
+
+    class Spans(job_runner.JobSpans):
+        def record(self) -> None:
+            ended.append(self.ended_as)
+
+    monkeypatch.setattr(job_runner, "JobSpans", Spans)
+    await put(harness.queue, make_submission())
+    claimed, running = harness.run(await harness.claim())
+    settle = harness.queue.claims.settle
+
+    async def settle_beside_a_renewal(*args: Any, **named: Any) -> bool:
+        settled = await settle(*args, **named)
+        claimed.stop(StopReason.LOST)
+        return settled
+
+    monkeypatch.setattr(harness.queue.claims, "settle", settle_beside_a_renewal)
+    await harness.finish(claimed, running)
+    assert ended == [State.SUCCEEDED]
+
+
 @pytest.mark.parametrize("choice", OnDeadline)
 async def test_a_job_stops_at_its_deadline_unless_it_runs_on(
     harness: RunnerHarness, make_submission: Any, choice: OnDeadline
