@@ -32,7 +32,7 @@ def new_tokenizer() -> CLIPTokenizer:
                 tokens.append(parts[-1])
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     # `merges` is typed as strings, and passed to a class that takes pairs.
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CAPTION_TOKENS)  # type: ignore[arg-type]
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CAPTION_TOKENS)
 
 
 def new_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
