@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from typing import Any, NamedTuple, TypeAlias
 
 import structlog
+from cachetools import TTLCache
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, encode, is_newer
+from shared.queue.choosing import JobChooser
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.connections.pools import MAX_BLOCK_MS
@@ -32,6 +34,11 @@ REJECT_WAIT_S = 1.0
 
 MAX_CAUSE_CHARS = 200
 
+MOST_PAGES = 64
+"""Workers of this process of which the page of ready signatures is kept, so long that new ones are found again."""
+
+PAGE_KEPT_S = 10.0
+
 
 class WaitingList(NamedTuple):
     """How many workers wait for the same; whether jobs of the signature are queued and, for a busy worker, interactive
@@ -50,6 +57,7 @@ class Claims(QueueComponent):
         """Set when a job of a newer version was claimed: this worker must stop, so that a newer one runs it."""
         self.unfinished: set[asyncio.Future[None]] = set()
         """Releases of canceled claims, and jobs being rejected; `close` waits for them."""
+        self._pages: TTLCache[str, int] = TTLCache(MOST_PAGES, PAGE_KEPT_S)  # by worker
         self._unanswered: dict[str, str] = {}  # by worker, the token of its last request if no reply came
 
     async def claim(
@@ -70,10 +78,11 @@ class Claims(QueueComponent):
         """
         if slots < 1 or not models:
             return []
-        lowest, load_times = min_priority.rank, _load_times(models)
 
         def request(token: str) -> Awaitable[list[ClaimRow]]:
-            return self._scripts.claim(worker, token, slots, lowest, has_other_jobs, " ".join(preempted), *load_times)
+            return self._claim(
+                self._chooser(worker, models, slots, min_priority, preempted, token), has_other_jobs=has_other_jobs
+            )
 
         return await self._claimed(worker, request) or []
 
@@ -95,15 +104,36 @@ class Claims(QueueComponent):
         """
         if slots < 1:
             return []
-        lowest, load_times = min_priority.rank, _load_times(models)
 
         def request(token: str) -> Awaitable[list[ClaimRow] | None]:
-            return self._scripts.join(worker, token, signature, slots, lowest, " ".join(preempted), *load_times)
+            return self._chooser(worker, models, slots, min_priority, preempted, token).join(signature)
 
         claims = await self._claimed(worker, request)
         if claims is None:
             on_overdue(signature)
         return claims or []
+
+    async def _claim(self, chooser: JobChooser, *, has_other_jobs: bool) -> list[ClaimRow]:
+        """Claim; the next claims of this worker begin at the page of signatures at which this one ended."""
+        chooser.page = self._pages.get(chooser.worker, 0)
+        rows = await chooser.claim(has_other_jobs=has_other_jobs)
+        if chooser.page:
+            self._pages[chooser.worker] = chooser.page
+        else:
+            self._pages.pop(chooser.worker, None)
+        return rows
+
+    def _chooser(
+        self,
+        worker: str,
+        models: Models,
+        slots: int,
+        min_priority: Priority,
+        preempted: Collection[str] = (),
+        token: str = "",
+    ) -> JobChooser:
+        load_ms = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
+        return JobChooser(self._scripts, worker, token, load_ms, slots, min_priority.rank, preempted)
 
     async def _claimed(self, worker: str, request: _Request) -> list[Claim] | None:
         # Canceling the request could leave claimed jobs without a worker until their leases end. So it completes in any
@@ -177,7 +207,8 @@ class Claims(QueueComponent):
 
         0 does not promise a claim: another worker can be faster, or a job can need more slots than are free.
         """
-        return await self._scripts.next_ready_ms(worker, min_priority.rank, *_load_times(models))
+        ready_ms = await self._chooser(worker, models, 1, min_priority).next_ready_ms()
+        return None if ready_ms is None else round(ready_ms)
 
     async def list_as_waiting(
         self,

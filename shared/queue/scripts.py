@@ -46,7 +46,7 @@ REPLAYED = frozenset(
     }
 )
 """Scripts that a repetition would apply twice or answer differently. KEYS[2] is the key of the call's reply, which a
-repetition returns. `claim` and `join` keep their claims per worker instead (`lib/last_claim.lua`)."""
+repetition returns. `take` keeps its claims per worker instead (`lib/last_claim.lua`)."""
 
 REPLY_KEPT_MS = 30_000
 """The client repeats a command within two timeouts, a pause and a connect: 16 s."""
@@ -154,20 +154,12 @@ class Scripts(Protocol):
     async def forget_input(self, tenant: str, input_id: str) -> tuple[str, str]: ...
 
     # Claims
-    async def claim(
-        self,
-        worker: str,
-        token: str,
-        slots: int,
-        lowest_rank: int,
-        has_other_jobs: bool,
-        preempted: str,
-        *models: str | int,
-    ) -> list[ClaimRow]: ...
-    async def join(
-        self, worker: str, token: str, signature: str, slots: int, lowest_rank: int, preempted: str, *models: str | int
-    ) -> list[ClaimRow] | None: ...
-    async def next_ready_ms(self, worker: str, lowest_rank: int, *models: str | int) -> int | None: ...
+    async def read_order(self, worker: str, token: str, preempted: str, page: int, *models: str | int) -> str: ...
+    async def read_lanes(self, worker: str, signature: str, slots: int, lowest_rank: int, page: int) -> str: ...
+    async def take(
+        self, worker: str, token: str, signature: str, hold: bool, decision: str
+    ) -> tuple[int, list[ClaimRow]]: ...
+    async def defer(self, *blocked: str | int) -> None: ...
     async def list_as_waiting(
         self, worker: str, wait_ms: int, wakeups: str, idle: bool, signature: str, *models: str | int
     ) -> tuple[int, int, int, list[str]]: ...

@@ -334,5 +334,7 @@ FAULTS: dict[str, Action] = {
     **_variants("cut", cut, *_LINKS, ("worker-s3",)),
     **_variants("half_close", half_close, *_LINKS, ("worker-s3",)),
     **_variants("drop_replies", drop_replies, ("api-redis", "submit"), ("api-redis", "cancel_jobs")),
-    **_variants("drop_replies", drop_replies, *(("worker-redis", one) for one in ("claim", "join", "settle", "renew"))),
+    **_variants(
+        "drop_replies", drop_replies, *(("worker-redis", one) for one in ("read_order", "take", "settle", "renew"))
+    ),
 }

@@ -23,7 +23,7 @@ STOPS = tuple(f"stop_at:{name}" for name in hooks.WORKER_HOOKS)
 LINKS = ("api-redis", "worker-redis")
 NETWORK = (
     *(f"{kind}:{link}" for kind in ("delay", "cut", "half_close") for link in LINKS),
-    *(f"drop_replies:worker-redis:{name}" for name in ("claim", "join", "settle", "renew")),
+    *(f"drop_replies:worker-redis:{name}" for name in ("read_order", "take", "settle", "renew")),
     *(f"drop_replies:api-redis:{name}" for name in ("submit", "cancel_jobs")),
 )
 S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s3_replies", "stop_s3", "fail_s3")

@@ -14,6 +14,7 @@ from harness.queue import claim, claim_ids, end, lose, put, state_of
 from shared.errors import RedisFull
 from shared.job import InputRef, Phase, Progress, State, encode
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
+from shared.queue.order.decision import Decision
 from shared.queue.scripts import PARTS, runs_when_full, script_files
 
 Make = Callable[..., Submission]
@@ -108,7 +109,6 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "bury_job": (job, "worker_lost", ""),
         "cancel_batch": ("default", "batch_1"),
         "cancel_jobs": (queued,),
-        "claim": ("w2", "token", 8, 2, False, "", *models),
         "claim_deliveries": (10, 10, 1000),
         "commit_batch": ("default", "batch_1", 1, 1000, 1000, no_update),
         "count_queued": (0, "0", signature),
@@ -130,14 +130,12 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "forget_job": (job,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
         "identify": ("known", "default"),
-        "join": ("w2", "token", signature, 8, 2, "", *models),
         "join_sync_call": ("default", "digest", "other", False),
         "leave_sync_call": ("default", "digest", f"{job} {scene.process}"),
         "learn_cost": ("cpu", "demo", "64x64", 1, 0.5, 64),
         "learn_start_time": (1.0,),
         "announce_policies": ('{"role": "api", "set": {}, "defaults": {"lease_ms": "1000"}}', 0, 120_000, 3_600_000),
         "model_depths": (signature,),
-        "next_ready_ms": ("w2", 2, *models),
         "note_use": ("known",),
         "postpone_batch": ("default", "batch_1", 1000),
         "purge_dead_letter": (job,),
@@ -158,6 +156,10 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "redrive_dead_letter": (job,),
         "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
+        "read_order": ("w2", "token", "", 0, *models),
+        "read_lanes": ("w2", signature, 8, 2, 0),
+        "take": ("w2", "token", signature, True, Decision(take=[(queued, 0)]).wire([], 0.0)),
+        "defer": ("paused", "demo", 1, 1),
         "count_run": ("default", "demo", job, "token", "1,1,0,0,0,0"),
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
@@ -185,7 +187,7 @@ REFUSED = {
     "reserve_key",
     "submit",
 }
-READ_ONLY = {"identify", "model_depths", "next_ready_ms", "queue_depths", "queue_position"}
+READ_ONLY = {"identify", "model_depths", "queue_depths", "queue_position"}
 
 
 def test_a_script_that_writes_runs_when_redis_is_full_unless_it_is_listed() -> None:

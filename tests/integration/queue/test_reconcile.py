@@ -187,22 +187,11 @@ async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission
     assert await claim_ids(queue) == [stays]
 
 
-async def test_a_lost_group_is_made_again_from_the_beginning(queue: Queue, make_submission: Make) -> None:
-    """$ would skip queued jobs."""
-    ids = await put(queue, *[make_submission() for _ in range(2)])
-    await queue.client.redis.xgroup_destroy(
-        queue.client.redis_keys.lane(make_submission().signature, "standard", "default"), "workers"
-    )
-    assert await queue.maintenance.reconcile() >= 1
-    assert await claim_ids(queue) == ids
-
-
-async def test_running_jobs_of_a_lost_group_are_not_counted_as_queued(queue: Queue, make_submission: Make) -> None:
-    """The new group has not delivered their entries."""
+async def test_running_jobs_are_not_counted_as_queued(queue: Queue, make_submission: Make) -> None:
+    """Their entries have left the lane."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
     claims = await claim(queue, 2)
     redis, keys, signature = queue.client.redis, queue.client.redis_keys, make_submission().signature
-    await redis.xgroup_destroy(keys.lane(signature, "standard", "default"), "workers")
     await redis.delete(keys.signature(signature), keys.queued_jobs)
     assert await queue.maintenance.reconcile() >= 1
     (depth,) = await queue.workers.queue_depths()

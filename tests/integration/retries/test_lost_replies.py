@@ -60,7 +60,7 @@ async def test_a_claim_whose_reply_is_lost_returns_its_jobs(
 ) -> None:
     """They run together and at once, not solo after their leases."""
     ids = await put(proxied, *[make_submission() for _ in range(3)])
-    lose(proxy, proxied, "claim")
+    lose(proxy, proxied, "take")
     claims = await proxied.claims.claim("w1", MODELS, 8)
     assert proxy.dropped == 1
     assert [one.job.id for one in claims] == ids
@@ -74,7 +74,7 @@ async def test_a_join_whose_reply_is_lost_returns_its_jobs(
 ) -> None:
     ids = await put(proxied, *[make_submission() for _ in range(3)])
     (one,) = await proxied.claims.claim("w1", MODELS, 1)
-    lose(proxy, proxied, "join")
+    lose(proxy, proxied, "take")
     joined = await proxied.claims.join("w1", one.signature, 8, models=MODELS)
     assert proxy.dropped == 1
     assert [one.job.id, *(other.job.id for other in joined)] == ids
@@ -86,13 +86,13 @@ async def test_a_claim_that_failed_is_returned_by_the_next_one(
     """The client gives up after its second attempt; the worker then claims or joins again."""
     proxied.client.shared = None  # with it, there is one more attempt
     first, second, third = await put(proxied, *[make_submission() for _ in range(3)])
-    lose(proxy, proxied, "claim", 2)
+    lose(proxy, proxied, "take", 2)
     with pytest.raises(RedisUnavailable):
         await proxied.claims.claim("w1", MODELS, 1)
     assert await state_of(queue, first) is State.RUNNING
     (again,) = await proxied.claims.claim("w1", MODELS, 1)
     assert (again.job.id, again.epoch) == (first, 1)
-    lose(proxy, proxied, "join", 2)
+    lose(proxy, proxied, "take", 2)
     with pytest.raises(RedisUnavailable):
         await proxied.claims.join("w1", again.signature, 1, models=MODELS)
     assert await claim_ids(proxied, 1) == [second]
@@ -105,7 +105,7 @@ async def test_a_repeated_claim_does_not_return_a_job_that_another_worker_has(
     """Its lease can end before the worker reaches Redis again."""
     proxied.client.shared = None
     (job_id,) = await put(proxied, make_submission())
-    lose(proxy, proxied, "claim", 2)
+    lose(proxy, proxied, "take", 2)
     with pytest.raises(RedisUnavailable):
         await proxied.claims.claim("w1", MODELS, 1)
     await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1})
@@ -121,7 +121,7 @@ async def test_a_command_that_times_out_is_applied_once(
     monkeypatch.setattr(pools, "COMMAND_TIMEOUT_S", 0.3)
     proxied = Queue.connect(queue.client.settings.model_copy(update={"redis_url": proxy.redis_url}))
     ids = await put(queue, make_submission(), make_submission())
-    for script in ("claim", "admit"):
+    for script in ("take", "admit"):
         proxy.drop_replies(script_pattern(script, queue.client.settings), then="silent")
     assert await claim_ids(proxied, 1) == ids[:1]
     assert (await proxied.api_keys.admit("acme", 10)).remaining == 9

@@ -35,7 +35,7 @@ SCRIPTS = {name for name, path in script_files().items() if path.parent.name not
 REPLY_DIFFERS = {
     **dict.fromkeys(("reclaim", "expire", "expand_outbox"), "takes the next rows of a list; the reply is a count"),
     **dict.fromkeys((name for name in SCRIPTS if name.startswith(("reconcile_", "repair_"))), "a count of repairs"),
-    **dict.fromkeys(("queue_depths", "next_ready_ms"), "reads how long ago or how soon"),
+    **dict.fromkeys(("queue_depths", "read_order", "read_lanes"), "reads how long ago or how soon"),
 }
 STATE_DIFFERS = {
     "learn_cost": "a moving mean: a forward counted twice moves it by 4% of the difference more",
@@ -95,7 +95,7 @@ class Repeater:
             case "set":
                 return sorted(await send("SMEMBERS", name))
             case "stream":
-                return [await send("XLEN", name), await send("XINFO", "GROUPS", name)]
+                return await send("XRANGE", name, "-", "+")
             case _:
                 return await send("GET", name)
 
@@ -157,7 +157,15 @@ async def waits_and_losses(queue: Queue, make: Make) -> None:
     assert await end(queue, again)
 
 
-@case("claim", "join", "next_ready_ms", "renew", "report_progress", "put_preview", "release", "settle", "count_run")
+@case("defer", "set_limits")
+async def limits(queue: Queue, make: Make) -> None:
+    await queue.api_keys.set_limits("acme", TenantLimits(running_slots=1))
+    await put(queue, *[make(tenant="acme") for _ in range(2)])
+    await claim(queue, 1)
+    assert await claim(queue, 1) == []
+
+
+@case("read_order", "read_lanes", "take", "renew", "report_progress", "put_preview", "release", "settle", "count_run")
 async def claims(queue: Queue, make: Make) -> None:
     await put(queue, *[make() for _ in range(4)])
     await queue.claims.next_ready_ms(MODELS, worker="w1")

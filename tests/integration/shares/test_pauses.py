@@ -71,7 +71,7 @@ async def test_resuming_wakes_a_waiting_worker(queue: Queue, make_submission: Ma
     await pause(queue, kind, name)
     await put(queue, make_submission(tenant="acme"))
     assert await claim(queue) == []
-    assert await queue.client.scripts.next_ready_ms("w1", 2, "demo", 0) is None, "a worker sleeps meanwhile"
+    assert await queue.claims.next_ready_ms(["demo"], worker="w1") is None, "a worker sleeps meanwhile"
     await queue.client.scripts.list_as_waiting("w1", 60_000, "", True, "", "demo", 0)
     assert await queue.pauses.end(kind, name)
     assert await queue.client.redis.llen(queue.client.redis_keys.wakeup("w1")) == 1

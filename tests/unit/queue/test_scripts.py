@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 from collections.abc import AsyncIterator
 from itertools import takewhile
@@ -22,12 +21,9 @@ LIB = (
     "prelude",
     "readiness",
     "tenants",
-    "model_loads",
-    "bulk_share",
     "dated",
     "device_times",
     "latest_start",
-    "choice",
     "grace",
     "recount",
 )
@@ -193,30 +189,6 @@ async def test_expected_gap(
     assert await evaluate(redis, f"readiness.next_gap({gap}, {since}, {window})") == expected, why
 
 
-# ready = 1000, a load takes 200 and no other worker holds the model unless the row says otherwise; the last columns are
-# the time that orders the signature among others, and the time from which an idle worker can claim it.
-SORT_TIMES = [
-    ("in memory: ordered by readiness", {"load": 0}, 1000, 1000),
-    ("to be loaded: three loads later; an idle worker claims it at once", {}, 1600, 1000),
-    ("another worker has it: left to that worker for one load", {"holders": 1}, 2200, 1200),
-    ("one load's worth of work is queued: still left to it", {"holders": 1, "work": 200}, 2200, 1200),
-    ("more work than a load: a second worker is worth it", {"holders": 1, "work": 201}, 2200, 1000),
-    ("two workers have it: no more than one load's worth each", {"holders": 2, "work": 400}, 2200, 1200),
-    ("in memory on this worker and on others", {"load": 0, "holders": 3}, 1000, 1000),
-]
-
-
-@pytest.mark.parametrize(("why", "facts", "sort_ms", "free"), SORT_TIMES, ids=[row[0] for row in SORT_TIMES])
-async def test_models_in_memory_go_first(
-    redis: FakeAsyncRedis, why: str, facts: dict[str, int], sort_ms: int, free: int
-) -> None:
-    """Which signature a worker serves next, and when a model is worth loading."""
-    facts = {"ready": 1000, "load": 200, "holders": 0, "work": 0, **facts}
-    table = ", ".join(f"{name} = {value}" for name, value in facts.items())
-    expression = f"{{model_loads.sort_ms({{{table}}}), model_loads.free_at({{{table}}})}}"
-    assert await evaluate(redis, expression) == [sort_ms, free], why
-
-
 # now = 100000, lease = 8000, so that a grace is 8000 long; the last columns are before when a lease must have ended to
 # be reclaimed, and when the last gap ended.
 GRACES = [
@@ -242,79 +214,6 @@ async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
     table = ", ".join(f"{name} = {value}" for name, value in {"now": 100000, "lease": 8000, **facts}.items())
     decision = f"grace.decide({{{table}}})"
     assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
-
-
-IN_MEMORY = {"load_justified": True, "usage": 10, "own_rank": 1, "sort_ms": 1000, "sig": "a"}
-ORDER = [
-    (
-        "the least-served tenant goes first, however long other jobs are ready",
-        {"usage": 11, "sort_ms": 0},
-        True,
-    ),
-    ("jobs of one tenant go by readiness", {"sort_ms": 1001}, True),
-    ("whose were ready earlier", {"sort_ms": 999}, False),
-    (
-        "a model to be loaded goes later, even with less usage",
-        {"load_justified": False, "usage": 0},
-        True,
-    ),
-    ("a tenant's own jobs go by priority", {"own_rank": 0, "sort_ms": 99_999}, False),
-    ("a job with a deadline goes first, whenever its signature is ready", {"turn": 1, "sort_ms": 99_999}, False),
-    ("but not before the model in memory", {"turn": 1, "start_by": 1, "load_justified": False}, True),
-    ("nor before the least-served tenant", {"turn": 1, "start_by": 1, "usage": 11}, True),
-    ("nor before a higher priority of its tenant", {"turn": 1, "start_by": 1, "own_rank": 2}, True),
-    ("the order is total", {"sig": "b"}, True),
-]
-
-
-@pytest.mark.parametrize(("why", "other", "first"), ORDER, ids=[row[0] for row in ORDER])
-async def test_order_of_ready_signatures(redis: FakeAsyncRedis, why: str, other: dict[str, Any], first: bool) -> None:
-    """Which of two signatures of one priority a worker claims."""
-    one, two = (
-        ", ".join(f"{name} = {json.dumps(value)}" for name, value in row.items())
-        for row in (IN_MEMORY, {**IN_MEMORY, **other})
-    )
-    expression = f"{{choice.before({{{one}}}, {{{two}}}) and 1 or 0, choice.before({{{two}}}, {{{one}}}) and 1 or 0}}"
-    assert await evaluate(redis, expression) == [int(first), int(not first)], why
-
-
-WITH_DEADLINE = {**IN_MEMORY, "turn": 1, "start_by": 5000}
-SLACKS = [
-    ("the least slack goes first", {"start_by": 4000, "sort_ms": 99_999}, False),
-    ("equal slacks go by readiness", {"sort_ms": 900}, False),
-    ("an aged job has its turn", {"turn": 0, "start_by": None}, False),
-    ("a job without a deadline goes later", {"turn": 2, "start_by": None, "sort_ms": 0}, True),
-]
-
-
-@pytest.mark.parametrize(("why", "other", "first"), SLACKS, ids=[row[0] for row in SLACKS])
-async def test_order_by_slack(redis: FakeAsyncRedis, why: str, other: dict[str, Any], first: bool) -> None:
-    """Which of two signatures of one tenant and priority a worker claims, one of which has a job with a deadline."""
-    one, two = (
-        ", ".join(f"{name} = {json.dumps(value)}" for name, value in row.items() if value is not None)
-        for row in (WITH_DEADLINE, {**WITH_DEADLINE, **other})
-    )
-    expression = f"{{choice.before({{{one}}}, {{{two}}}) and 1 or 0, choice.before({{{two}}}, {{{one}}}) and 1 or 0}}"
-    assert await evaluate(redis, expression) == [int(first), int(not first)], why
-
-
-# now = 100000, aging_ms = 30000; the last column is the turn.
-TURNS = [
-    ("a job with a deadline", {"start_by": 200_000}, 1),
-    ("a job without one", {"since": 99_000}, 2),
-    ("an aged one that was not overtaken", {"since": 70_000}, 2),
-    ("an aged one that was overtaken twice", {"since": 70_000, "overtaken": 2}, 2),
-    ("an aged one that was overtaken three times", {"since": 70_000, "overtaken": 3}, 0),
-    ("one that is not aged any more", {"since": 70_001, "overtaken": 3}, 2),
-]
-
-
-@pytest.mark.parametrize(("why", "facts", "turn"), TURNS, ids=[row[0] for row in TURNS])
-async def test_turns_of_jobs_with_and_without_deadlines(
-    redis: FakeAsyncRedis, why: str, facts: dict[str, int], turn: int
-) -> None:
-    table = ", ".join(f"{name} = {value}" for name, value in facts.items())
-    assert await evaluate(redis, f"dated.turn({{{table}}}, 100000)", conf="aging_ms = 30000") == turn, why
 
 
 LATEST_STARTS = [
@@ -389,55 +288,6 @@ async def test_usage_of_a_tenant(
     known = "nil" if used is None else f"tenants.usage_after(nil, {used}, 0)"
     found = await evaluate(redis, f"tostring(tenants.usage_after({known}, {seconds}, {at}))")
     assert (None if found == "nil" else round(2 ** (float(found) - half_lives), 6)) == left, why
-
-
-async def test_bulk_gets_its_share_of_the_sum(redis: FakeAsyncRedis) -> None:
-    """Nine slots above bulk are due one of bulk at a share of a tenth."""
-    assert await evaluate(redis, "tostring(bulk_share.growth(9, 0.1))") == "1"
-
-
-STEPS = [
-    ("bulk last", 2, "", "0 ahead, 0 behind 1, 2"),
-    ("bulk jobs that are due precede standard ones, of their model", 2, "demo", "0 ahead, 2 of demo, 0 behind 1, 2"),
-    ("no bulk", 1, "", "0 ahead, 0 behind 1"),
-    ("only interactive jobs, which preempt others", 0, "", "0 ahead"),
-]
-
-
-@pytest.mark.parametrize(("why", "lowest", "due", "steps"), STEPS, ids=[row[0] for row in STEPS])
-async def test_order_of_priorities(redis: FakeAsyncRedis, why: str, lowest: int, due: str, steps: str) -> None:
-    """Interactive jobs of tenants that are behind share a step with standard ones."""
-    models = "{{name = 'demo'}, {name = 'other'}}"
-    choice = f"{{lowest = {lowest}, models = {models}, due = {{{due} = {'true' if due else 'nil'}}}}}"
-    choice = choice.replace("{ = nil}", "{}")
-    expression = f"cjson.encode(choice.steps({choice}))"
-    seen = []
-    for step in json.loads(await evaluate(redis, expression)):
-        parts = [f"{part['rank']}{_AHEAD[part.get('ahead')]}" for part in step["parts"]]
-        of = "" if len(step["models"]) == 2 else f" of {step['models'][0]['name']}"
-        seen.append(" ".join(parts) + of)
-    assert ", ".join(seen) == steps, why
-
-
-_AHEAD = {None: "", True: " ahead", False: " behind"}
-
-
-# GPU-seconds that the least-served of the delayed tenants has used, and those up to which a tenant is ahead of it.
-ALLOWANCES = [
-    ("no tenant is delayed", None, math.inf),
-    ("it has used nothing", 0, 10),
-    ("it has used as much as the allowance", 10, 20),
-]
-
-
-@pytest.mark.parametrize(("why", "least", "most"), ALLOWANCES, ids=[row[0] for row in ALLOWANCES])
-async def test_usage_up_to_which_a_tenant_is_ahead(
-    redis: FakeAsyncRedis, why: str, least: float | None, most: float
-) -> None:
-    """An allowance of ten GPU-seconds above the least-served one."""
-    usage = "nil" if least is None else 0 if least == 0 else f"tenants.usage_after(nil, {least}, 0)"
-    found = await evaluate(redis, f"tostring(choice.most_ahead({usage}, 0))", conf="interactive_allowance_s = 10")
-    assert round(2 ** float(found), 6) == most, why
 
 
 @pytest.mark.parametrize("path", script_files().values(), ids=lambda path: path.stem)

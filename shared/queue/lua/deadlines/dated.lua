@@ -1,12 +1,10 @@
 -- Part of the scripts that queue jobs or remove them: queued jobs with a deadline are not in their lane's stream but in
--- dated:<sig> and returned:<lane>, by latest start. In their lane they go before the stream: least slack first. Jobs without a
--- deadline that have waited for `aging_ms` are overtaken by at most MOST_OVERTAKEN jobs or batches with one.
+-- dated:<sig> and returned:<lane>, by latest start. In their lane they go before the stream: least slack first.
 
 local dated = {}
 local SPAN = 4398046511104 -- of a priority, or of a kind of returned job
 local PLACED_FIRST = 10000000000000
 local OLDEST_READ = 4
-dated.MOST_OVERTAKEN = 3
 local LEAD_MS = 1000 -- of a start before the latest one
 
 -- The first `count` dated jobs of a signature and priority: id, start_by, id, start_by, ...
@@ -49,13 +47,3 @@ function dated.start_by_of(score, lane, now)
     '(' .. whole(2 * SPAN), 'WITHSCORES', 'LIMIT', 0, 1)
   return row[1] and tonumber(row[2]) - SPAN or nil
 end
-
--- The turn of a signature or lane among others of its tenant and priority: 0 after it was overtaken as often as an aged one
--- can be, 1 with a dated job, 2 without. s.start_by: its least latest start, or nil; s.since: since when it waits (ms).
-function dated.turn(s, now)
-  if s.start_by then return 1 end
-  if (s.overtaken or 0) >= dated.MOST_OVERTAKEN and dated.is_aged(s.since, now) then return 0 end
-  return 2
-end
-
-function dated.is_aged(since, now) return since <= now - conf.aging_ms end

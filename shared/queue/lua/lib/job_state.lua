@@ -4,7 +4,7 @@
 local job_state = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
-  'charged', 'size', 'start_by', 'on_deadline', 'steps'}
+  'charged', 'size', 'start_by', 'on_deadline', 'steps', 'overtaken'}
 
 -- The fields of a job that scripts need, or nil.
 function job_state.load(id)
@@ -241,9 +241,9 @@ function job_state.unclaim(id, job, now, device_seconds)
   if redis.call('HINCRBY', key.signature(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.signature(job.sig), 'running') end
   tenants.correct_charge(job, device_seconds or 0, now)
   queue.count_running(job.tenant, -job.slots)
-  if job.src == 'lane' and job.entry then
+  if job.src == 'lane' and (job.entry or '') ~= '' then -- claimed by an older version, whose entry stays until now
     local lane = key.lane(job.sig, job.rank, job.tenant)
-    queue.acknowledge(lane, job.entry)
+    queue.remove_entry(lane, job.entry)
     if queue.sweep_lane(lane) then redis.call('ZREM', key.lanes(job.sig, job.rank), job.tenant) end
   end
 end
@@ -251,7 +251,7 @@ end
 -- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
   local lane = key.lane(job.sig, job.rank, job.tenant)
-  if job.src == 'lane' and job.entry then queue.acknowledge(lane, job.entry) else queue.remove_returned(id, job) end
+  if job.src == 'lane' then queue.remove_entry(lane, job.entry) else queue.remove_returned(id, job) end
   queue.update_lane(job, queue.head(lane))
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
 end

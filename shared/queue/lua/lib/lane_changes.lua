@@ -19,8 +19,8 @@ end
 
 -- Remove a queued job from its lane.
 function lane_changes.leave(id, job)
-  if job.src == 'lane' and job.entry then
-    queue.acknowledge(key.lane(job.sig, job.rank, job.tenant), job.entry)
+  if job.src == 'lane' then
+    queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry)
   else
     queue.remove_returned(id, job)
   end
@@ -37,7 +37,7 @@ function lane_changes.enter(id, job, now)
     job.src = 'dated'
     redis.call('HSET', key.job(id), 'src', 'dated', 'entry', '')
   elseif in_lane then
-    if job.src == 'lane' and job.entry and type(queue.append(id, job, job.entry)) ~= 'table' then return end
+    if job.src == 'lane' and (job.entry or '') ~= '' and type(queue.append(id, job, job.entry)) ~= 'table' then return end
     job.src = 'front'
     redis.call('HSET', key.job(id), 'src', 'front', 'entry', '', 'returned', whole(now))
   end

@@ -10,19 +10,14 @@ local function front_of(name, rank)
   return redis.call('ZCOUNT', name, queue.score(rank, 0), '(' .. queue.score(rank + 1, 0))
 end
 
-local function number_of(row)
-  for at = 1, row and #row[2] or 0, 2 do
-    if row[2][at] == 'number' then return tonumber(row[2][at + 1]) end
-  end
-end
-
--- How many entries of its lane precede a job's own, and how many are queued there. Far ones are not read: the numbers of the
+-- How many entries of its lane precede a job's own, and how many there are. Far ones are not read: the numbers of the
 -- entries count instead, and with them those that were canceled meanwhile.
 local function ahead_in_lane(lane, entry)
-  local head, pending = queue.first_entry(lane)
-  if not head then return 0, 1 end
-  local total = math.max(1, redis.call('XLEN', lane) - pending)
-  local first, mine = number_of(head), number_of(redis.call('XRANGE', lane, entry, entry)[1])
+  local head = redis.call('XRANGE', lane, '-', '+', 'COUNT', 1)[1]
+  if not head or (entry or '') == '' then return 0, 1 end
+  local total = redis.call('XLEN', lane)
+  local first = tonumber(queue.value_of(head, 'number'))
+  local mine = tonumber(queue.value_of(redis.call('XRANGE', lane, entry, entry)[1], 'number'))
   if first and mine and mine - first > READ then return math.min(total - 1, mine - first), total end
   return math.max(0, #redis.call('XRANGE', lane, head[1], entry, 'COUNT', READ + 1) - 1), total
 end

@@ -178,50 +178,42 @@ end
 -- Wake a worker for each signature that `refresh` found to have new jobs.
 function queue.wake() wakeups.wake_noted() end
 
--- Delete a lane and its group when it has no entries; returns whether it has none.
+-- Delete a lane when it has no entries; returns whether it has none.
 function queue.sweep_lane(lane)
   local empty = redis.call('XLEN', lane) == 0
   if empty then redis.call('DEL', lane) end
   return empty
 end
 
--- Remove an entry from its lane.
-function queue.acknowledge(lane, entry)
-  redis.call('XACK', lane, 'workers', entry)
-  redis.call('XDEL', lane, entry)
+-- Remove an entry from its lane. An older version has read entries through a consumer group.
+function queue.remove_entry(lane, entry)
+  if (entry or '') == '' then return end
+  if redis.call('XDEL', lane, entry) == 1 then redis.pcall('XACK', lane, 'workers', entry) end
 end
 
--- The first undelivered entry of a lane, or nil, and how many are delivered and not acknowledged.
-function queue.first_entry(lane)
-  local groups = redis.pcall('XINFO', 'GROUPS', lane)
-  if groups.err or not groups[1] then return nil, 0 end
-  local delivered, pending = '0-0', 0
-  for at = 1, #groups[1], 2 do
-    if groups[1][at] == 'last-delivered-id' then delivered = groups[1][at + 1] end
-    if groups[1][at] == 'pending' then pending = tonumber(groups[1][at + 1]) end
+-- A field of a stream's entry, or nil.
+function queue.value_of(entry, name)
+  for at = 1, entry and #entry[2] or 0, 2 do
+    if entry[2][at] == name then return entry[2][at + 1] end
   end
-  return redis.call('XRANGE', lane, '(' .. delivered, '+', 'COUNT', 1)[1], pending
+  return nil
 end
 
--- The id of the first undelivered entry of a lane, or nil.
+-- The id of the first entry of a lane, or nil.
 function queue.head(lane)
-  local first = queue.first_entry(lane)
+  local first = redis.call('XRANGE', lane, '-', '+', 'COUNT', 1)[1]
   return first and first[1] or nil
 end
 
 -- The number of a lane's last entry; queue positions are differences of these numbers.
 function queue.last_number(lane)
-  local row = redis.call('XREVRANGE', lane, '+', '-', 'COUNT', 1)[1]
-  for at = 1, row and #row[2] or 0, 2 do
-    if row[2][at] == 'number' then return tonumber(row[2][at + 1]) end
-  end
-  return 0
+  local last = redis.call('XREVRANGE', lane, '+', '-', 'COUNT', 1)[1]
+  return tonumber(queue.value_of(last, 'number')) or 0
 end
 
 -- Append the entry of a job to the stream of its lane; returns its id, or an error if the stream has a later one.
 function queue.append(id, job, entry)
   local lane = key.lane(job.sig, job.rank, job.tenant)
-  if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
   return redis.pcall('XADD', lane, entry, 'job', id, 'slots', job.slots, 'number', queue.last_number(lane) + 1)
 end
 
@@ -277,11 +269,4 @@ function queue.update_lane(lane, head)
   if oldest < math.huge then return tenants.add_lane(lane, oldest, placed) end
   tenants.remove_lane(lane)
   return 0
-end
-
--- The number of queued entries of a lane; 0 if the lane or its group was lost.
-function queue.queued_in(lane)
-  local pending = redis.pcall('XPENDING', lane, 'workers')
-  if pending.err then return 0 end
-  return redis.call('XLEN', lane) - pending[1]
 end

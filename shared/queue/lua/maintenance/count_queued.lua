@@ -1,4 +1,3 @@
--- NEEDS queue
 -- RUNS when Redis is full
 -- Count the queued jobs of signatures, in pages; remove released, lost and dated jobs that are not queued.
 -- ARGV     section, cursor, signatures...
@@ -12,7 +11,7 @@ local function read_lanes(sig, rank)
   local page = redis.call('ZSCAN', key.lanes(sig, rank), cursor, 'COUNT', PAGE)
   for at = 1, #page[2], 2 do
     local tenant = page[2][at]
-    table.insert(rows, {sig, rank, tenant, tenant, queue.queued_in(key.lane(sig, rank, tenant))})
+    table.insert(rows, {sig, rank, tenant, tenant, redis.call('XLEN', key.lane(sig, rank, tenant))})
   end
   return page[1]
 end

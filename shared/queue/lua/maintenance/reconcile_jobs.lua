@@ -8,10 +8,7 @@ local now, repaired, touched = clock_ms(), 0, {}
 local function is_queued(id, job)
   if job.src == 'lane' then
     local lane = key.lane(job.sig, job.rank, job.tenant)
-    if not job.entry or not redis.call('XRANGE', lane, job.entry, job.entry)[1] then return false end
-    local pending = redis.pcall('XPENDING', lane, 'workers', job.entry, job.entry, 1)
-    if pending.err then return true end -- no group: the next claim creates it and reads from the beginning
-    return not pending[1]
+    return (job.entry or '') ~= '' and redis.call('XRANGE', lane, job.entry, job.entry)[1] ~= nil
   end
   local standing = redis.call('ZSCORE', queue.set_of(job), id)
   return standing and redis.call('ZSCORE', key.returned(job.sig, job.rank, job.tenant), id) and true or false
@@ -20,7 +17,7 @@ end
 local function requeue(id, job)
   local counted = tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. job.rank) or nil) or 0
   if counted > 0 then queue.count(job.sig, job.rank, job.tenant, -1, -job.slots) end -- where it should have stood
-  if job.src == 'lane' and job.entry then queue.acknowledge(key.lane(job.sig, job.rank, job.tenant), job.entry) end
+  if job.src == 'lane' then queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry) end
   job_state.requeue(id, job, job.solo and 'solo' or job.src == 'dated' and 'dated' or 'front', now)
   touched[job.sig] = true
 end

@@ -1,6 +1,6 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
--- Repair lanes, in pages: entries without a job become dead letters, missing groups and index rows are created.
+-- Repair lanes, in pages: entries without a job become dead letters, missing index rows are created.
 -- ARGV     after, lanes...
 --          `after`: the last entry of the first lane that was checked, '' for none; `lanes`: 'signature|priority|tenant'
 -- Returns  {how much was repaired, lanes completed, last checked entry of the next lane | ''}
@@ -11,20 +11,12 @@ local function rank_of(priority)
   for rank = 0, 2 do if RANKS[rank] == priority then return rank end end
 end
 
-local function job_of(row)
-  for at = 1, #row[2], 2 do if row[2][at] == 'job' then return row[2][at + 1] end end
-end
-
-local function is_pending(lane, entry)
-  return redis.call('XPENDING', lane, 'workers', entry, entry, 1)[1] and true or false
-end
-
--- Drop an entry that is not its job's current one, or that a lost group delivered: its job runs and needs no entry.
+-- Remove an entry that is not its queued job's current one.
 local function check_entry(name, sig, lane, row)
-  local id = job_of(row)
+  local id = queue.value_of(row, 'job')
   local known = id and redis.call('HMGET', key.job(id), 'state', 'entry') or {}
-  if known[2] == row[1] and (known[1] ~= 'running' or is_pending(lane, row[1])) then return end
-  queue.acknowledge(lane, row[1])
+  if known[2] == row[1] and (known[1] == 'queued' or known[1] == 'running') then return end -- running: of an older version
+  queue.remove_entry(lane, row[1])
   if not known[1] then job_state.bury(id or (name .. '|' .. row[1]), 'no_record', 'entry without a job: ' .. sig, now) end
   repaired = repaired + 1
 end
@@ -42,11 +34,6 @@ end
 -- Check the next entries of a lane; returns whether it is complete.
 local function check_lane(name, sig, rank, tenant)
   local lane = key.lane(sig, rank, tenant)
-  -- The lane can have been emptied and deleted since the scan.
-  if redis.call('EXISTS', lane) == 1 and not redis.pcall('XINFO', 'GROUPS', lane)[1] then
-    redis.call('XGROUP', 'CREATE', lane, 'workers', '0')
-    repaired = repaired + 1
-  end
   local rows = redis.call('XRANGE', lane, after == '' and '-' or '(' .. after, '+', 'COUNT', left)
   for _, row in ipairs(rows) do check_entry(name, sig, lane, row) end
   if #rows == left then
@@ -54,11 +41,11 @@ local function check_lane(name, sig, rank, tenant)
     return false
   end
   left, after = left - #rows, ''
-  local first = queue.first_entry(lane)
+  local first = redis.call('XRANGE', lane, '-', '+', 'COUNT', 1)[1]
   local head = first and first[1]
   local place = redis.call('ZSCORE', key.lanes(sig, rank), tenant)
   if (head and true or false) ~= (place and true or false) then repaired = repaired + 1 end
-  local model = model_of(sig, first and job_of(first))
+  local model = model_of(sig, queue.value_of(first, 'job'))
   if model then
     repaired = repaired + queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant}, head)
   end

@@ -1,0 +1,176 @@
+"""How a worker gets jobs: read what is queued, choose by the order, take what is still queued."""
+
+import asyncio
+import json
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shared.queue.order import deadlines
+from shared.queue.order.decision import Decision, Overtakes
+from shared.queue.order.facts import SignatureQueue, queue_facts, signature_queue
+from shared.queue.order.jobs import JobSelection
+from shared.queue.order.joining import Joining
+from shared.queue.order.signatures import Blocked, Row, SignatureOrder, Step
+from shared.queue.scripts import ClaimRow, Scripts
+
+MOST_SIGNATURES = 16
+"""Signatures of which a claim reads the jobs."""
+
+MOST_READS = 4
+"""How often a claim reads the order: again when no tenant that it read has free slots, and for further signatures."""
+
+MOST_LANE_READS = 10
+"""How often the jobs of a signature are read: again when other workers took those that were chosen, or when some have
+lost their place, and for further tenants."""
+
+CONFLICT_PAUSE_S = 0.002
+"""Longest pause after the first conflict; it doubles."""
+
+
+class Repeated(Exception):
+    """The request repeats one whose reply was lost; `rows` is what that one has claimed."""
+
+    def __init__(self, rows: list[ClaimRow]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
+@dataclass
+class JobChooser:
+    """Chooses and takes jobs for one request of a worker, which has a token of its own.
+
+    `load_ms`: of the worker's models, 0 in memory, negative when the last load failed. `lowest` is a rank. `page`: of
+    the signatures that have been ready longest; those before gave this worker nothing lately.
+    """
+
+    scripts: Scripts
+    worker: str
+    token: str
+    load_ms: Mapping[str, int]
+    slots: int
+    lowest: int
+    preempted: Collection[str] = ()
+    page: int = 0
+
+    async def claim(self, *, has_other_jobs: bool) -> list[ClaimRow]:
+        """Claim jobs of the first signature that has any for this worker."""
+        tried: set[str] = set()
+        for _ in range(MOST_READS):
+            try:
+                order = await self._read_order()
+            except Repeated as repeated:
+                return repeated.rows
+            claims = await self._claim_first(order, tried, has_other_jobs)
+            blocked = await self._defer(order.blocked)
+            if claims is not None:
+                return claims
+            if blocked and order.hides_tenants():
+                continue
+            if not order.has_longer_ready():
+                self.page = 0
+                break
+            self.page += 1
+        return []
+
+    async def _claim_first(self, order: SignatureOrder, tried: set[str], has_other_jobs: bool) -> list[ClaimRow] | None:
+        """Return claims of the first signature that gives any, empty if slots are kept for a large job; else None."""
+        for row, rows in order.candidates():
+            if row.signature in tried or len(tried) >= MOST_SIGNATURES:
+                continue
+            tried.add(row.signature)
+            queue = await self._read_lanes(row.signature)
+            if queue is None:
+                continue
+            overtakes = Overtakes(order.overtaken(row, rows), row.rank if row.turn == deadlines.OVERTAKEN else None)
+            claims, selection = await self._fill(order, queue, order.steps(), overtakes, True, has_other_jobs)
+            if claims or selection.held:
+                return claims
+            order.blocked += _short(row, selection)
+        return None
+
+    async def join(self, signature: str) -> list[ClaimRow] | None:
+        """Claim jobs that may join a running batch of `signature`; None if jobs are held back for another one."""
+        try:
+            order, queue = await asyncio.gather(self._read_order(), self._read_lanes(signature))
+        except Repeated as repeated:
+            return repeated.rows
+        if queue is None:
+            return []
+        joining = Joining(order, queue)
+        steps, held_back = joining.allowed_steps()
+        claims, _ = await self._fill(order, queue, steps, Overtakes(joining.overtaken), False)
+        return None if held_back and not claims else claims
+
+    async def _fill(
+        self,
+        order: SignatureOrder,
+        queue: SignatureQueue,
+        steps: Sequence[Step],
+        overtakes: Overtakes,
+        new: bool,
+        has_other_jobs: bool = False,
+    ) -> tuple[list[ClaimRow], JobSelection]:
+        """Claim jobs of a signature; return the claims and the last selection.
+
+        Jobs are read again while others took those that were chosen, or those that were read have lost their place.
+        """
+        page, last = 0, queue
+        for attempt in range(MOST_LANE_READS):
+            decision = Decision(overtakes=overtakes)
+            selection = JobSelection(last, self.slots, order, new, has_other_jobs, decision)
+            selection.select(steps)
+            claims, conflict = await self._take(order, selection)
+            if claims or selection.held:
+                return claims, selection
+            if conflict:
+                await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
+            elif last.has_more and not decision.removes_jobs:
+                page += 1
+            elif not decision.removes_jobs:
+                break
+            following = await self._read_lanes(queue.signature, page)
+            if following is None:
+                break
+            last = following
+        return [], selection
+
+    async def next_ready_ms(self) -> float | None:
+        """Return ms until jobs are ready for this worker; None when none is queued that it can claim."""
+        return (await self._read_order()).next_ready_ms()
+
+    async def _read_order(self) -> SignatureOrder:
+        models = [part for pair in self.load_ms.items() for part in pair]
+        wire = json.loads(
+            await self.scripts.read_order(self.worker, self.token, " ".join(self.preempted), self.page, *models)
+        )
+        if "claims" in wire:
+            raise Repeated(wire["claims"] or [])
+        return SignatureOrder(queue_facts(wire), self.load_ms, self.lowest)
+
+    async def _read_lanes(self, signature: str, page: int = 0) -> SignatureQueue | None:
+        wire = await self.scripts.read_lanes(self.worker, signature, self.slots, self.lowest, page)
+        return signature_queue(signature, wire)
+
+    async def _take(self, order: SignatureOrder, selection: JobSelection) -> tuple[list[ClaimRow], bool]:
+        """Return the claims, and whether chosen jobs were no longer queued."""
+        decision, queue = selection.decision, selection.queue
+        if not decision.changes_jobs:
+            return [], False
+        models = order.bulk_models()
+        wire = decision.wire(models, order.bulk_growth(len(models)))
+        hold = self.load_ms.get(queue.model, -1) >= 0
+        changed, claims = await self.scripts.take(self.worker, self.token, queue.signature, hold, wire)
+        return claims, changed > 0
+
+    async def _defer(self, blocked: Sequence[Blocked]) -> bool:
+        """Take tenants without free slots out of the orders; return whether there are any."""
+        if blocked:
+            await self.scripts.defer(*(value for one in blocked for value in one))
+        return bool(blocked)
+
+
+def _short(row: Row, selection: JobSelection) -> Iterator[Blocked]:
+    """Yield the row's tenant if its limit does not allow the next job."""
+    if row.tenant is not None and (slots := selection.short.get((row.tenant, row.rank))):
+        yield Blocked(row.tenant, row.model, row.rank, slots)

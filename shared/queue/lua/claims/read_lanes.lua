@@ -1,0 +1,127 @@
+-- NEEDS claim_job
+-- RUNS when Redis is full
+-- Read what decides which jobs of a signature a worker claims. Entries and rows without a queued job are removed.
+-- ARGV     worker, signature, slots, lowest_rank, page
+--          `page`: of the tenants of each priority, from 0
+-- Returns  JSON: {} if the signature has no jobs, or {now, model, batch, efficient, queued, claimed, mean, lost, lanes, more},
+--          as `shared/queue/order/facts.py` reads them
+local TENANTS = 64
+local SPARE = 4 -- jobs of a lane beyond its share of the slots
+local RETURNED = 16
+local LOST = 64
+local worker, sig, slots, lowest, page, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), clock_ms()
+local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'overtaken:0',
+  'overtaken:1', 'overtaken:2')
+local model = state[1]
+if not model then return '{}' end
+local scope = {quotas = {}, short = {}}
+local tenants_read = math.min(TENANTS, math.max(8, slots))
+
+local function limits_of(tenant)
+  local limit = scope.quotas[tenant]
+  return limit and limit.most or 0, limit and limit.used or 0, pauses.has_tenant(tenant)
+end
+
+-- The row of a queued job, as the first columns of `QueuedJob`.
+local function row_of(id, job, since)
+  local loses = claim_job.loses_place(job, now)
+  return {id, tonumber(job.epoch) or 0, job.src, job.slots, since, tonumber(job.start_by or nil) or cjson.null,
+    loses or cjson.null, tonumber(job.passed or nil) or cjson.null, tonumber(job.overtaken or nil) or 0, job.tenant}
+end
+
+-- Jobs of a tenant that go before its lane's stream, and whether there are more.
+local function returned_jobs(rank, tenant, count)
+  local out, ids = {}, redis.call('ZRANGE', key.returned(sig, rank, tenant), 0, count - 1)
+  for _, id in ipairs(ids) do
+    local job = job_state.load(id)
+    if job and job.state == 'queued' then
+      table.insert(out, row_of(id, job, tonumber(job.arrived) or now))
+    else
+      queue.remove_returned(id, {sig = sig, rank = rank, tenant = tenant})
+    end
+  end
+  return out, #ids == count
+end
+
+-- Remove an entry without a job, which becomes a dead letter.
+local function bury(rank, tenant, lane, entry, id)
+  queue.remove_entry(lane, entry[1])
+  queue.count(sig, rank, tenant, -1, -(tonumber(queue.value_of(entry, 'slots')) or 1))
+  job_state.bury(id or (sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry[1]), 'no_record', 'entry without a job: ' .. sig, now)
+end
+
+local function stream_jobs(rank, tenant, count)
+  local lane, out = key.lane(sig, rank, tenant), {}
+  for _, entry in ipairs(redis.call('XRANGE', lane, '-', '+', 'COUNT', count)) do
+    local id = queue.value_of(entry, 'job')
+    local job = id and job_state.load(id)
+    if not job then
+      bury(rank, tenant, lane, entry, id)
+    elseif job.entry ~= entry[1] then
+      queue.remove_entry(lane, entry[1])
+    elseif job.state == 'queued' then
+      table.insert(out, row_of(id, job, stream_ms(entry[1])))
+    end
+  end
+  return out
+end
+
+-- The tenants with the least usage, and their first jobs; whether there are more tenants.
+local function lanes_of(rank)
+  local first = page * tenants_read
+  local rows = tenants.first(key.lane_order(sig, rank), first + tenants_read)
+  local out, names, each = {}, {}, SPARE + math.ceil(slots / math.max(1, #rows - first))
+  for at = first + 1, #rows do table.insert(names, rows[at].tenant) end
+  quota.learn(scope, names)
+  for at = first + 1, #rows do
+    local tenant = rows[at].tenant
+    local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(tenant, model, rank), sig) or nil)
+    local most, used, paused = limits_of(tenant)
+    local returned, more_returned = returned_jobs(rank, tenant, math.max(RETURNED, each))
+    table.insert(out, {rank, tenant, rows[at].usage, most, used, paused,
+      placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
+      returned, more_returned, stream_jobs(rank, tenant, each)})
+  end
+  return out, #rows == first + tenants_read
+end
+
+-- The first lost jobs of a priority, and whether there are more.
+local function lost_of(rank)
+  local out, names, jobs, ids = {}, {}, {}, queue.of_rank(key.solo(sig), rank, page * LOST, LOST)
+  for _, id in ipairs(ids) do
+    local job = job_state.load(id)
+    if job and job.state == 'queued' then
+      table.insert(jobs, {id, job})
+      table.insert(names, job.tenant)
+    else
+      redis.call('ZREM', key.solo(sig), id)
+    end
+  end
+  quota.learn(scope, names)
+  for _, row in ipairs(jobs) do
+    local most, used, paused = limits_of(row[2].tenant)
+    table.insert(out, {rank, row[2].tenant, tenants.usage_of(row[2].tenant) or 0, most, used, paused,
+      row_of(row[1], row[2], tonumber(row[2].returned) or now)})
+  end
+  return out, #ids == LOST
+end
+
+local facts = {now = now, model = model, batch = tonumber(state[2] or nil) or 0, queued = {}, lost = {}, lanes = {}, more = false,
+  efficient = tonumber(redis.call('GET', key.efficient_rows(sig)) or nil) or 0,
+  claimed = tonumber(redis.call('HGET', key.claimed_jobs, worker) or nil) or 0, mean = latest_start.run_ms(sig, now)}
+for rank = 0, 2 do
+  local jobs = tonumber(state[2 * rank + 3] or nil) or 0
+  facts.queued[rank + 1] = {math.max(0, jobs), math.max(0, tonumber(state[2 * rank + 4] or nil) or 0),
+    tonumber(redis.call('ZSCORE', key.ready(model, rank), sig) or nil) or cjson.null, tonumber(state[9 + rank] or nil) or 0}
+  if rank <= lowest then
+    local lost, more_lost = lost_of(rank)
+    for _, row in ipairs(lost) do table.insert(facts.lost, row) end
+    facts.more = facts.more or more_lost
+    if jobs > 0 then
+      local lanes, more = lanes_of(rank)
+      for _, lane in ipairs(lanes) do table.insert(facts.lanes, lane) end
+      facts.more = facts.more or more
+    end
+  end
+end
+return cjson.encode(facts)

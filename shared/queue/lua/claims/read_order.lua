@@ -1,0 +1,93 @@
+-- NEEDS model_loads tenants dated last_claim
+-- RUNS when Redis is full
+-- Read what decides which signature a worker claims: a bounded number of rows, whatever is queued. `shared/queue/order` decides.
+-- ARGV     worker, token, preempted, page, models...
+--          `token`: of the request, the same when a worker repeats its last one; `preempted`: tenants with jobs on this worker
+--          that would be preempted, separated by spaces; `page`: of the signatures that have been ready longest, from 0;
+--          `models`: as in list_as_waiting
+-- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models, orders,
+--          urgent}, as `shared/queue/order/facts.py` reads them
+local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
+local worker, page, now = ARGV[1], tonumber(ARGV[4]), clock_ms()
+local has_deadlines = redis.call('EXISTS', key.deadlines) == 1
+local scope = {quotas = {}, short = {}}
+
+-- The first signatures of a tenant. With late jobs in all of them, also the first whose dated jobs are not; with dated jobs
+-- in all of them, also the first one without. Of each {signature, ready, least latest start, how often overtaken}.
+local function signatures_of(tenant, model, rank)
+  local name, rows, out = key.tenant_signatures(tenant, model, rank), nil, {}
+  rows = redis.call('ZRANGE', name, 0, SIGNATURES - 1, 'WITHSCORES')
+  local function add(least, most, count)
+    for _, value in ipairs(redis.call('ZRANGEBYSCORE', name, least, most, 'WITHSCORES', 'LIMIT', 0, count)) do
+      table.insert(rows, value)
+    end
+  end
+  local last = #rows == 2 * SIGNATURES and tonumber(rows[#rows]) or 0
+  if dated.has_any(last) then
+    if dated.has_late(last, now) then add('(' .. whole(dated.placed(now)), '(0', SIGNATURES) end
+    add(0, '+inf', 1)
+  end
+  local names = {}
+  for at = 1, #rows, 2 do table.insert(names, rows[at]) end
+  if not names[1] then return out end
+  for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model, rank), unpack(names))) do
+    if ready then
+      local sig = names[at]
+      local start_by = dated.start_by_of(tonumber(rows[2 * at]), {sig = sig, rank = rank, tenant = tenant}, now)
+      local overtaken = has_deadlines and redis.call('HGET', key.signature(sig), 'overtaken:' .. rank)
+      table.insert(out, {sig, tonumber(ready), start_by or cjson.null, tonumber(overtaken or nil) or 0})
+    end
+  end
+  return out
+end
+
+-- The tenants with the least usage, and the signatures of each.
+local function tenants_of(model, rank)
+  local out, names = {}, {}
+  local rows = tenants.first(key.tenant_order(model, rank), TENANTS)
+  for at, row in ipairs(rows) do names[at] = row.tenant end
+  quota.learn(scope, names)
+  for _, row in ipairs(rows) do
+    local limit = scope.quotas[row.tenant]
+    table.insert(out, {row.tenant, row.usage, limit and limit.most or 0, limit and limit.used or 0,
+      pauses.has_tenant(row.tenant), signatures_of(row.tenant, model, rank)})
+  end
+  return out
+end
+
+-- The signatures that have been ready longest.
+local function ready_of(model, rank)
+  local out = {}
+  local rows = redis.call('ZRANGE', key.ready(model, rank), page * READY, (page + 1) * READY - 1, 'WITHSCORES')
+  for at = 1, #rows, 2 do table.insert(out, {rows[at], tonumber(rows[at + 1])}) end
+  return out
+end
+
+local function urgent()
+  local out = {}
+  if not has_deadlines then return out end
+  local rows = redis.call('ZRANGEBYSCORE', key.deadlines, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, URGENT)
+  for at = 1, #rows, 2 do
+    local job = redis.call('HMGET', key.job(rows[at]), 'sig', 'model', 'rank')
+    if job[1] and job[2] and job[3] then table.insert(out, {tonumber(rows[at + 1]), job[1], job[2], tonumber(job[3])}) end
+  end
+  return out
+end
+
+local repeated = last_claim.repeated(worker, ARGV[2])
+if repeated then return cjson.encode({claims = repeated}) end
+local facts = {now = now, preempted = {},
+  policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}, models = {}, orders = {}, urgent = urgent()}
+for tenant in string.gmatch(ARGV[3], '%S+') do table.insert(facts.preempted, tenants.usage_of(tenant) or 0) end
+for _, model in ipairs(pauses.without(model_loads.models(5))) do
+  table.insert(facts.models, {model.name, tonumber(redis.call('HGET', key.bulk_credit, model.name) or nil) or 0})
+  local holders = model.load > 0 and model_loads.others_holding(model.name, worker, now) or 0
+  for rank = 0, 2 do
+    local ready = ready_of(model.name, rank)
+    if ready[1] then
+      table.insert(facts.orders, {model.name, rank, tenants_of(model.name, rank), ready, holders,
+        holders > 0 and model_loads.queued_work(model.name, rank, now) or 0})
+    end
+  end
+end
+return cjson.encode(facts)

@@ -1,0 +1,57 @@
+-- NEEDS claim_job last_claim model_loads bulk_share
+-- RUNS when Redis is full
+-- Claim chosen jobs of a signature, each if it is still queued as it was read and its tenant may start it, and record what
+-- else was decided.
+-- ARGV     worker, token, signature, hold, decision
+--          `token`: as in read_order; `hold`: 1 if the worker holds or loads the model from now on; `decision`: JSON of `Decision` in
+--          `shared/queue/order/decision.py`
+-- Returns  {how many chosen jobs were not queued as they were read, for each claim {job id, wire form, signature, epoch, 1 if solo,
+--          ms queued, ms to its deadline | -1, ms to its latest start | -1}}
+local worker, token, sig, decision, now = ARGV[1], ARGV[2], ARGV[3], cjson.decode(ARGV[5]), clock_ms()
+local repeated = last_claim.repeated(worker, token)
+if repeated then return {0, repeated} end
+local model = redis.call('HGET', key.signature(sig), 'model')
+if not model or pauses.has_model(model) then return {#decision.take, {}} end
+local batch = claim_job.batch(worker, sig, model, now)
+local changed = 0
+
+-- The job of a row {id, epoch} if it is queued as it was read.
+local function queued(row)
+  local job = job_state.load(row[1])
+  if job and job.state == 'queued' and job.sig == sig and (tonumber(job.epoch) or 0) == row[2] then return job end
+  changed = changed + 1
+end
+
+for _, row in ipairs(decision.expire) do
+  local job = queued(row)
+  if job then job_state.expire(row[1], job, now) end
+end
+for _, row in ipairs(decision.late) do
+  local job = queued(row)
+  if job then job_state.become_late(row[1], job, now) end
+end
+for _, row in ipairs(decision.take) do
+  local job = queued(row)
+  if job and quota.allows(batch, job.tenant, job.slots) then claim_job.take(batch, row[1], job) end
+end
+for _, row in ipairs(decision.skip) do
+  local job = queued(row)
+  if job then claim_job.skip(batch, row[1], job) end
+end
+for _, id in ipairs(decision.overtaken_jobs) do
+  if redis.call('HGET', key.job(id), 'state') == 'queued' then redis.call('HINCRBY', key.job(id), 'overtaken', 1) end
+end
+claim_job.count(batch)
+queue.refresh(sig, now)
+if batch.claims[1] then
+  local had_turn = decision.overtakes.had_turn
+  if had_turn ~= cjson.null then redis.call('HDEL', key.signature(sig), 'overtaken:' .. had_turn) end
+  for _, row in ipairs(decision.overtakes.signatures) do
+    if redis.call('EXISTS', key.signature(row[1])) == 1 then redis.call('HINCRBY', key.signature(row[1]), 'overtaken:' .. row[2], 1) end
+  end
+  wakeups.claimed(worker, sig, now)
+  bulk_share.record(decision.bulk_models, batch, decision.bulk_growth)
+  if ARGV[4] == '1' then model_loads.hold(model, worker, now) end
+end
+last_claim.keep(worker, token, batch.claims)
+return {changed, batch.claims}

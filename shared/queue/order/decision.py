@@ -1,0 +1,42 @@
+"""What a worker claims, as the script `take` reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Overtakes:
+    """What a batch overtakes by its deadline: signatures and their ranks; and the rank in which its own signature was
+    overtaken often enough, None if it was not."""
+
+    signatures: Sequence[tuple[str, int]] = ()
+    had_turn: int | None = None
+
+
+@dataclass
+class Decision:
+    """The jobs to claim, to skip, to end and to let go last, each a row of its id and its epoch; the jobs of a stream
+    that jobs with a deadline overtake."""
+
+    overtakes: Overtakes = Overtakes()
+    take: list[tuple[str, int]] = field(default_factory=list)
+    skip: list[tuple[str, int]] = field(default_factory=list)
+    expire: list[tuple[str, int]] = field(default_factory=list)
+    late: list[tuple[str, int]] = field(default_factory=list)
+    overtaken_jobs: list[str] = field(default_factory=list)
+
+    @property
+    def removes_jobs(self) -> bool:
+        return bool(self.expire or self.late)
+
+    @property
+    def changes_jobs(self) -> bool:
+        return bool(self.take or self.skip or self.removes_jobs or self.overtaken_jobs)
+
+    def wire(self, bulk_models: Sequence[str], bulk_growth: float) -> str:
+        """Return the JSON for the script; each slot above bulk adds `bulk_growth` to the credit of `bulk_models`."""
+        fields = asdict(self) | {"bulk_models": bulk_models, "bulk_growth": bulk_growth}
+        return json.dumps(fields, separators=(",", ":"))

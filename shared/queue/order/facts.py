@@ -1,0 +1,182 @@
+"""What the order is decided from: the rows that the scripts `read_order` and `read_lanes` return."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from shared.queue.order.policies import Limit, OrderPolicies
+
+TENANTS_READ = 8
+"""Tenants of a model and priority that `read_order` returns."""
+
+READY_READ = 8
+"""Signatures of a model and priority on a page of those that have been ready longest."""
+
+
+class SignatureFacts(NamedTuple):
+    """A signature with queued jobs of a tenant: when it is ready (ms), the least latest start of these jobs, and how
+    often it was overtaken by signatures with deadlines."""
+
+    signature: str
+    ready_ms: float
+    start_by: int | None
+    overtaken: int
+
+
+class TenantFacts(NamedTuple):
+    """A tenant with queued jobs of a model and priority: its GPU usage (a logarithm, 0 for none) and its signatures."""
+
+    name: str
+    usage: float
+    limit: Limit
+    signatures: Sequence[SignatureFacts]
+
+
+class OrderFacts(NamedTuple):
+    """The queued jobs of a model and priority: the least-served tenants, the signatures by readiness (ms), how many
+    other workers hold the model, and the work that waits for them (ms)."""
+
+    tenants: Sequence[TenantFacts]
+    ready: Sequence[tuple[str, float]]
+    holders: int
+    work_ms: float
+
+
+class UrgentJob(NamedTuple):
+    start_by: int
+    signature: str
+    model: str
+    rank: int
+
+
+class QueueFacts(NamedTuple):
+    """What decides between signatures. `credits` are bulk slots due by model, `preempted` the usage of the tenants that
+    would be delayed; paused models are left out."""
+
+    now_ms: int
+    policies: OrderPolicies
+    preempted: Sequence[float]
+    credits: Mapping[str, float]
+    orders: Mapping[tuple[str, int], OrderFacts]
+    urgent: Sequence[UrgentJob]
+
+
+class QueuedJob(NamedTuple):
+    """A queued job as it was read. `since_ms` is its arrival, `passed_ms` when it was first skipped.
+
+    `loses`: its latest start has passed ("late"), or it cannot meet its deadline ("expire").
+    """
+
+    id: str
+    epoch: int
+    place: Literal["lane", "front", "solo", "dated"]
+    slots: int
+    since_ms: float
+    start_by: int | None
+    loses: Literal["late", "expire"] | None
+    passed_ms: float | None
+    overtaken: int
+    tenant: str
+
+
+class LaneFacts(NamedTuple):
+    """The first queued jobs of a tenant and priority: those that were returned or have a deadline, and the stream."""
+
+    rank: int
+    tenant: str
+    usage: float
+    limit: Limit
+    start_by: int | None
+    returned: Sequence[QueuedJob]
+    has_more_returned: bool
+    stream: Sequence[QueuedJob]
+
+
+class LostJob(NamedTuple):
+    """A job that a worker lost; `job.since_ms` is when it was queued again."""
+
+    rank: int
+    tenant: str
+    usage: float
+    limit: Limit
+    job: QueuedJob
+
+
+class SignatureQueue(NamedTuple):
+    """The queued jobs of a signature; by rank: `jobs`, `slots`, when they are ready, and how often jobs with a deadline
+    of other signatures overtook them. `max_batch`, `efficient_rows`: None if unknown; `claimed_jobs`: of the worker
+    that asks; `run_ms`: mean time of a job."""
+
+    signature: str
+    model: str
+    now_ms: int
+    max_batch: int | None
+    efficient_rows: int | None
+    jobs: Sequence[int]
+    slots: Sequence[int]
+    ready_ms: Sequence[float | None]
+    overtaken: Sequence[int]
+    claimed_jobs: int
+    run_ms: float
+    lanes: Sequence[LaneFacts]
+    lost: Sequence[LostJob]
+    has_more: bool
+
+
+def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
+    """Return the facts of a reply of `read_order`."""
+    return QueueFacts(
+        wire["now"],
+        OrderPolicies(*wire["policies"]),
+        wire["preempted"] or (),
+        dict(wire["models"] or ()),
+        {
+            (model, rank): OrderFacts(
+                [_tenant(row) for row in tenants or ()], [(sig, at) for sig, at in ready or ()], holders, work
+            )
+            for model, rank, tenants, ready, holders, work in wire["orders"] or ()
+        },
+        [UrgentJob(*row) for row in wire["urgent"] or ()],
+    )
+
+
+def _tenant(row: Sequence[Any]) -> TenantFacts:
+    name, usage, most, used, paused, signatures = row
+    return TenantFacts(name, usage, Limit(most, used, paused), [SignatureFacts(*one) for one in signatures or ()])
+
+
+def signature_queue(signature: str, text: str) -> SignatureQueue | None:
+    """Return the facts of a reply of `read_lanes`; None for a signature without jobs."""
+    wire = json.loads(text)
+    if not wire:
+        return None
+    by_rank = list(zip(*wire["queued"], strict=True))
+    return SignatureQueue(
+        signature=signature,
+        model=wire["model"],
+        now_ms=wire["now"],
+        max_batch=wire["batch"] or None,
+        efficient_rows=wire["efficient"] or None,
+        jobs=by_rank[0],
+        slots=by_rank[1],
+        ready_ms=by_rank[2],
+        overtaken=by_rank[3],
+        claimed_jobs=wire["claimed"],
+        run_ms=wire["mean"],
+        lanes=[_lane(row) for row in wire["lanes"] or ()],
+        lost=[_lost(row) for row in wire["lost"] or ()],
+        has_more=wire["more"],
+    )
+
+
+def _lost(row: Sequence[Any]) -> LostJob:
+    rank, tenant, usage, most, used, paused, job = row
+    return LostJob(rank, tenant, usage, Limit(most, used, paused), QueuedJob(*job))
+
+
+def _lane(row: Sequence[Any]) -> LaneFacts:
+    rank, tenant, usage, most, used, paused, start_by, returned, more, stream = row
+    first, rest = ([QueuedJob(*one) for one in rows or ()] for rows in (returned, stream))
+    return LaneFacts(rank, tenant, usage, Limit(most, used, paused), start_by, first, more, rest)

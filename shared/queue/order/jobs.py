@@ -1,0 +1,273 @@
+"""Which jobs of a signature a worker claims.
+
+Tenants take turns, the least-served one first. In its turn a tenant's released and skipped jobs go before those with a
+deadline, and these before the stream of its lane. A lost job runs by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.queue.order import deadlines
+from shared.queue.order.decision import Decision
+from shared.queue.order.facts import LaneFacts, LostJob, QueuedJob, SignatureQueue
+from shared.queue.order.policies import Limit
+from shared.queue.order.signatures import Part, SignatureOrder, Step
+
+MOST_REMOVED = 32
+"""Jobs that a claim removes from their place; ending one takes about 25 commands of Redis."""
+
+MOST_SKIPPED = 4
+"""Jobs of a lane's stream that need more slots than are left, after which its turn ends."""
+
+HOLD_BACK_MS = 60_000
+"""How long an overdue job that needs more slots than are free holds others back."""
+
+
+@dataclass
+class Turn:
+    """A tenant's turn: the jobs of its lane that are left."""
+
+    lane: LaneFacts
+    returned: deque[QueuedJob]
+    stream: deque[QueuedJob]
+    skipped: int = 0
+    yielded: str | None = None
+    """The job with a deadline before which a job of the stream had its turn."""
+
+
+@dataclass
+class JobSelection:
+    """Selects jobs of a signature for `slots` slots: those of a `new` batch, or those that join a running one.
+
+    `has_other_jobs`: the worker runs other jobs, next to which no lost job starts.
+    """
+
+    queue: SignatureQueue
+    slots: int
+    order: SignatureOrder
+    new: bool
+    has_other_jobs: bool = False
+    decision: Decision = field(default_factory=Decision)
+    held: bool = False
+    """A skipped job reserves the slots that are left."""
+
+    short: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By tenant and rank, the slots of the smallest job that its tenant's limit did not let start."""
+
+    def __post_init__(self) -> None:
+        self._left = self.slots
+        self._empty_worker_slots = 0 if self.has_other_jobs or not self.new else self.slots
+        self._claimed: Counter[str] = Counter()
+        self._overtaken: Counter[str] = Counter()
+
+    def select(self, steps: Sequence[Step]) -> Decision:
+        """Select jobs of the parts of `steps`, in this order."""
+        parts = [step.parts for step in steps if self.queue.model in step.models]
+        ranks = list(dict.fromkeys(part.rank for step in parts for part in step))
+        if self.new:
+            self._left = self._slots_to_start(ranks)
+            if not self.has_other_jobs and self._select_lost(ranks):
+                return self.decision
+        for step in parts:
+            if self._left <= 0 or self.held:
+                break
+            self._share(step)
+        return self.decision
+
+    def _slots_to_start(self, ranks: Sequence[int]) -> int:
+        """Return the slots of a new batch: at most the model's maximum and the efficient rows.
+
+        If a job needs several slots, efficient rows are no limit: the job could never start.
+        """
+        most = min(self._left, self.queue.max_batch or self._left)
+        if not self._has_single_slots(ranks):
+            return most
+        return min(most, self.queue.efficient_rows or most)
+
+    def _has_single_slots(self, ranks: Sequence[int]) -> bool:
+        return all(self.queue.jobs[rank] == self.queue.slots[rank] for rank in ranks)
+
+    # Lost jobs
+
+    def _select_lost(self, ranks: Sequence[int]) -> bool:
+        """Select the first lost job, to run solo, if it is next; return whether that decides the batch."""
+        for place, rank in enumerate(ranks):
+            lost = self._first_lost(rank)
+            if lost is not None:
+                if self._fits(lost.job):
+                    self._take(lost.job)
+                    return True
+                self._skip(lost.job)
+                self.held = self._reserves_slots(lost.job)
+                return self.held
+            if self.queue.jobs[rank] > 0 and not any(map(self._is_lost_overdue, ranks[place + 1 :])):
+                return False
+        return False
+
+    def _first_lost(self, rank: int) -> LostJob | None:
+        """Return the first lost job that its tenant's limit allows, of the least-served tenant."""
+        allowed = []
+        for lost in self.queue.lost:
+            if lost.rank != rank:
+                continue
+            if lost.job.loses:
+                self._remove(lost.job)
+            elif lost.limit.allows(lost.job.slots):
+                allowed.append(lost)
+        return min(allowed, key=lambda lost: lost.usage, default=None)
+
+    def _is_lost_overdue(self, rank: int) -> bool:
+        since = lost_since(self.queue, rank)
+        return since is not None and self.queue.now_ms - since > self.order.facts.policies.overdue_ms
+
+    # Turns
+
+    def _share(self, parts: Sequence[Part]) -> None:
+        """Share the slots that are left among the tenants with queued jobs of the parts of a step."""
+        queued = [part for part in parts if self.queue.jobs[part.rank] > 0]
+        single = self._has_single_slots([part.rank for part in queued])
+        for turns in self._rounds(queued):
+            active = turns
+            while active and self._left > 0 and not self.held:
+                share = max(1, self._left // len(active)) if single else 1
+                active = [turn for turn in active if self._has_turn(turn, share)]
+
+    def _rounds(self, parts: Sequence[Part]) -> list[list[Turn]]:
+        """Return the turns by usage. A tenant with jobs in two parts has its turn of the second in a later round."""
+        rounds: list[list[Turn]] = [[] for _ in parts]
+        seen: Counter[str] = Counter()
+        for part in parts:
+            for lane in self.queue.lanes:
+                if lane.rank != part.rank or not self.order.includes(part, lane.usage):
+                    continue
+                if self._allows(lane.tenant, lane.limit, lane.rank, 1):
+                    rounds[seen[lane.tenant]].append(Turn(lane, deque(lane.returned), deque(lane.stream)))
+                    seen[lane.tenant] += 1
+        for turns in rounds:
+            turns.sort(key=lambda turn: turn.lane.usage)
+        return rounds
+
+    def _has_turn(self, turn: Turn, share: int) -> bool:
+        if self._left <= 0 or self.held:
+            return False
+        return self._take_turn(turn, min(share, self._left))
+
+    def _take_turn(self, turn: Turn, count: int) -> bool:
+        """Select up to `count` jobs of a tenant; return whether there can be more."""
+        enough = len(self.decision.take) + count
+        if not self._take_returned(turn, enough):
+            return False
+        while self._wants_more(enough):
+            if not self._take_from_stream(turn) or turn.skipped >= MOST_SKIPPED or self._has_removed_most():
+                return False
+        return self._left > 0
+
+    def _wants_more(self, enough: int) -> bool:
+        return len(self.decision.take) < enough and self._left > 0 and not self.held
+
+    def _take_from_stream(self, turn: Turn) -> bool:
+        """Select the next job of a lane's stream; return whether the turn goes on."""
+        if not turn.stream or not self._allows_job(turn.lane, turn.stream[0]):
+            return False
+        job = turn.stream.popleft()
+        if job.loses:
+            self._remove(job)
+        elif self._fits(job):
+            self._take(job)
+        else:
+            self._skip(job)
+            turn.skipped += 1
+        return True
+
+    def _take_returned(self, turn: Turn, enough: int) -> bool:
+        """Select released, skipped and dated jobs of a tenant until `enough` are selected.
+
+        Return whether the turn goes on: not where its limit ends it, nor before more such jobs are read.
+        """
+        while turn.returned and self._wants_more(enough):
+            job = turn.returned[0]
+            if job.place == "solo":
+                turn.returned.popleft()
+            elif job.loses:
+                if self._has_removed_most():
+                    return True
+                self._remove(turn.returned.popleft())
+            elif job.place == "dated" and turn.yielded != job.id and self._stream_has_turn(turn):
+                turn.yielded = job.id
+                if not self._take_from_stream(turn):
+                    return False
+            elif not self._allows_job(turn.lane, job):
+                return False
+            elif self._fits(turn.returned.popleft()):
+                self._take(job)
+            else:
+                self._skip(job)
+                self.held = self._reserves_slots(job)
+        return bool(turn.returned) or not turn.lane.has_more_returned
+
+    def _stream_has_turn(self, turn: Turn) -> bool:
+        """Return whether the next job of the stream goes before one with a deadline; otherwise it is overtaken."""
+        if not turn.stream:
+            return False
+        first = turn.stream[0]
+        if first.since_ms > self.queue.now_ms - self.order.facts.policies.aging_ms:
+            return False
+        overtaken = first.overtaken + self._overtaken[first.id]
+        if deadlines.turn(start_by=None, overtaken=overtaken, aged=True) == deadlines.OVERTAKEN:
+            return True
+        self._overtaken[first.id] += 1
+        self.decision.overtaken_jobs.append(first.id)
+        return False
+
+    # One job
+
+    def _allows_job(self, lane: LaneFacts, job: QueuedJob) -> bool:
+        return self._allows(lane.tenant, lane.limit, lane.rank, job.slots)
+
+    def _allows(self, tenant: str, limit: Limit, rank: int, slots: int) -> bool:
+        if limit.allows(slots, self._claimed[tenant]):
+            return True
+        known = self.short[tenant, rank]
+        self.short[tenant, rank] = min(known, slots) if known else slots
+        return False
+
+    def _fits(self, job: QueuedJob) -> bool:
+        """Return whether a job fits into the slots that are left.
+
+        As the first one of a worker without jobs it can fill all of the worker's slots: the largest batch of the
+        signature is that of its last submit, which can be of another size than this job.
+        """
+        return job.slots <= self._left or (not self.decision.take and job.slots <= self._empty_worker_slots)
+
+    def _take(self, job: QueuedJob) -> None:
+        self.decision.take.append((job.id, job.epoch))
+        self._claimed[job.tenant] += job.slots
+        self._left -= job.slots
+
+    def _skip(self, job: QueuedJob) -> None:
+        if job.place == "lane" or job.passed_ms is None or job.passed_ms > self.queue.now_ms:
+            self.decision.skip.append((job.id, job.epoch))
+
+    def _remove(self, job: QueuedJob) -> None:
+        rows = self.decision.late if job.loses == "late" else self.decision.expire
+        rows.append((job.id, job.epoch))
+
+    def _has_removed_most(self) -> bool:
+        return len(self.decision.late) + len(self.decision.expire) >= MOST_REMOVED
+
+    def _reserves_slots(self, job: QueuedJob) -> bool:
+        """Return whether to keep slots free for a skipped job: it is overdue, slots of this worker will become free,
+        and it has not held others back for `HOLD_BACK_MS`."""
+        if job.passed_ms is None or not self.queue.claimed_jobs:
+            return False
+        overdue_ms = self.queue.now_ms - job.passed_ms - self.order.facts.policies.overdue_ms
+        return 0 <= overdue_ms <= HOLD_BACK_MS
+
+
+def lost_since(queue: SignatureQueue, rank: int) -> float | None:
+    """Return since when the first lost job of a rank waits that its tenant's limit allows; None without one."""
+    allowed = (lost.job for lost in queue.lost if lost.rank == rank and lost.limit.allows(lost.job.slots))
+    return next((job.since_ms for job in allowed), None)

@@ -1,0 +1,30 @@
+"""The policies of the order, and the limits of tenants."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class OrderPolicies(NamedTuple):
+    """The policies that decide the order, as `FUSEQUEUE_OVERDUE_MS` and so on set them."""
+
+    overdue_ms: int
+    aging_ms: int
+    bulk_share: float
+    interactive_allowance_s: float
+
+
+class Limit(NamedTuple):
+    """A tenant's limit of running slots, 0 for none, those in use, and whether the tenant is paused."""
+
+    most: int
+    used: int
+    paused: bool
+
+    def allows(self, slots: int, claimed: int = 0) -> bool:
+        """Return whether the tenant can have `slots` more beside those that are claimed now.
+
+        A job above its tenant's limit starts while no other job of the tenant runs: otherwise it would never start.
+        """
+        used = self.used + claimed
+        return not self.paused and (not self.most or used <= 0 or used + slots <= self.most)
