@@ -1,8 +1,8 @@
 """`python -m bench.swaps`: how often workers load another model, by claim policy, in simulated time.
 
-Each worker has memory for one model, and jobs of several models arrive at random. The policy of production (`swaps` in
-the queue's Lua) is compared with serving the oldest job first, which ignores memory. Everything else is the same: jobs
-join a running batch unless those of another model are overdue.
+Each worker has memory for one model, and jobs of several models arrive at random. The policy of production
+(`shared/queue/order/model_loads.py`) is compared with serving the oldest job first, which ignores memory. Everything
+else is the same: jobs join a running batch unless those of another model are overdue.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-from lupa import lua51
 
 from bench.simulate import CURVES, OVERDUE_S, seconds_at
+from shared.queue.order import model_loads
 
 STEPS = 28
 STEP_S = 0.05
@@ -72,24 +69,13 @@ class OldestFirst:
 
 
 class InMemoryFirst(OldestFirst):
-    """The queue's decision, run from its Lua source in Redis' Lua 5.1 (two Lua versions in a process crash)."""
-
-    def __init__(self) -> None:
-        lua = lua51.LuaRuntime()
-        self._lua = lua
-        text = Path("shared/queue/lua/lib/model_loads.lua").read_text("utf-8")
-        self._swaps: Any = lua.execute(text + "\nreturn model_loads")
-
-    def _lua_table(self, queue: ModelQueue) -> Any:
-        work = queue.queued * SLOT_S
-        fields = {"ready": queue.ready_s, "load": queue.load_s, "holders": queue.holders, "work": work}
-        return self._lua.table_from(fields)
+    """The queue's decision, in seconds."""
 
     def sort_s(self, queue: ModelQueue) -> float:
-        return float(self._swaps.sort_ms(self._lua_table(queue)))
+        return model_loads.sort_ms(queue.ready_s, queue.load_s, queue.holders)
 
     def free_s(self, queue: ModelQueue) -> float:
-        return float(self._swaps.free_at(self._lua_table(queue)))
+        return model_loads.free_at(queue.ready_s, queue.load_s, queue.holders, queue.queued * SLOT_S)
 
     def stops_admission(self, queue: ModelQueue, current: ModelQueue | None, now: float) -> bool:
         sort_s = self.sort_s(queue)

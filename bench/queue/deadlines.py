@@ -2,7 +2,7 @@
 
 Jobs of one priority and of two signatures, with 20 to 40 steps, at 0.8 of what a worker with full batches sustains:
 single ones with a tight deadline, and bursts with a loose one or none. In simulated time, with the cost curves of
-`bench.simulate`, the queue's Lua sources decide readiness, latest starts, turns and the order of signatures. By
+`bench.simulate`, the queue's own functions decide readiness, latest starts, turns and the order of signatures. By
 priority and age the same jobs are queued without their deadlines, at which they are stopped. `--processes` runs jobs of
 the demo model through `fusequeue up` instead. `--json FILE` saves the figures.
 """
@@ -39,13 +39,12 @@ from bench.simulate import (
     seconds_at,
 )
 from shared.autoscaling.efficient_rows import efficient_rows
+from shared.queue.order import deadlines
+from shared.queue.order.signatures import Row
 
 AGING_S = 30.0
 LUA = Path("shared/queue/lua")
-SOURCES = tuple(
-    LUA / name
-    for name in ("deadlines/dated.lua", "deadlines/device_times.lua", "deadlines/latest_start.lua", "lib/choice.lua")
-)
+SOURCES = tuple(LUA / name for name in ("deadlines/device_times.lua", "deadlines/latest_start.lua"))
 
 
 @dataclass
@@ -82,16 +81,13 @@ class DeadlineFigures:
 
 
 class QueueDecisions:
-    """The queue's order by slack, run from its Lua sources."""
+    """The queue's order by slack; what it learns of device times is run from its Lua sources."""
 
     def __init__(self) -> None:
         self._lua = lua51.LuaRuntime()
         text = "\n".join(path.read_text("utf-8") for path in SOURCES)
-        head = f"local conf = {{aging_ms = {1000 * AGING_S}}}\n"
-        learning = ("device_times.after", "device_times.means", "device_times.bound")
-        names = (*learning, "latest_start.of", "dated.turn", "choice.before")
-        functions = self._lua.execute(f"{head}{text}\nreturn {', '.join(names)}")
-        self._after, self._means, self._bound, self._of, self._turn, self._before = functions
+        names = ("device_times.after", "device_times.means", "device_times.bound", "latest_start.of")
+        self._after, self._means, self._bound, self._of = self._lua.execute(f"{text}\nreturn {', '.join(names)}")
         self._known: dict[int, Any] = {}
 
     def learn(self, job: DatedJob, now_s: float) -> None:
@@ -116,17 +112,8 @@ class QueueDecisions:
         return self._known.get(job.signature) or self._lua.table()
 
     def turn(self, since_s: float, start_by_s: float | None, overtaken: int, now_s: float) -> int:
-        start_by = None if start_by_s is None else 1000 * start_by_s
-        facts = {"since": 1000 * since_s, "start_by": start_by, "overtaken": overtaken}
-        return int(self._turn(self._lua.table_from(facts), 1000 * now_s))
-
-    def first(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the row of a ready signature that a worker claims."""
-        best, *rest = rows
-        for row in rest:
-            if self._before(self._lua.table_from(row), self._lua.table_from(best)):
-                best = row
-        return best
+        start_by = None if start_by_s is None else round(1000 * start_by_s)
+        return deadlines.turn(start_by=start_by, overtaken=overtaken, aged=since_s <= now_s - AGING_S)
 
 
 class DeadlineServer:
@@ -179,20 +166,27 @@ class DeadlineServer:
             if queued:
                 yield self._rates.ready_at(queued, self._now, self._rows, _least(queued, lead_s=1.0)), signature
 
-    def _rows_of(self, ready: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
-        return [
-            {
-                "sig": str(signature),
-                "signature": signature,
-                "load_justified": True,
-                "usage": 0,
-                "own_rank": 1,
-                "sort_ms": 1000 * at,
-                "start_by": None if (least := _least(self._queued[signature])) is None else 1000 * least,
-                "turn": self._queue_decisions.turn(at, least, self._overtaken.get(signature, 0), self._now),
-            }
-            for at, signature in ready
-        ]
+    def _rows_of(self, ready: Sequence[tuple[float, int]]) -> dict[int, Row]:
+        rows = {}
+        for at, signature in ready:
+            least, at_ms = _least(self._queued[signature]), 1000 * at
+            rows[signature] = Row(
+                str(signature),
+                "model",
+                rank=1,
+                ready_ms=at_ms,
+                sort_ms=at_ms,
+                free_ms=at_ms,
+                load_justified=True,
+                turn=self._queue_decisions.turn(at, least, self._overtaken.get(signature, 0), self._now),
+                start_by=None if least is None else round(1000 * least),
+            )
+        return rows
+
+    def _first(self, ready: Sequence[tuple[float, int]]) -> int:
+        """Return the ready signature that a worker claims."""
+        rows = self._rows_of(ready)
+        return min(rows, key=lambda signature: rows[signature].key)
 
     def _admit(self) -> None:
         ready = [(at, signature) for at, signature in self._ready() if at <= self._now]
@@ -201,10 +195,10 @@ class DeadlineServer:
             due = [(at, signature) for at, signature in ready if signature == own or self._is_due(at, signature, own)]
             if not due or all(signature == own for _, signature in due):
                 self._take(own)
-            elif self._queue_decisions.first(self._rows_of(due))["signature"] == own:
+            elif self._first(due) == own:
                 self._take_first(own, due)
         elif ready:
-            self._take_first(self._queue_decisions.first(self._rows_of(ready))["signature"], ready)
+            self._take_first(self._first(ready), ready)
 
     def _is_due(self, ready_s: float, signature: int, own: int) -> bool:
         least = _least(self._queued[signature])
@@ -212,13 +206,13 @@ class DeadlineServer:
         return urgent or ready_s <= self._now - OVERDUE_S
 
     def _take_first(self, signature: int, ready: Sequence[tuple[float, int]]) -> None:
-        rows = {row["signature"]: row for row in self._rows_of(ready)}
+        rows = self._rows_of(ready)
         taken = self._take(signature)
-        if rows[signature]["turn"] == 0:
+        if rows[signature].turn == deadlines.OVERTAKEN:
             self._overtaken[signature] = 0
         for other, row in rows.items():
-            aged = row["sort_ms"] <= 1000 * (self._now - AGING_S)
-            if taken and rows[signature]["turn"] == 1 and row["turn"] == 2 and aged:
+            aged = row.sort_ms <= 1000 * (self._now - AGING_S)
+            if taken and rows[signature].turn == deadlines.DATED and row.turn == deadlines.UNDATED and aged:
                 self._overtaken[other] = self._overtaken.get(other, 0) + 1
 
     def _take(self, signature: int) -> int:
@@ -236,7 +230,7 @@ class DeadlineServer:
         dated = min((job for job in queued if job.start_by_s is not None), key=_start_by, default=None)
         if head is None or dated is None:
             return head or dated or queued[0]
-        if self._queue_decisions.turn(head.in_lane_s, None, head.overtaken, self._now) == 0:
+        if self._queue_decisions.turn(head.in_lane_s, None, head.overtaken, self._now) == deadlines.OVERTAKEN:
             return head
         head.overtaken += head.in_lane_s <= self._now - AGING_S
         return dated

@@ -55,9 +55,11 @@ class Rounds:
             await self._round(f"worker-{self._number % WORKERS}")
 
     async def _cost(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Run one operation and keep the costs of its scripts under `name`."""
+        """Run one operation and keep the cost of its scripts together under `name`."""
         result, costs = await self._client.measured(call)
-        self.measured.costs[name] += costs
+        if costs:
+            spent = ScriptCost(name, sum(one.microseconds for one in costs), sum(one.commands for one in costs))
+            self.measured.costs[name].append(spent)
         return result
 
     async def _round(self, worker: str) -> None:

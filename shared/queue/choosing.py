@@ -99,7 +99,9 @@ class JobChooser:
             return []
         joining = Joining(order, queue)
         steps, held_back = joining.allowed_steps()
-        claims, _ = await self._fill(order, queue, steps, Overtakes(joining.overtaken), False)
+        claims: list[ClaimRow] = []
+        if steps:
+            claims, _ = await self._fill(order, queue, steps, Overtakes(joining.overtaken), False)
         return None if held_back and not claims else claims
 
     async def _fill(
@@ -137,12 +139,14 @@ class JobChooser:
 
     async def next_ready_ms(self) -> float | None:
         """Return ms until jobs are ready for this worker; None when none is queued that it can claim."""
-        return (await self._read_order()).next_ready_ms()
+        return (await self._read_order(tenants=False)).next_ready_ms()
 
-    async def _read_order(self) -> SignatureOrder:
+    async def _read_order(self, *, tenants: bool = True) -> SignatureOrder:
         models = [part for pair in self.load_ms.items() for part in pair]
         wire = json.loads(
-            await self.scripts.read_order(self.worker, self.token, " ".join(self.preempted), self.page, *models)
+            await self.scripts.read_order(
+                self.worker, self.token, " ".join(self.preempted), self.page, tenants, *models
+            )
         )
         if "claims" in wire:
             raise Repeated(wire["claims"] or [])

@@ -13,9 +13,6 @@ from functools import partial
 
 from shared.job import Priority
 
-GROUP = "workers"
-"""The only consumer group of every lane, with one consumer of the same name: a job's hash names its worker."""
-
 
 class RedisKey:
     """One kind of key: its type and why it does not grow forever.

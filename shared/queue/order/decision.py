@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,24 @@ class Overtakes:
     had_turn: int | None = None
 
 
+class ChosenJob(NamedTuple):
+    """A job to claim; of a stream (`place` is "lane"), another one of its lane will do."""
+
+    id: str
+    epoch: int
+    place: str
+    rank: int
+    tenant: str
+    slots: int
+
+
 @dataclass
 class Decision:
-    """The jobs to claim, to skip, to end and to let go last, each a row of its id and its epoch; the jobs of a stream
-    that jobs with a deadline overtake."""
+    """The jobs to claim, to skip, to end and to let go last, each a row that begins with its id and its epoch; the jobs
+    of a stream that jobs with a deadline overtake."""
 
     overtakes: Overtakes = Overtakes()
-    take: list[tuple[str, int]] = field(default_factory=list)
+    take: list[ChosenJob] = field(default_factory=list)
     skip: list[tuple[str, int]] = field(default_factory=list)
     expire: list[tuple[str, int]] = field(default_factory=list)
     late: list[tuple[str, int]] = field(default_factory=list)
@@ -38,5 +50,7 @@ class Decision:
 
     def wire(self, bulk_models: Sequence[str], bulk_growth: float) -> str:
         """Return the JSON for the script; each slot above bulk adds `bulk_growth` to the credit of `bulk_models`."""
-        fields = asdict(self) | {"bulk_models": bulk_models, "bulk_growth": bulk_growth}
-        return json.dumps(fields, separators=(",", ":"))
+        overtakes = {"signatures": self.overtakes.signatures, "had_turn": self.overtakes.had_turn}
+        jobs = {name: getattr(self, name) for name in ("take", "skip", "expire", "late", "overtaken_jobs")}
+        credit = {"bulk_models": bulk_models, "bulk_growth": bulk_growth}
+        return json.dumps({"overtakes": overtakes, **jobs, **credit}, separators=(",", ":"))

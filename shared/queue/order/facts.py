@@ -35,9 +35,10 @@ class TenantFacts(NamedTuple):
 
 
 class OrderFacts(NamedTuple):
-    """The queued jobs of a model and priority: the least-served tenants, the signatures by readiness (ms), how many
-    other workers hold the model, and the work that waits for them (ms)."""
+    """The queued jobs of a model and priority: whether some tenant may have free slots, the least-served tenants, the
+    signatures by readiness (ms), how many other workers hold the model, and the work that waits for them (ms)."""
 
+    has_tenants: bool
     tenants: Sequence[TenantFacts]
     ready: Sequence[tuple[str, float]]
     holders: int
@@ -134,9 +135,13 @@ def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
         dict(wire["models"] or ()),
         {
             (model, rank): OrderFacts(
-                [_tenant(row) for row in tenants or ()], [(sig, at) for sig, at in ready or ()], holders, work
+                has_tenants,
+                [_tenant(row) for row in tenants or ()],
+                [(sig, at) for sig, at in ready or ()],
+                holders,
+                work,
             )
-            for model, rank, tenants, ready, holders, work in wire["orders"] or ()
+            for model, rank, has_tenants, tenants, ready, holders, work in wire["orders"] or ()
         },
         [UrgentJob(*row) for row in wire["urgent"] or ()],
     )

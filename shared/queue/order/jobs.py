@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.queue.order import deadlines
-from shared.queue.order.decision import Decision
+from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.order.facts import LaneFacts, LostJob, QueuedJob, SignatureQueue
 from shared.queue.order.policies import Limit
 from shared.queue.order.signatures import Part, SignatureOrder, Step
@@ -98,7 +98,7 @@ class JobSelection:
             lost = self._first_lost(rank)
             if lost is not None:
                 if self._fits(lost.job):
-                    self._take(lost.job)
+                    self._take(lost.job, rank)
                     return True
                 self._skip(lost.job)
                 self.held = self._reserves_slots(lost.job)
@@ -176,7 +176,7 @@ class JobSelection:
         if job.loses:
             self._remove(job)
         elif self._fits(job):
-            self._take(job)
+            self._take(job, turn.lane.rank)
         else:
             self._skip(job)
             turn.skipped += 1
@@ -202,7 +202,7 @@ class JobSelection:
             elif not self._allows_job(turn.lane, job):
                 return False
             elif self._fits(turn.returned.popleft()):
-                self._take(job)
+                self._take(job, turn.lane.rank)
             else:
                 self._skip(job)
                 self.held = self._reserves_slots(job)
@@ -242,8 +242,8 @@ class JobSelection:
         """
         return job.slots <= self._left or (not self.decision.take and job.slots <= self._empty_worker_slots)
 
-    def _take(self, job: QueuedJob) -> None:
-        self.decision.take.append((job.id, job.epoch))
+    def _take(self, job: QueuedJob, rank: int) -> None:
+        self.decision.take.append(ChosenJob(job.id, job.epoch, job.place, rank, job.tenant, job.slots))
         self._claimed[job.tenant] += job.slots
         self._left -= job.slots
 

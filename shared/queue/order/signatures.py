@@ -159,7 +159,7 @@ class SignatureOrder:
         return rows
 
     def _of_longest_ready(self, part: Part, model: str, order: OrderFacts) -> list[Row]:
-        if not order.tenants or not self._has_more(part, model):
+        if not order.has_tenants or not self._has_more(part, model):
             return []
         now = self.facts.now_ms
         return [self.row(sig, model, part.rank, ready, order) for sig, ready in order.ready if ready <= now]
@@ -242,7 +242,7 @@ class SignatureOrder:
         first = (
             self.row(*order.ready[0][:1], model, rank, order.ready[0][1], order).free_ms
             for (model, rank), order in self.facts.orders.items()
-            if rank <= self.lowest and order.ready and order.tenants
+            if rank <= self.lowest and order.ready and order.has_tenants
         )
         earliest = min(first, default=None)
         return None if earliest is None else max(0.0, earliest - self.facts.now_ms)

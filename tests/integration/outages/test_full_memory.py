@@ -156,7 +156,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "redrive_dead_letter": (job,),
         "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
-        "read_order": ("w2", "token", "", 0, *models),
+        "read_order": ("w2", "token", "", 0, True, *models),
         "read_lanes": ("w2", signature, 8, 2, 0),
         "take": ("w2", "token", signature, True, Decision(take=[(queued, 0)]).wire([], 0.0)),
         "defer": ("paused", "demo", 1, 1),

@@ -44,7 +44,7 @@ def facts(
 
 def order_facts(*tenants: TenantFacts, holders: int = 0, work_ms: float = 0.0) -> OrderFacts:
     ready = sorted((one.ready_ms, one.signature) for tenant in tenants for one in tenant.signatures)
-    return OrderFacts(tenants, [(signature, at) for at, signature in ready], holders, work_ms)
+    return OrderFacts(True, tenants, [(signature, at) for at, signature in ready], holders, work_ms)
 
 
 def tenant(name: str, *signatures: str | SignatureFacts, usage: float = 0.0, limit: Limit = FREE) -> TenantFacts:
@@ -274,8 +274,8 @@ def select(queue: SignatureQueue, slots: int = 8, *, new: bool = True, **more: A
     return JobSelection(queue, slots, SignatureOrder(facts({}), {"demo": 0}, 2), new, **more).select(ALL)
 
 
-def ids(rows: Sequence[tuple[str, int]]) -> str:
-    return " ".join(name for name, _ in rows)
+def ids(rows: Sequence[tuple[Any, ...]]) -> str:
+    return " ".join(row[0] for row in rows)
 
 
 A = [job(number) for number in range(6)]
@@ -442,7 +442,7 @@ READY = [
     ("jobs are ready", {("demo", 1): order_facts(tenant("a", "s"))}, {}, 0.0),
     ("later", {("demo", 1): order_facts(tenant("a", SignatureFacts("s", NOW + 70, None, 0)))}, {}, 70.0),
     ("not of a lower priority", {("demo", 2): order_facts(tenant("a", "s"))}, {"lowest": 1}, None),
-    ("not of tenants without free slots", {("demo", 1): OrderFacts([], [("s", NOW - 1.0)], 0, 0.0)}, {}, None),
+    ("not of tenants without free slots", {("demo", 1): OrderFacts(False, [], [("s", NOW - 1.0)], 0, 0.0)}, {}, None),
 ]
 
 

@@ -6,41 +6,64 @@
 -- Returns  JSON: {} if the signature has no jobs, or {now, model, batch, efficient, queued, claimed, mean, lost, lanes, more},
 --          as `shared/queue/order/facts.py` reads them
 local TENANTS = 64
-local SPARE = 4 -- jobs of a lane beyond its share of the slots
-local RETURNED = 16
+local SPARE = 1 -- jobs of a lane beyond its share of the slots
+local MORE_TENANTS = 2 -- than slots
 local LOST = 64
+local STREAM_READS = 16
+local RETURNED = 32
+local LOSES = 7 -- column of a job's row
+local FACTS = {'state', 'tenant', 'slots', 'src', 'entry', 'epoch', 'arrived', 'returned', 'passed', 'overtaken', 'deadline', 'start_by',
+  'on_deadline', 'steps'}
 local worker, sig, slots, lowest, page, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), clock_ms()
 local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'overtaken:0',
   'overtaken:1', 'overtaken:2')
 local model = state[1]
 if not model then return '{}' end
 local scope = {quotas = {}, short = {}}
-local tenants_read = math.min(TENANTS, math.max(8, slots))
+local tenants_read = math.min(TENANTS, slots + MORE_TENANTS)
 
 local function limits_of(tenant)
   local limit = scope.quotas[tenant]
   return limit and limit.most or 0, limit and limit.used or 0, pauses.has_tenant(tenant)
 end
 
--- The row of a queued job, as the first columns of `QueuedJob`.
+-- The fields of a job that decide whether it is claimed; nil if it is gone.
+local function load(id)
+  local values = redis.call('HMGET', key.job(id), unpack(FACTS))
+  if not values[1] then return nil end
+  local job = {sig = sig}
+  for at, name in ipairs(FACTS) do job[name] = values[at] or nil end
+  job.slots = tonumber(job.slots)
+  return job
+end
+
+-- The row of a queued job, as `QueuedJob`.
 local function row_of(id, job, since)
   local loses = claim_job.loses_place(job, now)
   return {id, tonumber(job.epoch) or 0, job.src, job.slots, since, tonumber(job.start_by or nil) or cjson.null,
     loses or cjson.null, tonumber(job.passed or nil) or cjson.null, tonumber(job.overtaken or nil) or 0, job.tenant}
 end
 
--- Jobs of a tenant that go before its lane's stream, and whether there are more.
+-- The first jobs of a tenant that go before its lane's stream, with those before them that lose their place, and whether there
+-- are more.
 local function returned_jobs(rank, tenant, count)
-  local out, ids = {}, redis.call('ZRANGE', key.returned(sig, rank, tenant), 0, count - 1)
-  for _, id in ipairs(ids) do
-    local job = job_state.load(id)
-    if job and job.state == 'queued' then
-      table.insert(out, row_of(id, job, tonumber(job.arrived) or now))
-    else
-      queue.remove_returned(id, {sig = sig, rank = rank, tenant = tenant})
+  local out, kept, first = {}, 0, 0
+  repeat
+    local ids = redis.call('ZRANGE', key.returned(sig, rank, tenant), first, first + count - 1)
+    for _, id in ipairs(ids) do
+      local job = load(id)
+      if job and job.state == 'queued' then
+        local row = row_of(id, job, tonumber(job.arrived) or now)
+        table.insert(out, row)
+        if row[LOSES] == cjson.null then kept = kept + 1 end
+        first = first + 1
+      else
+        queue.remove_returned(id, {sig = sig, rank = rank, tenant = tenant})
+      end
     end
-  end
-  return out, #ids == count
+    if #ids < count then return out, false end
+  until kept >= count or first >= RETURNED
+  return out, true
 end
 
 -- Remove an entry without a job, which becomes a dead letter.
@@ -50,18 +73,26 @@ local function bury(rank, tenant, lane, entry, id)
   job_state.bury(id or (sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry[1]), 'no_record', 'entry without a job: ' .. sig, now)
 end
 
+local function add_job(out, rank, tenant, lane, entry)
+  local id = queue.value_of(entry, 'job')
+  local job = id and load(id)
+  if not job then
+    bury(rank, tenant, lane, entry, id)
+  elseif job.entry ~= entry[1] then
+    queue.remove_entry(lane, entry[1])
+  elseif job.state == 'queued' then
+    table.insert(out, row_of(id, job, stream_ms(entry[1])))
+  end
+end
+
+-- The first queued jobs of a lane's stream. Entries of jobs that run are those of workers of an older version.
 local function stream_jobs(rank, tenant, count)
-  local lane, out = key.lane(sig, rank, tenant), {}
-  for _, entry in ipairs(redis.call('XRANGE', lane, '-', '+', 'COUNT', count)) do
-    local id = queue.value_of(entry, 'job')
-    local job = id and job_state.load(id)
-    if not job then
-      bury(rank, tenant, lane, entry, id)
-    elseif job.entry ~= entry[1] then
-      queue.remove_entry(lane, entry[1])
-    elseif job.state == 'queued' then
-      table.insert(out, row_of(id, job, stream_ms(entry[1])))
-    end
+  local lane, out, from = key.lane(sig, rank, tenant), {}, '-'
+  for _ = 1, STREAM_READS do
+    local entries = redis.call('XRANGE', lane, from, '+', 'COUNT', count)
+    for _, entry in ipairs(entries) do add_job(out, rank, tenant, lane, entry) end
+    if out[1] or #entries < count then break end
+    from = '(' .. entries[#entries][1]
   end
   return out
 end
@@ -77,7 +108,7 @@ local function lanes_of(rank)
     local tenant = rows[at].tenant
     local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(tenant, model, rank), sig) or nil)
     local most, used, paused = limits_of(tenant)
-    local returned, more_returned = returned_jobs(rank, tenant, math.max(RETURNED, each))
+    local returned, more_returned = returned_jobs(rank, tenant, each)
     table.insert(out, {rank, tenant, rows[at].usage, most, used, paused,
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
       returned, more_returned, stream_jobs(rank, tenant, each)})
@@ -89,7 +120,7 @@ end
 local function lost_of(rank)
   local out, names, jobs, ids = {}, {}, {}, queue.of_rank(key.solo(sig), rank, page * LOST, LOST)
   for _, id in ipairs(ids) do
-    local job = job_state.load(id)
+    local job = load(id)
     if job and job.state == 'queued' then
       table.insert(jobs, {id, job})
       table.insert(names, job.tenant)

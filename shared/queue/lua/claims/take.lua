@@ -1,7 +1,7 @@
 -- NEEDS claim_job last_claim model_loads bulk_share
 -- RUNS when Redis is full
 -- Claim chosen jobs of a signature, each if it is still queued as it was read and its tenant may start it, and record what
--- else was decided.
+-- else was decided. For a job of a lane's stream that another worker has claimed meanwhile the next one of its lane is claimed.
 -- ARGV     worker, token, signature, hold, decision
 --          `token`: as in read_order; `hold`: 1 if the worker holds or loads the model from now on; `decision`: JSON of `Decision` in
 --          `shared/queue/order/decision.py`
@@ -30,9 +30,25 @@ for _, row in ipairs(decision.late) do
   local job = queued(row)
   if job then job_state.become_late(row[1], job, now) end
 end
+-- Claim the first job of a lane's stream if it needs as many slots as the chosen one; returns whether it is claimed.
+local function take_next(rank, tenant, slots)
+  local entry = redis.call('XRANGE', key.lane(sig, rank, tenant), '-', '+', 'COUNT', 1)[1]
+  local id = queue.value_of(entry, 'job')
+  local job = id and job_state.load(id)
+  if not job or job.state ~= 'queued' or job.entry ~= entry[1] or job.slots ~= slots then return false end
+  if claim_job.loses_place(job, now) or not quota.allows(batch, tenant, slots) then return false end
+  claim_job.take(batch, id, job)
+  return true
+end
+
 for _, row in ipairs(decision.take) do
+  local id, _, place, rank, tenant, slots = unpack(row)
   local job = queued(row)
-  if job and quota.allows(batch, job.tenant, job.slots) then claim_job.take(batch, row[1], job) end
+  if job and quota.allows(batch, tenant, job.slots) then
+    claim_job.take(batch, id, job)
+  elseif not job and place == 'lane' and take_next(rank, tenant, slots) then
+    changed = changed - 1
+  end
 end
 for _, row in ipairs(decision.skip) do
   local job = queued(row)

@@ -71,7 +71,11 @@ end
 
 -- Append the entry of a job to the stream of its lane; returns the entry and the job's arrival.
 local function append(job, lane, group)
-  group.number = (group.number or queue.last_number(lane)) + 1
+  if not group.number then
+    queue.begin_lane(lane)
+    group.number = queue.last_number(lane)
+  end
+  group.number = group.number + 1
   local entry = redis.call('XADD', lane, '*', 'job', job.id, 'slots', job.slots, 'number', group.number)
   group.first = group.first or entry
   return entry, arrived_at(entry)

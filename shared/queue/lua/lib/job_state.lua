@@ -4,7 +4,7 @@
 local job_state = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
-  'charged', 'size', 'start_by', 'on_deadline', 'steps', 'overtaken'}
+  'charged', 'size', 'start_by', 'on_deadline', 'steps'}
 
 -- The fields of a job that scripts need, or nil.
 function job_state.load(id)

@@ -1,5 +1,5 @@
 -- NEEDS job_state
--- Part of claim and join: the last claims of each worker, for a request that is sent again after a lost reply.
+-- Part of read_order and take: the last claims of each worker, for a request that is sent again after a lost reply.
 
 local last_claim = {}
 

@@ -205,6 +205,11 @@ function queue.head(lane)
   return first and first[1] or nil
 end
 
+-- Make a lane's consumer group, by which processes of an older version find its first entry.
+function queue.begin_lane(lane)
+  if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
+end
+
 -- The number of a lane's last entry; queue positions are differences of these numbers.
 function queue.last_number(lane)
   local last = redis.call('XREVRANGE', lane, '+', '-', 'COUNT', 1)[1]
@@ -214,6 +219,7 @@ end
 -- Append the entry of a job to the stream of its lane; returns its id, or an error if the stream has a later one.
 function queue.append(id, job, entry)
   local lane = key.lane(job.sig, job.rank, job.tenant)
+  queue.begin_lane(lane)
   return redis.pcall('XADD', lane, entry, 'job', id, 'slots', job.slots, 'number', queue.last_number(lane) + 1)
 end
 
