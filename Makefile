@@ -78,7 +78,7 @@ bench: $(READY)
 
 # A million queued jobs (about 4 GB), ten thousand event streams, and the page with ten thousand queued jobs.
 bench-scale: $(READY)
-	for name in queue queue.subscribers queue.page; do $(BIN)/python -m bench.$$name || exit; done
+	for name in queue queue.contention queue.subscribers queue.page; do $(BIN)/python -m bench.$$name || exit; done
 
 bench-engine: $(READY)
 	$(BIN)/python -m bench.engine

@@ -75,7 +75,6 @@ class RedisKeys:
     lane_order = _Family("sig priority", "zset", live="tenants with queued jobs, by GPU usage")
     tenant_order = _Family("model priority", "zset", live="tenants with queued jobs, by GPU usage")
     tenant_signatures = _Family("tenant model priority", "zset", live="signatures of queued jobs, by the oldest")
-    claims_passed = _Family("worker", "hash", ttl="10 s")  # ready signatures that gave it nothing, by model and rank
     bulk_credit = _Single("hash", ttl="1 h")  # slots due to bulk jobs, by model
     signature = _Family("sig", "hash", live="deleted when nothing is queued or running")
     signatures = _Single("zset", live="live signatures, by slots")

@@ -14,7 +14,7 @@ from harness.queue import claim, claim_ids, end, lose, put, state_of
 from shared.errors import RedisFull
 from shared.job import InputRef, Phase, Progress, State, encode
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
-from shared.queue.order.decision import Decision
+from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.scripts import PARTS, runs_when_full, script_files
 
 Make = Callable[..., Submission]
@@ -158,7 +158,13 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "release": ("w1", job, epoch),
         "read_order": ("w2", "token", "", 0, True, *models),
         "read_lanes": ("w2", signature, 8, 2, 0),
-        "take": ("w2", "token", signature, True, Decision(take=[(queued, 0)]).wire([], 0.0)),
+        "take": (
+            "w2",
+            "token",
+            signature,
+            True,
+            Decision(take=[ChosenJob(queued, 0, "lane", 1, "default", 1)]).wire([], 0.0),
+        ),
         "defer": ("paused", "demo", 1, 1),
         "count_run": ("default", "demo", job, "token", "1,1,0,0,0,0"),
         "renew": ("w1", job, epoch),

@@ -20,7 +20,8 @@ local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0'
 local model = state[1]
 if not model then return '{}' end
 local scope = {quotas = {}, short = {}}
-local tenants_read = math.min(TENANTS, slots + MORE_TENANTS)
+-- The first page has about as many tenants as can start jobs; behind it are others only if none of them can.
+local first_page = math.min(TENANTS, slots + MORE_TENANTS)
 
 local function limits_of(tenant)
   local limit = scope.quotas[tenant]
@@ -99,8 +100,9 @@ end
 
 -- The tenants with the least usage, and their first jobs; whether there are more tenants.
 local function lanes_of(rank)
-  local first = page * tenants_read
-  local rows = tenants.first(key.lane_order(sig, rank), first + tenants_read)
+  local first = page == 0 and 0 or first_page + (page - 1) * TENANTS
+  local last = page == 0 and first_page or first + TENANTS
+  local rows = tenants.first(key.lane_order(sig, rank), last)
   local out, names, each = {}, {}, SPARE + math.ceil(slots / math.max(1, #rows - first))
   for at = first + 1, #rows do table.insert(names, rows[at].tenant) end
   quota.learn(scope, names)
@@ -108,12 +110,16 @@ local function lanes_of(rank)
     local tenant = rows[at].tenant
     local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(tenant, model, rank), sig) or nil)
     local most, used, paused = limits_of(tenant)
-    local returned, more_returned = returned_jobs(rank, tenant, each)
+    local returned, more_returned, stream = {}, false, {}
+    if quota.allows(scope, tenant, 1) then
+      returned, more_returned = returned_jobs(rank, tenant, each)
+      stream = stream_jobs(rank, tenant, each)
+    end
     table.insert(out, {rank, tenant, rows[at].usage, most, used, paused,
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
-      returned, more_returned, stream_jobs(rank, tenant, each)})
+      returned, more_returned, stream})
   end
-  return out, #rows == first + tenants_read
+  return out, #rows == last
 end
 
 -- The first lost jobs of a priority, and whether there are more.

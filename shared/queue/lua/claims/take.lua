@@ -44,7 +44,7 @@ end
 for _, row in ipairs(decision.take) do
   local id, _, place, rank, tenant, slots = unpack(row)
   local job = queued(row)
-  if job and quota.allows(batch, tenant, job.slots) then
+  if job and quota.allows(batch, job.tenant, job.slots) then
     claim_job.take(batch, id, job)
   elseif not job and place == 'lane' and take_next(rank, tenant, slots) then
     changed = changed - 1

@@ -248,7 +248,7 @@ function queue.remove_returned(id, job)
 end
 
 -- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed. `head`
--- is the first undelivered entry of its stream, or nil. lane.known: the orders have it, and it has no returned jobs. Returns
+-- is the first entry of its stream, or nil. lane.known: the orders have it, and it has no returned jobs. Returns
 -- how many orders did not have it.
 function queue.update_lane(lane, head)
   local oldest = head and stream_ms(head) or math.huge
