@@ -67,10 +67,12 @@ class JobChooser:
                 return claims
             if blocked and order.hides_tenants():
                 continue
-            if not order.has_longer_ready():
+            if order.has_longer_ready():
+                self.page += 1
+            elif self.page:
                 self.page = 0
+            else:
                 break
-            self.page += 1
         return []
 
     async def _claim_first(self, order: SignatureOrder, tried: set[str], has_other_jobs: bool) -> list[ClaimRow] | None:

@@ -232,11 +232,25 @@ async def test_a_job_that_no_batch_can_hold_hides_no_other_size(queue: Queue, ma
 
 async def test_signatures_that_gave_nothing_are_passed_at_the_next_claims(queue: Queue, make_submission: Make) -> None:
     """40 tenants came first, each with a job that needs more slots than this worker has."""
-    await put(queue, *[make_submission(tenant=f"large{at}", n=4, width=64 + 16 * at) for at in range(40)])
+    large = [make_submission(tenant=f"large{at}", n=4, width=64 + 16 * at) for at in range(40)]
+    await put(queue, *large)
     for _ in range(10):
         assert await claim(queue, 2) == []
     (small,) = await put(queue, make_submission(tenant="small", width=1024))
     assert small in {job_id for _ in range(10) for job_id in await claim_ids(queue, 2)}
+
+
+async def test_a_signature_is_found_where_those_that_gave_nothing_have_left(
+    queue: Queue, make_submission: Make
+) -> None:
+    """The worker begins at the page of ready signatures at which its last claim ended: it is past the end now."""
+    large = [make_submission(tenant=f"large{at}", n=4, width=64 + 16 * at) for at in range(40)]
+    await put(queue, *large)
+    assert await claim(queue, 2) == []
+    for one in large:
+        await queue.jobs.cancel(one.job.id)
+    (small,) = await put(queue, make_submission(tenant="small", width=1024))
+    assert await claim_ids(queue, 2) == [small]
 
 
 async def share_of_bulk(queue: Queue, make_submission: Make, batches: int, bulk_width: int) -> float:

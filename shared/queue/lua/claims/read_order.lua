@@ -2,9 +2,9 @@
 -- RUNS when Redis is full
 -- Read what decides which signature a worker claims: a bounded number of rows, whatever is queued. `shared/queue/order` decides.
 -- ARGV     worker, token, preempted, page, tenants, models...
---          `token`: of the request, the same when a worker repeats its last one; `preempted`: tenants with jobs on this worker
---          that would be preempted, separated by spaces; `page`: of the signatures that have been ready longest, from 0;
---          `tenants`: 1 to read tenants and their signatures; `models`: as in list_as_waiting
+--          `token`: of the request, the same when a worker repeats its last one, '' to claim nothing; `preempted`: tenants with
+--          jobs on this worker that would be preempted, separated by spaces; `page`: of the signatures that have been ready
+--          longest, from 0; `tenants`: 1 to read tenants and their signatures; `models`: as in list_as_waiting
 -- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models, orders,
 --          urgent}, as `shared/queue/order/facts.py` reads them
 local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
@@ -79,7 +79,7 @@ local function urgent()
   return out
 end
 
-local repeated = last_claim.repeated(worker, ARGV[2])
+local repeated = ARGV[2] ~= '' and last_claim.repeated(worker, ARGV[2])
 if repeated then return cjson.encode({claims = repeated}) end
 local facts = {now = now, preempted = {},
   policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}, models = {}, orders = {}, urgent = urgent()}
