@@ -34,6 +34,7 @@ class Turn:
     returned: deque[QueuedJob]
     stream: deque[QueuedJob]
     skipped: int = 0
+    has_removed: bool = False
     yielded: str | None = None
     """The job with a deadline before which a job of the stream had its turn."""
 
@@ -185,7 +186,8 @@ class JobSelection:
     def _take_returned(self, turn: Turn, enough: int) -> bool:
         """Select released, skipped and dated jobs of a tenant until `enough` are selected.
 
-        Return whether the turn goes on: not where its limit ends it, nor before more such jobs are read.
+        Return whether the turn goes on: not where its limit ends it, nor before the jobs behind those that have lost
+        their place are read.
         """
         while turn.returned and self._wants_more(enough):
             job = turn.returned[0]
@@ -195,6 +197,7 @@ class JobSelection:
                 if self._has_removed_most():
                     return True
                 self._remove(turn.returned.popleft())
+                turn.has_removed = True
             elif job.place == "dated" and turn.yielded != job.id and self._stream_has_turn(turn):
                 turn.yielded = job.id
                 if not self._take_from_stream(turn):
@@ -206,7 +209,7 @@ class JobSelection:
             else:
                 self._skip(job)
                 self.held = self._reserves_slots(job)
-        return bool(turn.returned) or not turn.lane.has_more_returned
+        return bool(turn.returned) or not (turn.has_removed and turn.lane.has_more_returned)
 
     def _stream_has_turn(self, turn: Turn) -> bool:
         """Return whether the next job of the stream goes before one with a deadline; otherwise it is overtaken."""

@@ -383,6 +383,14 @@ def test_jobs_that_lose_their_place_are_removed() -> None:
     assert (ids(decision.late), ids(decision.expire), ids(decision.take)) == ("j20", "j21 j22", "j0")
 
 
+@pytest.mark.parametrize(("loses", "expected"), [(None, "j0 j1"), ("late", "")])
+def test_jobs_of_the_stream_follow_when_the_returned_ones_are_known(loses: Any, expected: str) -> None:
+    """However many that do not fit are first; where all that were read are late, more that are not can be behind."""
+    returned = [job(number, place="dated", slots=4, start_by=NOW, loses=loses) for number in range(40, 49)]
+    one = lane("a", A, returned=returned)._replace(has_more_returned=True)
+    assert ids(select(signature_queue(one), 2, new=False).take) == expected
+
+
 def test_a_job_that_a_deadline_overtakes_is_counted_once_for_each() -> None:
     rows = [DATED, DATED._replace(id="j21")]
     decision = select(signature_queue(lane("a", [AGED], returned=rows)), 2)
