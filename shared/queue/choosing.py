@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shared.queue.order import deadlines
 from shared.queue.order.decision import Decision, Overtakes
 from shared.queue.order.facts import SignatureQueue, queue_facts, signature_queue
-from shared.queue.order.jobs import JobSelection
+from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
 from shared.queue.order.signatures import Blocked, Row, SignatureOrder, Step
 from shared.queue.scripts import ClaimRow, Scripts
@@ -53,15 +53,15 @@ class JobChooser:
     preempted: Collection[str] = ()
     page: int = 0
 
-    async def claim(self, *, has_other_jobs: bool) -> list[ClaimRow]:
-        """Claim jobs of the first signature that has any for this worker."""
+    async def claim(self, batch: Batch) -> list[ClaimRow]:
+        """Claim jobs of the first signature that has any for this worker, for a new batch."""
         tried: set[str] = set()
         for _ in range(MOST_READS):
             try:
                 order = await self._read_order()
             except Repeated as repeated:
                 return repeated.rows
-            claims = await self._claim_first(order, tried, has_other_jobs)
+            claims = await self._claim_first(order, tried, batch)
             blocked = await self._defer(order.blocked)
             if claims is not None:
                 return claims
@@ -75,7 +75,7 @@ class JobChooser:
                 break
         return []
 
-    async def _claim_first(self, order: SignatureOrder, tried: set[str], has_other_jobs: bool) -> list[ClaimRow] | None:
+    async def _claim_first(self, order: SignatureOrder, tried: set[str], batch: Batch) -> list[ClaimRow] | None:
         """Return claims of the first signature that gives any, empty if slots are kept for a large job; else None."""
         for row, rows in order.candidates():
             if row.signature in tried or len(tried) >= MOST_SIGNATURES:
@@ -85,7 +85,7 @@ class JobChooser:
             if queue is None:
                 continue
             overtakes = Overtakes(order.overtaken(row, rows), row.rank if row.turn == deadlines.OVERTAKEN else None)
-            claims, selection = await self._fill(order, queue, order.steps(), overtakes, True, has_other_jobs)
+            claims, selection = await self._fill(order, queue, order.steps(), overtakes, batch)
             if claims or selection.held:
                 return claims
             order.blocked += _short(row, selection)
@@ -103,7 +103,7 @@ class JobChooser:
         steps, held_back = joining.allowed_steps()
         claims: list[ClaimRow] = []
         if steps:
-            claims, _ = await self._fill(order, queue, steps, Overtakes(joining.overtaken), False)
+            claims, _ = await self._fill(order, queue, steps, Overtakes(joining.overtaken), Batch.RUNNING)
         return None if held_back and not claims else claims
 
     async def _fill(
@@ -112,8 +112,7 @@ class JobChooser:
         queue: SignatureQueue,
         steps: Sequence[Step],
         overtakes: Overtakes,
-        new: bool,
-        has_other_jobs: bool = False,
+        batch: Batch,
     ) -> tuple[list[ClaimRow], JobSelection]:
         """Claim jobs of a signature; return the claims and the last selection.
 
@@ -122,16 +121,16 @@ class JobChooser:
         page, last = 0, queue
         for attempt in range(MOST_LANE_READS):
             decision = Decision(overtakes=overtakes)
-            selection = JobSelection(last, self.slots, order, new, has_other_jobs, decision)
+            selection = JobSelection(last, self.slots, order, batch, decision)
             selection.select(steps)
             claims, conflict = await self._take(order, selection)
             if claims or selection.held:
                 return claims, selection
             if conflict:
                 await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
-            elif last.has_more and not decision.removes_jobs:
+            elif last.has_more and not decision.remove:
                 page += 1
-            elif not decision.removes_jobs:
+            elif not decision.remove:
                 break
             following = await self._read_lanes(queue.signature, page)
             if following is None:

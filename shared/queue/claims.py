@@ -16,6 +16,7 @@ from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.maintenance.tenant_usage import used_by
+from shared.queue.order.jobs import Batch
 from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
 
@@ -80,9 +81,8 @@ class Claims(QueueComponent):
             return []
 
         def request(token: str) -> Awaitable[list[ClaimRow]]:
-            return self._claim(
-                self._chooser(worker, models, slots, min_priority, preempted, token), has_other_jobs=has_other_jobs
-            )
+            chooser = self._chooser(worker, models, slots, min_priority, preempted, token)
+            return self._claim(chooser, Batch.BESIDE if has_other_jobs else Batch.ALONE)
 
         return await self._claimed(worker, request) or []
 
@@ -113,10 +113,10 @@ class Claims(QueueComponent):
             on_overdue(signature)
         return claims or []
 
-    async def _claim(self, chooser: JobChooser, *, has_other_jobs: bool) -> list[ClaimRow]:
+    async def _claim(self, chooser: JobChooser, batch: Batch) -> list[ClaimRow]:
         """Claim; the next claims of this worker begin at the page of signatures at which this one ended."""
         chooser.page = self._pages.get(chooser.worker, 0)
-        rows = await chooser.claim(has_other_jobs=has_other_jobs)
+        rows = await chooser.claim(batch)
         if chooser.page:
             self._pages[chooser.worker] = chooser.page
         else:

@@ -67,7 +67,7 @@ class QueueFacts(NamedTuple):
 class QueuedJob(NamedTuple):
     """A queued job as it was read. `since_ms` is its arrival, `passed_ms` when it was first skipped.
 
-    `loses`: its latest start has passed ("late"), or it cannot meet its deadline ("expire").
+    `loses_place`: its latest start has passed, or it cannot meet its deadline.
     """
 
     id: str
@@ -76,7 +76,7 @@ class QueuedJob(NamedTuple):
     slots: int
     since_ms: float
     start_by: int | None
-    loses: Literal["late", "expire"] | None
+    loses_place: bool
     passed_ms: float | None
     overtaken: int
     tenant: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from shared.queue.order import deadlines
 from shared.queue.order.decision import ChosenJob, Decision
@@ -26,6 +27,14 @@ HOLD_BACK_MS = 60_000
 """How long an overdue job that needs more slots than are free holds others back."""
 
 
+class Batch(Enum):
+    """What jobs are selected for."""
+
+    ALONE = "a batch of a worker without jobs"
+    BESIDE = "a new batch beside running jobs"
+    RUNNING = "a running batch"
+
+
 @dataclass
 class Turn:
     """A tenant's turn: the jobs of its lane that are left."""
@@ -41,16 +50,12 @@ class Turn:
 
 @dataclass
 class JobSelection:
-    """Selects jobs of a signature for `slots` slots: those of a `new` batch, or those that join a running one.
-
-    `has_other_jobs`: the worker runs other jobs, next to which no lost job starts.
-    """
+    """Selects jobs of a signature for the free `slots` of a worker. Beside others no lost job starts."""
 
     queue: SignatureQueue
     slots: int
     order: SignatureOrder
-    new: bool
-    has_other_jobs: bool = False
+    batch: Batch
     decision: Decision = field(default_factory=Decision)
     held: bool = False
     """A skipped job reserves the slots that are left."""
@@ -60,7 +65,7 @@ class JobSelection:
 
     def __post_init__(self) -> None:
         self._left = self.slots
-        self._empty_worker_slots = 0 if self.has_other_jobs or not self.new else self.slots
+        self._empty_worker_slots = self.slots if self.batch is Batch.ALONE else 0
         self._claimed: Counter[str] = Counter()
         self._overtaken: Counter[str] = Counter()
 
@@ -68,10 +73,10 @@ class JobSelection:
         """Select jobs of the parts of `steps`, in this order."""
         parts = [step.parts for step in steps if self.queue.model in step.models]
         ranks = list(dict.fromkeys(part.rank for step in parts for part in step))
-        if self.new:
+        if self.batch is not Batch.RUNNING:
             self._left = self._slots_to_start(ranks)
-            if not self.has_other_jobs and self._select_lost(ranks):
-                return self.decision
+        if self.batch is Batch.ALONE and self._select_lost(ranks):
+            return self.decision
         for step in parts:
             if self._left <= 0 or self.held:
                 break
@@ -114,7 +119,7 @@ class JobSelection:
         for lost in self.queue.lost:
             if lost.rank != rank:
                 continue
-            if lost.job.loses:
+            if lost.job.loses_place:
                 self._remove(lost.job)
             elif lost.limit.allows(lost.job.slots):
                 allowed.append(lost)
@@ -174,7 +179,7 @@ class JobSelection:
         if not turn.stream or not self._allows_job(turn.lane, turn.stream[0]):
             return False
         job = turn.stream.popleft()
-        if job.loses:
+        if job.loses_place:
             self._remove(job)
         elif self._fits(job):
             self._take(job, turn.lane.rank)
@@ -193,7 +198,7 @@ class JobSelection:
             job = turn.returned[0]
             if job.place == "solo":
                 turn.returned.popleft()
-            elif job.loses:
+            elif job.loses_place:
                 if self._has_removed_most():
                     return True
                 self._remove(turn.returned.popleft())
@@ -255,11 +260,10 @@ class JobSelection:
             self.decision.skip.append((job.id, job.epoch))
 
     def _remove(self, job: QueuedJob) -> None:
-        rows = self.decision.late if job.loses == "late" else self.decision.expire
-        rows.append((job.id, job.epoch))
+        self.decision.remove.append((job.id, job.epoch))
 
     def _has_removed_most(self) -> bool:
-        return len(self.decision.late) + len(self.decision.expire) >= MOST_REMOVED
+        return len(self.decision.remove) >= MOST_REMOVED
 
     def _reserves_slots(self, job: QueuedJob) -> bool:
         """Return whether to keep slots free for a skipped job: it is overdue, slots of this worker will become free,

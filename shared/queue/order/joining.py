@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from shared.queue.order import deadlines
-from shared.queue.order.facts import SignatureQueue
+from shared.queue.order.facts import SignatureFacts, SignatureQueue
 from shared.queue.order.jobs import lost_since
 from shared.queue.order.signatures import Part, Row, SignatureOrder, Step
 
@@ -98,22 +98,9 @@ class Joining:
             return None
         for lane in self.queue.lanes:
             if lane.rank == part.rank and self.order.includes(part, lane.usage) and lane.limit.allows(1):
-                overtaken = self.queue.overtaken[part.rank]
-                turn = deadlines.turn(start_by=lane.start_by, overtaken=overtaken, aged=self.order.is_aged(ready_ms))
-                return Row(
-                    self.queue.signature,
-                    self.queue.model,
-                    part.rank,
-                    ready_ms,
-                    sort_ms=ready_ms,
-                    free_ms=ready_ms,
-                    load_justified=True,
-                    tenant=lane.tenant,
-                    usage=lane.usage,
-                    own_rank=part.rank,
-                    turn=turn,
-                    start_by=lane.start_by,
-                )
+                one = SignatureFacts(self.queue.signature, ready_ms, lane.start_by, self.queue.overtaken[part.rank])
+                row = self.order.row(self.queue.signature, self.queue.model, part.rank, ready_ms, order)
+                return self.order.of_tenant(row, lane.tenant, lane.usage, one)
         return None
 
     def _has_overdue_lost(self, step: Step) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shared.queue.order import deadlines, model_loads
-from shared.queue.order.facts import READY_READ, TENANTS_READ, OrderFacts, QueueFacts, TenantFacts
+from shared.queue.order.facts import READY_READ, TENANTS_READ, OrderFacts, QueueFacts, SignatureFacts, TenantFacts
 
 BULK_RANK = 2
 SIGNATURES_COMPARED = 4
@@ -143,20 +143,16 @@ class SignatureOrder:
         for one in tenant.signatures:
             if one.ready_ms > now:
                 continue
-            aged = has_dated and self.is_aged(one.ready_ms)
-            turn = deadlines.turn(start_by=one.start_by, overtaken=one.overtaken, aged=aged)
             row = self.row(one.signature, model, part.rank, one.ready_ms, order)
-            rows.append(
-                replace(
-                    row,
-                    tenant=tenant.name,
-                    usage=tenant.usage,
-                    own_rank=part.rank,
-                    turn=turn,
-                    start_by=one.start_by,
-                )
-            )
+            overtaken = one.overtaken if has_dated else 0
+            rows.append(self.of_tenant(row, tenant.name, tenant.usage, one._replace(overtaken=overtaken)))
         return rows
+
+    def of_tenant(self, row: Row, tenant: str, usage: float, one: SignatureFacts) -> Row:
+        """Return the row of a signature of which this tenant's jobs come first."""
+        aged = self.is_aged(one.ready_ms)
+        turn = deadlines.turn(start_by=one.start_by, overtaken=one.overtaken, aged=aged)
+        return replace(row, tenant=tenant, usage=usage, own_rank=row.rank, turn=turn, start_by=one.start_by)
 
     def _of_longest_ready(self, part: Part, model: str, order: OrderFacts) -> list[Row]:
         if not order.has_tenants or not self._has_more(part, model):

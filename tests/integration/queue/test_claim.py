@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
 from shared.job import Priority, State
 from shared.queue import Claim, Queue, Submission
+from shared.queue.maintenance.changes import JobUpdate
 
 Make = Callable[..., Submission]
 LONG_MS = 60_000
@@ -272,6 +274,23 @@ async def test_a_passed_deadline_is_not_run(queue: Queue, make_submission: Make)
     late, good = await put(queue, make_submission(time_limit_ms=0), make_submission())
     assert await claim_ids(queue) == [good]
     assert await state_of(queue, late) is State.EXPIRED
+
+
+async def test_a_deadline_that_is_changed_during_a_claim_counts(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was read as expired, and has a later deadline when the claim is recorded, keeps waiting."""
+    (late,) = await put(queue, make_submission(time_limit_ms=0))
+    take = queue.client.scripts.take
+
+    async def change_and_take(*arguments: Any) -> Any:
+        await queue.changes.update([late], JobUpdate(time_limit_ms=LONG_MS))
+        return await take(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.client.scripts, "take", change_and_take)
+        await claim(queue)
+    assert await state_of(queue, late) in (State.QUEUED, State.RUNNING)
 
 
 async def test_a_batch_starts_with_at_most_its_models_maximum(queue: Queue, make_submission: Make) -> None:

@@ -21,7 +21,7 @@ from shared.queue.order.facts import (
     TenantFacts,
     UrgentJob,
 )
-from shared.queue.order.jobs import HOLD_BACK_MS, JobSelection
+from shared.queue.order.jobs import HOLD_BACK_MS, Batch, JobSelection
 from shared.queue.order.joining import Joining
 from shared.queue.order.policies import Limit, OrderPolicies
 from shared.queue.order.signatures import Part, Row, SignatureOrder, Step, most_ahead
@@ -237,7 +237,7 @@ def test_an_overtaken_signature_is_counted() -> None:
 
 
 def job(number: int, **changes: Any) -> QueuedJob:
-    base = QueuedJob(f"j{number}", 0, "lane", 1, NOW - 100 + number, None, None, None, 0, "a")
+    base = QueuedJob(f"j{number}", 0, "lane", 1, NOW - 100 + number, None, False, None, 0, "a")
     return base._replace(**changes)
 
 
@@ -270,8 +270,8 @@ def signature_queue(*lanes: LaneFacts, lost: Sequence[LostJob] = (), **changes: 
 ALL = [Step((Part(1),), ("demo",))]
 
 
-def select(queue: SignatureQueue, slots: int = 8, *, new: bool = True, **more: Any) -> Decision:
-    return JobSelection(queue, slots, SignatureOrder(facts({}), {"demo": 0}, 2), new, **more).select(ALL)
+def select(queue: SignatureQueue, slots: int = 8, batch: Batch = Batch.ALONE) -> Decision:
+    return JobSelection(queue, slots, SignatureOrder(facts({}), {"demo": 0}, 2), batch).select(ALL)
 
 
 def ids(rows: Sequence[tuple[Any, ...]]) -> str:
@@ -343,8 +343,8 @@ def lost(number: int, *, slots: int = 1, since_ms: float = NOW - 10, rank: int =
 LOST = [
     ("it goes first, by itself", [lost(9)], {}, "j9"),
     ("of the least-served tenant", [lost(8, usage=2.0), lost(9, usage=1.0)], {}, "j9"),
-    ("not beside other jobs of its worker", [lost(9)], {"has_other_jobs": True}, "j0 j1 j2 j3 j4 j5"),
-    ("not into a running batch", [lost(9)], {"new": False}, "j0 j1 j2 j3 j4 j5"),
+    ("not beside other jobs of its worker", [lost(9)], {"batch": Batch.BESIDE}, "j0 j1 j2 j3 j4 j5"),
+    ("not into a running batch", [lost(9)], {"batch": Batch.RUNNING}, "j0 j1 j2 j3 j4 j5"),
 ]
 
 
@@ -365,30 +365,29 @@ HELD = [
 @pytest.mark.parametrize(("why", "passed_ms", "claimed", "held"), HELD, ids=[row[0] for row in HELD])
 def test_an_overdue_large_job_keeps_slots_free(why: str, passed_ms: float, claimed: int, held: bool) -> None:
     queue = signature_queue(lane("a", A, returned=[LARGE._replace(passed_ms=passed_ms)]), claimed_jobs=claimed)
-    decision = select(queue, 2, new=False)
+    decision = select(queue, 2, Batch.RUNNING)
     assert ids(decision.take) == ("" if held else "j0 j1"), why
     assert not decision.skip, "it was skipped before"
 
 
 def test_a_job_that_needs_more_slots_is_skipped() -> None:
     """It leads its tenant's jobs in the next batch, when slots are kept for it."""
-    decision = select(signature_queue(lane("a", [job(0, slots=4), job(1)])), 2, new=False)
+    decision = select(signature_queue(lane("a", [job(0, slots=4), job(1)])), 2, Batch.RUNNING)
     assert (ids(decision.skip), ids(decision.take)) == ("j0", "j1")
 
 
 def test_jobs_that_lose_their_place_are_removed() -> None:
-    """Those that cannot meet their deadline end, the others go last."""
-    rows = [DATED._replace(loses="late"), job(21, place="dated", start_by=1, loses="expire")]
-    decision = select(signature_queue(lane("a", [job(22, loses="expire"), *A], returned=rows)), 1)
-    assert (ids(decision.late), ids(decision.expire), ids(decision.take)) == ("j20", "j21 j22", "j0")
+    rows = [DATED._replace(loses_place=True), job(21, place="dated", start_by=1, loses_place=True)]
+    decision = select(signature_queue(lane("a", [job(22, loses_place=True), *A], returned=rows)), 1)
+    assert (ids(decision.remove), ids(decision.take)) == ("j20 j21 j22", "j0")
 
 
-@pytest.mark.parametrize(("loses", "expected"), [(None, "j0 j1"), ("late", "")])
-def test_jobs_of_the_stream_follow_when_the_returned_ones_are_known(loses: Any, expected: str) -> None:
+@pytest.mark.parametrize(("loses", "expected"), [(False, "j0 j1"), (True, "")])
+def test_jobs_of_the_stream_follow_when_the_returned_ones_are_known(loses: bool, expected: str) -> None:
     """However many that do not fit are first; where all that were read are late, more that are not can be behind."""
-    returned = [job(number, place="dated", slots=4, start_by=NOW, loses=loses) for number in range(40, 49)]
+    returned = [job(number, place="dated", slots=4, start_by=NOW, loses_place=loses) for number in range(40, 49)]
     one = lane("a", A, returned=returned)._replace(has_more_returned=True)
-    assert ids(select(signature_queue(one), 2, new=False).take) == expected
+    assert ids(select(signature_queue(one), 2, Batch.RUNNING).take) == expected
 
 
 def test_a_job_that_a_deadline_overtakes_is_counted_once_for_each() -> None:

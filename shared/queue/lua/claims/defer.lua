@@ -4,8 +4,8 @@
 -- ARGV     blocked...
 --          `blocked`: tenant, model, rank and slots that the tenant's limit does not allow, of each
 -- Returns  nothing
-local scope = {quotas = {}, short = {}}
+local limits = {}
 for at = 1, #ARGV, 4 do
   local tenant, model, rank = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
-  if not quota.allows(scope, tenant, tonumber(ARGV[at + 3])) then tenants.defer(tenant, model, rank) end
+  if not quota.allows(limits, tenant, tonumber(ARGV[at + 3])) then tenants.defer(tenant, model, rank) end
 end

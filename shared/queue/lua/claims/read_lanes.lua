@@ -11,20 +11,21 @@ local MORE_TENANTS = 2 -- than slots
 local LOST = 64
 local STREAM_READS = 16
 local RETURNED = 32
-local LOSES = 7 -- column of a job's row
-local FACTS = {'state', 'tenant', 'slots', 'src', 'entry', 'epoch', 'arrived', 'returned', 'passed', 'overtaken', 'deadline', 'start_by',
-  'on_deadline', 'steps'}
-local worker, sig, slots, lowest, page, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), clock_ms()
-local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'overtaken:0',
-  'overtaken:1', 'overtaken:2')
+local LOSES_PLACE = 7 -- column of a job's row
+local FACTS = {'state', 'tenant', 'slots', 'src', 'entry', 'epoch', 'arrived', 'returned', 'passed', 'overtaken', 'deadline',
+  'start_by', 'on_deadline', 'steps'}
+local worker, sig, slots, lowest, page = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local now = clock_ms()
+local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2',
+  'slots:2', 'overtaken:0', 'overtaken:1', 'overtaken:2')
 local model = state[1]
 if not model then return '{}' end
-local scope = {quotas = {}, short = {}}
+local limits = {}
 -- The first page has about as many tenants as can start jobs; behind it are others only if none of them can.
 local first_page = math.min(TENANTS, slots + MORE_TENANTS)
 
 local function limits_of(tenant)
-  local limit = scope.quotas[tenant]
+  local limit = limits[tenant]
   return limit and limit.most or 0, limit and limit.used or 0, pauses.has_tenant(tenant)
 end
 
@@ -40,9 +41,9 @@ end
 
 -- The row of a queued job, as `QueuedJob`.
 local function row_of(id, job, since)
-  local loses = claim_job.loses_place(job, now)
   return {id, tonumber(job.epoch) or 0, job.src, job.slots, since, tonumber(job.start_by or nil) or cjson.null,
-    loses or cjson.null, tonumber(job.passed or nil) or cjson.null, tonumber(job.overtaken or nil) or 0, job.tenant}
+    claim_job.loses_place(job, now) ~= nil, tonumber(job.passed or nil) or cjson.null,
+    tonumber(job.overtaken or nil) or 0, job.tenant}
 end
 
 -- The first jobs of a tenant that go before its lane's stream, with those before them that lose their place, and whether there
@@ -56,7 +57,7 @@ local function returned_jobs(rank, tenant, count)
       if job and job.state == 'queued' then
         local row = row_of(id, job, tonumber(job.arrived) or now)
         table.insert(out, row)
-        if row[LOSES] == cjson.null then kept = kept + 1 end
+        if not row[LOSES_PLACE] then kept = kept + 1 end
         first = first + 1
       else
         queue.remove_returned(id, {sig = sig, rank = rank, tenant = tenant})
@@ -71,7 +72,8 @@ end
 local function bury(rank, tenant, lane, entry, id)
   queue.remove_entry(lane, entry[1])
   queue.count(sig, rank, tenant, -1, -(tonumber(queue.value_of(entry, 'slots')) or 1))
-  job_state.bury(id or (sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry[1]), 'no_record', 'entry without a job: ' .. sig, now)
+  id = id or table.concat({sig, RANKS[rank], tenant, entry[1]}, '|')
+  job_state.bury(id, 'no_record', 'entry without a job: ' .. sig, now)
 end
 
 local function add_job(out, rank, tenant, lane, entry)
@@ -105,13 +107,13 @@ local function lanes_of(rank)
   local rows = tenants.first(key.lane_order(sig, rank), last)
   local out, names, each = {}, {}, SPARE + math.ceil(slots / math.max(1, #rows - first))
   for at = first + 1, #rows do table.insert(names, rows[at].tenant) end
-  quota.learn(scope, names)
+  quota.learn(limits, names)
   for at = first + 1, #rows do
     local tenant = rows[at].tenant
     local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(tenant, model, rank), sig) or nil)
     local most, used, paused = limits_of(tenant)
     local returned, more_returned, stream = {}, false, {}
-    if quota.allows(scope, tenant, 1) then
+    if quota.allows(limits, tenant, 1) then
       returned, more_returned = returned_jobs(rank, tenant, each)
       stream = stream_jobs(rank, tenant, each)
     end
@@ -134,7 +136,7 @@ local function lost_of(rank)
       redis.call('ZREM', key.solo(sig), id)
     end
   end
-  quota.learn(scope, names)
+  quota.learn(limits, names)
   for _, row in ipairs(jobs) do
     local most, used, paused = limits_of(row[2].tenant)
     table.insert(out, {rank, row[2].tenant, tenants.usage_of(row[2].tenant) or 0, most, used, paused,
@@ -143,8 +145,8 @@ local function lost_of(rank)
   return out, #ids == LOST
 end
 
-local facts = {now = now, model = model, batch = tonumber(state[2] or nil) or 0, queued = {}, lost = {}, lanes = {}, more = false,
-  efficient = tonumber(redis.call('GET', key.efficient_rows(sig)) or nil) or 0,
+local facts = {now = now, model = model, batch = tonumber(state[2] or nil) or 0, queued = {}, lost = {}, lanes = {},
+  more = false, efficient = tonumber(redis.call('GET', key.efficient_rows(sig)) or nil) or 0,
   claimed = tonumber(redis.call('HGET', key.claimed_jobs, worker) or nil) or 0, mean = latest_start.run_ms(sig, now)}
 for rank = 0, 2 do
   local jobs = tonumber(state[2 * rank + 3] or nil) or 0

@@ -2,16 +2,17 @@
 -- RUNS when Redis is full
 -- Read what decides which signature a worker claims: a bounded number of rows, whatever is queued. `shared/queue/order` decides.
 -- ARGV     worker, token, preempted, page, tenants, models...
---          `token`: of the request, the same when a worker repeats its last one, '' to claim nothing; `preempted`: tenants with
---          jobs on this worker that would be preempted, separated by spaces; `page`: of the signatures that have been ready
+--          `token`: of the request, the same when a worker repeats its last one, '' to claim nothing; `preempted`: tenants
+--          with jobs on this worker that would be preempted, separated by spaces; `page`: of the signatures that have been ready
 --          longest, from 0; `tenants`: 1 to read tenants and their signatures; `models`: as in list_as_waiting
--- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models, orders,
---          urgent}, as `shared/queue/order/facts.py` reads them
+-- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models,
+--          orders, urgent}, as `shared/queue/order/facts.py` reads them
 local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
-local COMPARED = 4 -- ready signatures of a part, after which those of no further tenant are read; interactive jobs have two parts
+-- Ready signatures of a part, after which those of no further tenant are read; interactive jobs have two parts.
+local COMPARED = 4
 local worker, page, now = ARGV[1], tonumber(ARGV[4]), clock_ms()
 local has_deadlines = redis.call('EXISTS', key.deadlines) == 1
-local scope, with_tenants = {quotas = {}, short = {}}, ARGV[5] == '1'
+local limits, with_tenants = {}, ARGV[5] == '1'
 
 -- The first signatures of a tenant. With late jobs in all of them, also the first whose dated jobs are not; with dated jobs
 -- in all of them, also the first one without. Of each {signature, ready, least latest start, how often overtaken}.
@@ -47,10 +48,10 @@ local function tenants_of(model, rank)
   local out, names, left = {}, {}, rank == 0 and 2 * COMPARED or COMPARED
   local rows = tenants.first(key.tenant_order(model, rank), TENANTS)
   for at, row in ipairs(rows) do names[at] = row.tenant end
-  quota.learn(scope, names)
+  quota.learn(limits, names)
   for _, row in ipairs(rows) do
-    local limit, signatures = scope.quotas[row.tenant], {}
-    if left > 0 and quota.allows(scope, row.tenant, 1) then
+    local limit, signatures = limits[row.tenant], {}
+    if left > 0 and quota.allows(limits, row.tenant, 1) then
       signatures = signatures_of(row.tenant, model, rank)
       for _, one in ipairs(signatures) do if one[2] <= now then left = left - 1 end end
     end
@@ -81,8 +82,8 @@ end
 
 local repeated = ARGV[2] ~= '' and last_claim.repeated(worker, ARGV[2])
 if repeated then return cjson.encode({claims = repeated}) end
-local facts = {now = now, preempted = {},
-  policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}, models = {}, orders = {}, urgent = urgent()}
+local policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}
+local facts = {now = now, preempted = {}, policies = policies, models = {}, orders = {}, urgent = urgent()}
 for tenant in string.gmatch(ARGV[3], '%S+') do table.insert(facts.preempted, tenants.usage_of(tenant) or 0) end
 for _, model in ipairs(pauses.without(model_loads.models(6))) do
   table.insert(facts.models, {model.name, tonumber(redis.call('HGET', key.bulk_credit, model.name) or nil) or 0})
@@ -91,8 +92,9 @@ for _, model in ipairs(pauses.without(model_loads.models(6))) do
     local ready = ready_of(model.name, rank)
     if ready[1] then
       local has_tenants = redis.call('EXISTS', key.tenant_order(model.name, rank)) == 1
-      table.insert(facts.orders, {model.name, rank, has_tenants, with_tenants and has_tenants and tenants_of(model.name, rank) or {},
-        ready, holders, holders > 0 and model_loads.queued_work(model.name, rank, now) or 0})
+      local rows = with_tenants and has_tenants and tenants_of(model.name, rank) or {}
+      local work = holders > 0 and model_loads.queued_work(model.name, rank, now) or 0
+      table.insert(facts.orders, {model.name, rank, has_tenants, rows, ready, holders, work})
     end
   end
 end

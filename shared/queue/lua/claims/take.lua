@@ -3,10 +3,10 @@
 -- Claim chosen jobs of a signature, each if it is still queued as it was read and its tenant may start it, and record what
 -- else was decided. For a job of a lane's stream that another worker has claimed meanwhile the next one of its lane is claimed.
 -- ARGV     worker, token, signature, hold, decision
---          `token`: as in read_order; `hold`: 1 if the worker holds or loads the model from now on; `decision`: JSON of `Decision` in
---          `shared/queue/order/decision.py`
--- Returns  {how many chosen jobs were not queued as they were read, for each claim {job id, wire form, signature, epoch, 1 if solo,
---          ms queued, ms to its deadline | -1, ms to its latest start | -1}}
+--          `token`: as in read_order; `hold`: 1 if the worker holds or loads the model from now on; `decision`: JSON of
+--          `Decision` in `shared/queue/order/decision.py`
+-- Returns  {how many chosen jobs were not queued as they were read, for each claim {job id, wire form, signature, epoch,
+--          1 if solo, ms queued, ms to its deadline | -1, ms to its latest start | -1}}
 local worker, token, sig, decision, now = ARGV[1], ARGV[2], ARGV[3], cjson.decode(ARGV[5]), clock_ms()
 local repeated = last_claim.repeated(worker, token)
 if repeated then return {0, repeated} end
@@ -22,13 +22,15 @@ local function queued(row)
   changed = changed + 1
 end
 
-for _, row in ipairs(decision.expire) do
+for _, row in ipairs(decision.remove) do
   local job = queued(row)
-  if job then job_state.expire(row[1], job, now) end
-end
-for _, row in ipairs(decision.late) do
-  local job = queued(row)
-  if job then job_state.become_late(row[1], job, now) end
+  -- A later deadline can have been set since the job was read.
+  local loses = job and claim_job.loses_place(job, now)
+  if loses == 'expire' then
+    job_state.expire(row[1], job, now)
+  elseif loses == 'late' then
+    job_state.become_late(row[1], job, now)
+  end
 end
 -- Claim the first job of a lane's stream if it needs as many slots as the chosen one; returns whether it is claimed.
 local function take_next(rank, tenant, slots)
@@ -36,7 +38,7 @@ local function take_next(rank, tenant, slots)
   local id = queue.value_of(entry, 'job')
   local job = id and job_state.load(id)
   if not job or job.state ~= 'queued' or job.entry ~= entry[1] or job.slots ~= slots then return false end
-  if claim_job.loses_place(job, now) or not quota.allows(batch, tenant, slots) then return false end
+  if claim_job.loses_place(job, now) or not quota.allows(batch.limits, tenant, slots) then return false end
   claim_job.take(batch, id, job)
   return true
 end
@@ -44,7 +46,7 @@ end
 for _, row in ipairs(decision.take) do
   local id, _, place, rank, tenant, slots = unpack(row)
   local job = queued(row)
-  if job and quota.allows(batch, job.tenant, job.slots) then
+  if job and quota.allows(batch.limits, job.tenant, job.slots) then
     claim_job.take(batch, id, job)
   elseif not job and place == 'lane' and take_next(rank, tenant, slots) then
     changed = changed - 1
@@ -63,7 +65,8 @@ if batch.claims[1] then
   local had_turn = decision.overtakes.had_turn
   if had_turn ~= cjson.null then redis.call('HDEL', key.signature(sig), 'overtaken:' .. had_turn) end
   for _, row in ipairs(decision.overtakes.signatures) do
-    if redis.call('EXISTS', key.signature(row[1])) == 1 then redis.call('HINCRBY', key.signature(row[1]), 'overtaken:' .. row[2], 1) end
+    local name = key.signature(row[1])
+    if redis.call('EXISTS', name) == 1 then redis.call('HINCRBY', name, 'overtaken:' .. row[2], 1) end
   end
   wakeups.claimed(worker, sig, now)
   bulk_share.record(decision.bulk_models, batch, decision.bulk_growth)

@@ -5,10 +5,10 @@ local claim_job = {}
 local UNKNOWN_SLOT_S = 1
 
 -- The claims of one signature by a worker. Written by `take`: claims, rows of the reply; taken, jobs and slots by rank and
--- tenant; leases, rows of key.leases; spent, seconds to charge by tenant; lanes, those to update; quotas and short as in `quota`.
+-- tenant; leases, rows of key.leases; spent, seconds to charge by tenant; lanes, those to update; limits as in `quota`.
 function claim_job.batch(worker, sig, model, now)
   return {worker = worker, sig = sig, model = model, now = now, claims = {}, taken = {}, leases = {}, spent = {}, lanes = {},
-    quotas = {}, short = {}}
+    limits = {}}
 end
 
 -- Seconds that a slot of the batch is expected to cost.
@@ -45,7 +45,7 @@ function claim_job.take(batch, id, job)
   batch.taken[group].jobs = batch.taken[group].jobs + 1
   batch.taken[group].slots = batch.taken[group].slots + job.slots
   batch.spent[job.tenant] = (batch.spent[job.tenant] or 0) + cost
-  quota.use(batch, job.tenant, job.slots)
+  quota.use(batch.limits, job.tenant, job.slots)
   local waited = math.max(0, math.floor(batch.now - (tonumber(job.arrived) or batch.now)))
   table.insert(batch.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited,
     job_state.time_left(job, batch.now), job_state.slack(job, batch.now)})

@@ -158,15 +158,14 @@ function tenants.remove_lane(lane)
   if redis.call('EXISTS', signatures) == 0 then redis.call('ZREM', key.tenant_order(lane.model, lane.rank), lane.tenant) end
 end
 
--- The limit of a tenant's running slots, for claim and join. `scope` is a request of `choice` or a batch of `fill`, which
--- share two fields: scope.quotas, the limits read so far, and scope.short, the tenants with jobs that did not start because of them.
+-- The limits of tenants' running slots. `limits`: those read so far, by tenant; false for a tenant without one.
 local quota = {}
 
--- Read limits and running slots of the tenants that are not in scope.quotas yet.
-function quota.learn(scope, tenants)
+-- Read limits and running slots of the tenants that are not in `limits` yet.
+function quota.learn(limits, tenants)
   local unknown, fields = {}, {}
   for _, tenant in ipairs(tenants) do
-    if scope.quotas[tenant] == nil then
+    if limits[tenant] == nil then
       table.insert(unknown, tenant)
       table.insert(fields, tenant .. '|running_slots')
     end
@@ -175,26 +174,20 @@ function quota.learn(scope, tenants)
   local own = redis.call('HMGET', key.tenant_limits, unpack(fields))
   for at, tenant in ipairs(unknown) do
     local most = tonumber(own[at] or nil) or conf.max_running_slots_per_tenant
-    scope.quotas[tenant] = most > 0 and {most = most, used = tonumber(redis.call('HGET', key.running_slots, tenant) or nil) or 0}
+    local used = most > 0 and tonumber(redis.call('HGET', key.running_slots, tenant) or nil) or 0
+    limits[tenant] = most > 0 and {most = most, used = used}
   end
 end
 
--- Whether a tenant can have `slots` more; a paused one has none. A job above its tenant's limit starts while no other job of the tenant runs;
--- otherwise it would never start.
-function quota.allows(scope, tenant, slots)
-  quota.learn(scope, {tenant})
-  local own = scope.quotas[tenant]
-  if pauses.has_tenant(tenant) then
-    scope.short[tenant] = true
-    return false
-  end
-  if not own or own.used <= 0 or own.used + slots <= own.most then return true end
-  scope.short[tenant] = true
-  return false
+-- Whether a tenant can have `slots` more; a paused one has none. A job above its tenant's limit starts while no other job of
+-- the tenant runs; otherwise it would never start.
+function quota.allows(limits, tenant, slots)
+  quota.learn(limits, {tenant})
+  local own = limits[tenant]
+  if pauses.has_tenant(tenant) then return false end
+  return not own or own.used <= 0 or own.used + slots <= own.most
 end
 
-function quota.bound(scope, tenant) return scope.quotas[tenant] and true or false end
-
-function quota.use(scope, tenant, slots)
-  if scope.quotas[tenant] then scope.quotas[tenant].used = scope.quotas[tenant].used + slots end
+function quota.use(limits, tenant, slots)
+  if limits[tenant] then limits[tenant].used = limits[tenant].used + slots end
 end

@@ -5,7 +5,7 @@
 --          mean ms between completions | -1, age ms of the oldest job above bulk that no quota and no pause holds back | -1,
 --          age ms of the oldest bulk job | -1, paused}
 local LANES = 8 -- read of each rank, the oldest first; of jobs with a deadline as many, the least slack first
-local now, out, scope = clock_ms(), {}, {quotas = {}}
+local now, out, limits = clock_ms(), {}, {}
 local function number(value) return math.max(0, tonumber(value or 0) or 0) end
 local function age(since) return since and math.max(0, math.floor(now - since)) or -1 end
 local function earlier(one, other) return one and math.min(one, other or one) or other end
@@ -13,8 +13,8 @@ local function earlier(one, other) return one and math.min(one, other or one) or
 -- Whether a tenant's limit of running slots lets all its queued jobs start. Otherwise a job can be old because of the limit.
 local function is_free(tenant)
   if pauses.has_tenant(tenant) then return false end
-  quota.learn(scope, {tenant})
-  local own = scope.quotas[tenant]
+  quota.learn(limits, {tenant})
+  local own = limits[tenant]
   return not own or own.used + (tonumber(redis.call('HGET', key.queued_jobs, tenant) or nil) or 0) <= own.most
 end
 
@@ -43,7 +43,7 @@ local function oldest_of(sig, rank)
   local oldest, free = nil, nil
   for _, arrived in ipairs(arrivals) do oldest = earlier(arrived, oldest) end
   if rank == 2 then return oldest end
-  quota.learn(scope, names)
+  quota.learn(limits, names)
   for at, name in ipairs(names) do
     if arrivals[at] < (free or math.huge) and is_free(name) then free = arrivals[at] end
   end
