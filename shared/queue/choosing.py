@@ -40,8 +40,9 @@ class Repeated(Exception):
 class JobChooser:
     """Chooses and takes jobs for one request of a worker, which has a token of its own.
 
-    `load_ms`: of the worker's models, 0 in memory, negative when the last load failed. `lowest` is a rank. `page`: of
-    the signatures that have been ready longest; those before gave this worker nothing lately.
+    `load_ms`: of the worker's models, 0 in memory, negative when the last load failed. `slots` of its `capacity` are
+    free. `lowest` is a rank. `page`: of the signatures that have been ready longest; those before gave this worker
+    nothing lately.
     """
 
     scripts: Scripts
@@ -49,6 +50,7 @@ class JobChooser:
     token: str
     load_ms: Mapping[str, int]
     slots: int
+    capacity: int
     lowest: int
     preempted: Collection[str] = ()
     page: int = 0
@@ -121,7 +123,7 @@ class JobChooser:
         page, last = 0, queue
         for attempt in range(MOST_LANE_READS):
             decision = Decision(overtakes=overtakes)
-            selection = JobSelection(last, self.slots, order, batch, decision)
+            selection = JobSelection(last, self.slots, self.capacity, order, batch, decision)
             selection.select(steps)
             claims, conflict = await self._take(order, selection)
             if claims or selection.held:

@@ -70,18 +70,20 @@ class Claims(QueueComponent):
         min_priority: Priority = Priority.BULK,
         has_other_jobs: bool = False,
         preempted: Collection[str] = (),
+        capacity: int = 0,
     ) -> list[Claim]:
         """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `min_priority`.
 
         A lost job is claimed by itself (`Claim.must_run_solo`), and not at all for a worker with jobs that run on.
         `preempted` are the tenants with jobs that the claimed ones would preempt: a tenant that has used much more
-        preempts none of them.
+        preempts none of them. `capacity`: slots of the worker when it runs nothing, if that is more than `slots`; an
+        overdue job that needs more than are free is waited for if it fits into them.
         """
         if slots < 1 or not models:
             return []
 
         def request(token: str) -> Awaitable[list[ClaimRow]]:
-            chooser = self._chooser(worker, models, slots, min_priority, preempted, token)
+            chooser = self._chooser(worker, models, slots, capacity, min_priority, preempted, token)
             return self._claim(chooser, Batch.BESIDE if has_other_jobs else Batch.ALONE)
 
         return await self._claimed(worker, request) or []
@@ -95,18 +97,21 @@ class Claims(QueueComponent):
         models: Models = (),
         min_priority: Priority = Priority.BULK,
         preempted: Collection[str] = (),
+        capacity: int = 0,
         on_overdue: Callable[[str], None] = lambda _signature: None,
     ) -> list[Claim]:
         """Claim more jobs of a running batch's signature, ready or not; never a job that must run solo.
 
         While another signature of `models` is overdue and the next claim would choose it, only jobs of a higher
-        priority than its own are claimed; `on_overdue` is called when that leaves none. `preempted`: as in `claim`.
+        priority than its own are claimed; `on_overdue` is called when that leaves none. `preempted` and `capacity`: as
+        in `claim`.
         """
         if slots < 1:
             return []
 
         def request(token: str) -> Awaitable[list[ClaimRow] | None]:
-            return self._chooser(worker, models, slots, min_priority, preempted, token).join(signature)
+            chooser = self._chooser(worker, models, slots, capacity, min_priority, preempted, token)
+            return chooser.join(signature)
 
         claims = await self._claimed(worker, request)
         if claims is None:
@@ -128,12 +133,14 @@ class Claims(QueueComponent):
         worker: str,
         models: Models,
         slots: int,
+        capacity: int,
         min_priority: Priority,
         preempted: Collection[str] = (),
         token: str = "",
     ) -> JobChooser:
         load_ms = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
-        return JobChooser(self._scripts, worker, token, load_ms, slots, min_priority.rank, preempted)
+        most = max(slots, capacity)
+        return JobChooser(self._scripts, worker, token, load_ms, slots, most, min_priority.rank, preempted)
 
     async def _claimed(self, worker: str, request: _Request) -> list[Claim] | None:
         # Canceling the request could leave claimed jobs without a worker until their leases end. So it completes in any
@@ -207,7 +214,7 @@ class Claims(QueueComponent):
 
         0 does not promise a claim: another worker can be faster, or a job can need more slots than are free.
         """
-        ready_ms = await self._chooser(worker, models, 1, min_priority).next_ready_ms()
+        ready_ms = await self._chooser(worker, models, 1, 0, min_priority).next_ready_ms()
         return None if ready_ms is None else round(ready_ms)
 
     async def list_as_waiting(

@@ -172,6 +172,7 @@ class ClaimLoop:
                 models=models,
                 min_priority=min_priority,
                 preempted=preempted,
+                capacity=self._max_batch,
                 on_overdue=mark_overdue,
             )
         if min_priority is Priority.BULK:

@@ -67,7 +67,8 @@ class QueueFacts(NamedTuple):
 class QueuedJob(NamedTuple):
     """A queued job as it was read. `since_ms` is its arrival, `passed_ms` when it was first skipped.
 
-    `loses_place`: its latest start has passed, or it cannot meet its deadline.
+    `loses_place`: its latest start has passed, or it cannot meet its deadline. `has_worker`: another worker keeps slots
+    free for it.
     """
 
     id: str
@@ -80,6 +81,7 @@ class QueuedJob(NamedTuple):
     passed_ms: float | None
     overtaken: int
     tenant: str
+    has_worker: bool
 
 
 class LaneFacts(NamedTuple):

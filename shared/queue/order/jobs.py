@@ -23,9 +23,6 @@ MOST_REMOVED = 32
 MOST_SKIPPED = 4
 """Jobs of a lane's stream that need more slots than are left, after which its turn ends."""
 
-HOLD_BACK_MS = 60_000
-"""How long an overdue job that needs more slots than are free holds others back."""
-
 
 class Batch(Enum):
     """What jobs are selected for."""
@@ -50,15 +47,19 @@ class Turn:
 
 @dataclass
 class JobSelection:
-    """Selects jobs of a signature for the free `slots` of a worker. Beside others no lost job starts."""
+    """Selects jobs of a signature for the free `slots` of a worker, which has `capacity` when it runs nothing.
+
+    Beside others no lost job starts.
+    """
 
     queue: SignatureQueue
     slots: int
+    capacity: int
     order: SignatureOrder
     batch: Batch
     decision: Decision = field(default_factory=Decision)
     held: bool = False
-    """A skipped job reserves the slots that are left."""
+    """The slots that are left are kept free for a skipped job."""
 
     short: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By tenant and rank, the slots of the smallest job that its tenant's limit did not let start."""
@@ -107,7 +108,6 @@ class JobSelection:
                     self._take(lost.job, rank)
                     return True
                 self._skip(lost.job)
-                self.held = self._reserves_slots(lost.job)
                 return self.held
             if self.queue.jobs[rank] > 0 and not any(map(self._is_lost_overdue, ranks[place + 1 :])):
                 return False
@@ -213,7 +213,6 @@ class JobSelection:
                 self._take(job, turn.lane.rank)
             else:
                 self._skip(job)
-                self.held = self._reserves_slots(job)
         return bool(turn.returned) or not (turn.has_removed and turn.lane.has_more_returned)
 
     def _stream_has_turn(self, turn: Turn) -> bool:
@@ -256,8 +255,12 @@ class JobSelection:
         self._left -= job.slots
 
     def _skip(self, job: QueuedJob) -> None:
+        """Pass over a job that does not fit; if it is overdue, keep the slots that are left free for it."""
         if job.place == "lane" or job.passed_ms is None or job.passed_ms > self.queue.now_ms:
             self.decision.skip.append((job.id, job.epoch))
+        elif self._waits_for(job):
+            self.decision.wait_for.append((job.id, job.epoch))
+            self.held = True
 
     def _remove(self, job: QueuedJob) -> None:
         self.decision.remove.append((job.id, job.epoch))
@@ -265,13 +268,14 @@ class JobSelection:
     def _has_removed_most(self) -> bool:
         return len(self.decision.remove) >= MOST_REMOVED
 
-    def _reserves_slots(self, job: QueuedJob) -> bool:
-        """Return whether to keep slots free for a skipped job: it is overdue, slots of this worker will become free,
-        and it has not held others back for `HOLD_BACK_MS`."""
-        if job.passed_ms is None or not self.queue.claimed_jobs:
+    def _waits_for(self, job: QueuedJob) -> bool:
+        """Return whether to keep slots free for a skipped job.
+
+        It is overdue, fits into this worker when jobs of it have ended, and no other worker keeps slots free for it.
+        """
+        if job.passed_ms is None or job.has_worker or not self.queue.claimed_jobs or job.slots > self.capacity:
             return False
-        overdue_ms = self.queue.now_ms - job.passed_ms - self.order.facts.policies.overdue_ms
-        return 0 <= overdue_ms <= HOLD_BACK_MS
+        return self.queue.now_ms - job.passed_ms >= self.order.facts.policies.overdue_ms
 
 
 def lost_since(queue: SignatureQueue, rank: int) -> float | None:

@@ -189,22 +189,29 @@ async def test_a_large_job_at_the_head_of_an_empty_batch_is_taken(queue: Queue, 
 async def test_a_large_job_is_not_starved_by_small_ones(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """Skipped for longer than overdue_ms, it reserves the slots of a busy worker until it fits."""
+    """Skipped for longer than overdue_ms, it keeps the free slots of one busy worker, for as long as it takes."""
     queue = queue_with(overdue_ms=LONG_MS)
     later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     (small,) = await put(queue, make_submission())
     (running,) = await claim(queue, 4)
     assert running.job.id == small
     (large,) = await put(queue, make_submission(n=4))
-    await put(queue, *[make_submission() for _ in range(6)])
+    small_jobs = await put(queue, *[make_submission() for _ in range(6)])
     joined = await queue.claims.join("w1", running.signature, 1, models=MODELS)
     assert len(joined) == 1  # it does not fit; others may go, for now
+    assert await claim_ids(queue, 1, "w2") == small_jobs[1:2]
     await a_moment(5)
-    assert await later.claims.join("w1", running.signature, 2, models=MODELS) == []
-    assert await claim(later, 2) == []
+    busy: dict[str, Any] = {"models": MODELS, "capacity": 4}
+    for _ in range(2):
+        assert await later.claims.join("w1", running.signature, 2, **busy) == []
+        assert await claim(later, 2, capacity=4) == []
+        # An hour ago it was skipped.
+        await queue.client.redis.hset(queue.client.redis_keys.job(large), "passed", "1")
+    beside = await later.claims.join("w2", running.signature, 1, **busy)
+    assert [one.job.id for one in beside] == small_jobs[2:3], "one worker keeps its slots free"
     for one in (running, joined[0]):
         await end(queue, one)
-    assert await claim_ids(later, 4) == [large]
+    assert [one.job.id for one in await later.claims.join("w1", running.signature, 4, **busy)] == [large]
 
 
 async def test_a_worker_too_small_for_a_job_serves_the_others(

@@ -21,7 +21,7 @@ from shared.queue.order.facts import (
     TenantFacts,
     UrgentJob,
 )
-from shared.queue.order.jobs import HOLD_BACK_MS, Batch, JobSelection
+from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
 from shared.queue.order.policies import Limit, OrderPolicies
 from shared.queue.order.signatures import Part, Row, SignatureOrder, Step, most_ahead
@@ -237,7 +237,7 @@ def test_an_overtaken_signature_is_counted() -> None:
 
 
 def job(number: int, **changes: Any) -> QueuedJob:
-    base = QueuedJob(f"j{number}", 0, "lane", 1, NOW - 100 + number, None, False, None, 0, "a")
+    base = QueuedJob(f"j{number}", 0, "lane", 1, NOW - 100 + number, None, False, None, 0, "a", False)
     return base._replace(**changes)
 
 
@@ -271,7 +271,7 @@ ALL = [Step((Part(1),), ("demo",))]
 
 
 def select(queue: SignatureQueue, slots: int = 8, batch: Batch = Batch.ALONE) -> Decision:
-    return JobSelection(queue, slots, SignatureOrder(facts({}), {"demo": 0}, 2), batch).select(ALL)
+    return JobSelection(queue, slots, 8, SignatureOrder(facts({}), {"demo": 0}, 2), batch).select(ALL)
 
 
 def ids(rows: Sequence[tuple[Any, ...]]) -> str:
@@ -353,20 +353,25 @@ def test_a_lost_job_runs_solo(why: str, rows: list[LostJob], more: dict[str, Any
     assert ids(select(signature_queue(lane("a", A), lost=rows), **more).take) == expected, why
 
 
-LARGE = job(9, place="front", slots=4)
-HELD = [
-    ("skipped just now", NOW, 1, False),
-    ("skipped long ago: slots of this worker will become free", NOW - 2_000, 1, True),
-    ("no slot of this worker will become free", NOW - 2_000, 0, False),
-    ("it has held others back long enough", NOW - 2_001 - HOLD_BACK_MS, 1, False),
+LARGE = job(9, place="front", slots=4, passed_ms=NOW - 2_000)
+WAITED_FOR = [
+    ("skipped just now", {"passed_ms": NOW}, 1, False),
+    ("overdue: slots of this worker will become free", {}, 1, True),
+    ("overdue for long", {"passed_ms": NOW - 10_000_000}, 1, True),
+    ("no slot of this worker will become free", {}, 0, False),
+    ("it needs all slots of the worker", {"slots": 8}, 1, True),
+    ("it needs more than the worker has", {"slots": 9}, 1, False),
+    ("another worker waits for it", {"has_worker": True}, 1, False),
 ]
 
 
-@pytest.mark.parametrize(("why", "passed_ms", "claimed", "held"), HELD, ids=[row[0] for row in HELD])
-def test_an_overdue_large_job_keeps_slots_free(why: str, passed_ms: float, claimed: int, held: bool) -> None:
-    queue = signature_queue(lane("a", A, returned=[LARGE._replace(passed_ms=passed_ms)]), claimed_jobs=claimed)
+@pytest.mark.parametrize(("why", "changes", "claimed", "waits"), WAITED_FOR, ids=[row[0] for row in WAITED_FOR])
+def test_slots_are_kept_free_for_an_overdue_large_job(
+    why: str, changes: dict[str, Any], claimed: int, waits: bool
+) -> None:
+    queue = signature_queue(lane("a", A, returned=[LARGE._replace(**changes)]), claimed_jobs=claimed)
     decision = select(queue, 2, Batch.RUNNING)
-    assert ids(decision.take) == ("" if held else "j0 j1"), why
+    assert (ids(decision.take), ids(decision.wait_for)) == (("", "j9") if waits else ("j0 j1", "")), why
     assert not decision.skip, "it was skipped before"
 
 

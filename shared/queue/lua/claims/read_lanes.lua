@@ -13,7 +13,7 @@ local STREAM_READS = 16
 local RETURNED = 32
 local LOSES_PLACE = 7 -- column of a job's row
 local FACTS = {'state', 'tenant', 'slots', 'src', 'entry', 'epoch', 'arrived', 'returned', 'passed', 'overtaken', 'deadline',
-  'start_by', 'on_deadline', 'steps'}
+  'start_by', 'on_deadline', 'steps', 'waiting_worker', 'waited'}
 local worker, sig, slots, lowest, page = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = clock_ms()
 local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2',
@@ -43,7 +43,7 @@ end
 local function row_of(id, job, since)
   return {id, tonumber(job.epoch) or 0, job.src, job.slots, since, tonumber(job.start_by or nil) or cjson.null,
     claim_job.loses_place(job, now) ~= nil, tonumber(job.passed or nil) or cjson.null,
-    tonumber(job.overtaken or nil) or 0, job.tenant}
+    tonumber(job.overtaken or nil) or 0, job.tenant, claim_job.has_worker(job, worker, now)}
 end
 
 -- The first jobs of a tenant that go before its lane's stream, with those before them that lose their place, and whether there

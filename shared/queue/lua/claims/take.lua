@@ -56,6 +56,9 @@ for _, row in ipairs(decision.skip) do
   local job = queued(row)
   if job then claim_job.skip(batch, row[1], job) end
 end
+for _, row in ipairs(decision.wait_for) do
+  if queued(row) then claim_job.wait_for(batch, row[1]) end
+end
 for _, id in ipairs(decision.overtaken_jobs) do
   if redis.call('HGET', key.job(id), 'state') == 'queued' then redis.call('HINCRBY', key.job(id), 'overtaken', 1) end
 end

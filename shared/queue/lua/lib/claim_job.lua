@@ -3,6 +3,7 @@
 
 local claim_job = {}
 local UNKNOWN_SLOT_S = 1
+local WAITED_MS = 30000 -- a waiting worker asks again sooner: its pauses are shorter
 
 -- The claims of one signature by a worker. Written by `take`: claims, rows of the reply; taken, jobs and slots by rank and
 -- tenant; leases, rows of key.leases; spent, seconds to charge by tenant; lanes, those to update; limits as in `quota`.
@@ -36,7 +37,7 @@ function claim_job.take(batch, id, job)
   redis.call('HSET', name, 'state', 'running', 'worker', batch.worker, 'started', whole(batch.now), 'epoch', epoch,
     'attempts', (tonumber(job.attempts) or 0) + 1, 'charged', string.format('%.9g', cost),
     'event', job_state.event(id, job.tenant, 'running', job.webhook))
-  redis.call('HDEL', name, 'returned', 'passed', 'src', 'entry')
+  redis.call('HDEL', name, 'returned', 'passed', 'src', 'entry', 'waiting_worker', 'waited')
   latest_start.unlist(id, job)
   table.insert(batch.leases, whole(batch.now + conf.lease_ms))
   table.insert(batch.leases, id)
@@ -83,6 +84,17 @@ function claim_job.skip(batch, id, job)
   if passed and passed > batch.now then redis.call('HDEL', name, 'passed') end -- the clock was set back
   redis.call('HSETNX', name, 'passed', whole(batch.now))
   redis.call('HSETNX', name, 'returned', whole(batch.now))
+end
+
+-- Keep slots of the worker free for a job that it skipped; for WAITED_MS no other worker does so too.
+function claim_job.wait_for(batch, id)
+  redis.call('HSET', key.job(id), 'waiting_worker', batch.worker, 'waited', whole(batch.now))
+end
+
+-- Whether another worker keeps slots free for a job.
+function claim_job.has_worker(job, worker, now)
+  local waited = tonumber(job.waited or nil)
+  return waited ~= nil and job.waiting_worker ~= worker and now >= waited and now - waited < WAITED_MS
 end
 
 -- What becomes of a queued job that loses its place: 'expire' when it can no longer meet its deadline, 'late' when its latest
