@@ -86,7 +86,7 @@ class RedisKeys:
     gpu_usage = _Single("zset", ttl="1 d")  # decayed GPU-seconds by tenant, pruned
     last_claim = _Family("worker", "string", ttl="lease_ms")  # for a repetition; replaced by the next claim
     leases = _Single("zset", live="running jobs, by end of lease")
-    reclaims = _Single("hash", bound="two times: the last reclaim, the end of the last gap between reclaims")
+    reclaims = _Single("hash", bound="the last reclaim, the last gap between reclaims, and how many were gaps")
     claimed_jobs = _Single("hash", live="workers with running jobs")
     deadlines = _Single("zset", live="queued jobs with a deadline, by latest start")
     late = _Single("zset", live="queued jobs past their latest start, by when they expire")

@@ -112,6 +112,20 @@ async def test_a_gap_between_reclaims_gives_holders_time_to_renew(queue: Queue, 
     assert await queue.maintenance.reclaim() == [left]
 
 
+async def test_chores_alone_reclaim_short_leases(queue_with: Callable[..., Queue], make_submission: Make) -> None:
+    """The time between two calls of theirs is longer than half a lease; no worker calls."""
+    queue = queue_with(lease_ms=10_000)
+    (left,) = await put(queue, make_submission())
+    await claim(queue)
+    assert await queue.maintenance.reclaim() == []
+    await lose(queue, left)
+    reclaimed = []
+    for _ in range(3):
+        await queue.client.redis.hincrby(queue.client.redis_keys.reclaims, "last", -10_000)
+        reclaimed.append(await queue.maintenance.reclaim())
+    assert reclaimed == [[], [], [left]]
+
+
 async def test_holders_get_time_to_renew_after_the_second_of_two_outages(queue: Queue, make_submission: Make) -> None:
     """Redis is back for a moment, in which no holder renews, and away for longer than a grace."""
     (kept,) = await put(queue, make_submission())

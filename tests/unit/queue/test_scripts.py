@@ -201,6 +201,9 @@ GRACES = [
     ("a second gap after the grace of the first", {"last": 90000, "gap": 80000}, 0, 100000),
     ("a second gap within the grace of the first", {"last": 94000, "gap": 93000}, 0, 100000),
     ("a second gap soon after the first, longer than its grace", {"last": 90001, "gap": 90000}, 0, 100000),
+    ("the second call of chores without a worker between them", {"last": 90000, "gap": 90000, "gaps": 1}, 0, 100000),
+    ("the third: no worker is there to renew", {"last": 90000, "gap": 90000, "gaps": 2}, 100000, 100000),
+    ("an outage after two calls of chores", {"last": 84999, "gap": 84999, "gaps": 2}, 0, 100000),
     ("the clock was set back since the last call", {"last": 900000}, 100000, None),
     ("the clock was set back since the last gap", {"last": 99000, "gap": 900000}, 100000, None),
 ]

@@ -6,10 +6,11 @@
 -- Returns  their ids
 local now, out, touched = clock_ms(), {}, {}
 local AHEAD_MS, REFRESHED = 1000, 100
-local known = redis.call('HMGET', key.reclaims, 'last', 'gap', 'refreshed')
+local known = redis.call('HMGET', key.reclaims, 'last', 'gap', 'refreshed', 'gaps')
 local last, refreshed = tonumber(known[1] or nil), tonumber(known[3] or nil)
-local decision = grace.decide({now = now, last = last, gap = tonumber(known[2] or nil), lease = conf.lease_ms})
-redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(decision.gap or 0))
+local decision = grace.decide({now = now, last = last, gap = tonumber(known[2] or nil), gaps = tonumber(known[4] or nil),
+  lease = conf.lease_ms})
+redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(decision.gap or 0), 'gaps', decision.gaps)
 
 local latest = now + conf.lease_ms
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, whole(latest + AHEAD_MS), '+inf', 'LIMIT', 0, ARGV[1])) do
