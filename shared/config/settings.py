@@ -104,7 +104,9 @@ class Settings(BaseSettings):
     idempotency_s: Positive = _setting(86_400, "How long an Idempotency-Key is remembered.")
     max_queued_jobs: Positive = _setting(100_000, "Limit of queued jobs; more get 429.")
     max_queued_jobs_per_tenant: Positive = _setting(
-        50_000, "The same for one tenant. `fusequeue tenants limit` overrides it."
+        50_000,
+        "The same for one tenant that is alone; beside others each leaves as much room as it takes. "
+        "`fusequeue tenants limit` overrides it.",
     )
     max_running_slots_per_tenant: Positive | None = _setting(
         None, "Images generated at once for one tenant. Unset: unlimited."

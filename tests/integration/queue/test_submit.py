@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from harness.queue import claim, claim_ids, end, names_left, put, state_of
 
+from shared.auth import TenantLimits
 from shared.errors import IdempotencyMismatch, QueueFull
 from shared.job import InputRef, Job, Priority, State
 from shared.queue import Queue, Submission, SubmitResult
@@ -129,6 +130,27 @@ async def test_one_tenant_cannot_fill_the_queue(queue_with: Callable[..., Queue]
     )
     assert [type(outcome) for outcome in outcomes] == [SubmitResult, QueueFull, SubmitResult]
     assert "tenant 'a'" in str(outcomes[1])
+
+
+@pytest.mark.parametrize(
+    ("limits", "queued"),
+    [
+        ({}, {"a": 6, "b": 3, "c": 2, "d": 1}),
+        ({"a": 3}, {"a": 3, "b": 5, "c": 2, "d": 1}),
+        ({"a": 8}, {"a": 8, "b": 2, "c": 1, "d": 1}),
+    ],
+    ids=["none alike", "a small limit", "one above half"],
+)
+async def test_tenants_leave_room_in_the_queue_for_others(
+    queue_with: Callable[..., Queue], make_submission: Make, limits: dict[str, int], queued: dict[str, int]
+) -> None:
+    """A tenant alone fills the queue up to its limit; each further one gets as much as it leaves."""
+    queue = queue_with(max_queued_jobs=12, max_queued_jobs_per_tenant=6)
+    for tenant, most in limits.items():
+        await queue.api_keys.set_limits(tenant, TenantLimits(queued_jobs=most))
+    for tenant, count in queued.items():
+        outcomes = await queue.jobs.submit([make_submission(tenant=tenant) for _ in range(12)])
+        assert sum(isinstance(outcome, SubmitResult) for outcome in outcomes) == count, tenant
 
 
 async def test_a_replay_succeeds_when_the_queue_is_full(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -117,7 +118,9 @@ class QueueModel:
             return ("replayed" if fingerprint == submission.fingerprint else "mismatch"), earlier
         waiting = self.queued().values()
         limit = self.queued_limits.get(tenant, MAX_QUEUED_JOBS_PER_TENANT)
-        if sum(job.tenant == tenant for job in waiting) >= limit or len(waiting) >= MAX_QUEUED_JOBS:
+        mine, room = sum(job.tenant == tenant for job in waiting), MAX_QUEUED_JOBS - len(waiting)
+        share = room * max(1, limit / (MAX_QUEUED_JOBS - limit)) if limit < MAX_QUEUED_JOBS else math.inf
+        if mine >= min(limit, share) or not room:
             return "full", ""
         history = [] if known is None else known.history
         self.jobs[job_id] = ModelJob(submission, history)

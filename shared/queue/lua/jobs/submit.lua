@@ -1,11 +1,11 @@
 -- NEEDS job_state position sync_calls
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     positions, jobs...
---          `positions`: 1 to return those of the jobs, and their deadlines. `jobs`: the FIELDS of each. `input`: ids of images and adapters, separated by spaces; `idempotency`: 'digest fingerprint';
---          `webhook`: '|state|state| url'; `sync_call`: 'digest process' of a request that waits for the job;
---          '' for none in all from `time_limit_ms` on
--- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
---          job id | ms until a retry | name of the quota that is used up, position of a job that is 'ok' | nil, its deadline | nil}
+--          `positions`: 1 to return those of the jobs, and their deadlines. `jobs`: the FIELDS of each. `input`: ids of
+--          images and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
+--          `sync_call`: 'digest process' of a request that waits for the job; '' for none in all from `time_limit_ms` on
+-- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota', job id | ms until a retry | name of
+--          the quota that is used up, position of a job that is 'ok' | nil, its deadline | nil}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
   'batch_id', 'input', 'idempotency', 'webhook', 'video', 'on_deadline', 'steps', 'sync_call'}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
@@ -22,9 +22,19 @@ end
 
 local function limit_of(tenant)
   if not most_of[tenant] then
-    most_of[tenant] = tonumber(redis.call('HGET', key.tenant_limits, tenant .. '|queued_jobs') or nil) or conf.max_queued_jobs_per_tenant
+    local own = tonumber(redis.call('HGET', key.tenant_limits, tenant .. '|queued_jobs') or nil)
+    most_of[tenant] = own or conf.max_queued_jobs_per_tenant
   end
   return most_of[tenant]
+end
+
+-- Whether a tenant has its limit of queued jobs, or its share: it may have as many as there is room left for others (or more,
+-- in the proportion of a limit above half of the queue), so that some is always left for another tenant. See "Dynamic queue
+-- length thresholds for shared-memory packet switches", Choudhury and Hahne, 1998.
+local function has_its_share(tenant)
+  local most, queued, room = limit_of(tenant), queued_of(tenant), conf.max_queued_jobs - total
+  if queued >= most then return true end
+  return most < conf.max_queued_jobs and room > 0 and queued >= room * math.max(1, most / (conf.max_queued_jobs - most))
 end
 
 -- Count a new idempotency key of a tenant. Keys outlive their jobs: in their lifetime as many are allowed as jobs are kept, but
@@ -150,7 +160,7 @@ local function submit(job)
       if known_id then return {known_print == fingerprint and 'replayed' or 'mismatch', known_id} end
     end
   end
-  if queued_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
+  if has_its_share(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
   if total >= conf.max_queued_jobs then return {'full', retry_ms(conf.max_queued_jobs)} end
   job.size = footprint.of_job(#job.wire, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
