@@ -245,9 +245,14 @@ class JobSelection:
         """Return whether a job fits into the slots that are left.
 
         As the first one of a worker without jobs it can fill all of the worker's slots: the largest batch of the
-        signature is that of its last submit, which can be of another size than this job.
+        signature is that of its last submit, which can be of another size than this job. An overdue one can need more:
+        it runs in parts, as it would never start where the models' `max_batch` was lowered.
         """
-        return job.slots <= self._left or (not self.decision.take and job.slots <= self._empty_worker_slots)
+        if job.slots <= self._left:
+            return True
+        if self.decision.take or not self._empty_worker_slots:
+            return False
+        return job.slots <= self._empty_worker_slots or (job.slots > self.capacity and self._is_overdue(job))
 
     def _take(self, job: QueuedJob, rank: int) -> None:
         self.decision.take.append(ChosenJob(job.id, job.epoch, job.place, rank, job.tenant, job.slots))
@@ -271,11 +276,15 @@ class JobSelection:
     def _waits_for(self, job: QueuedJob) -> bool:
         """Return whether to keep slots free for a skipped job.
 
-        It is overdue, fits into this worker when jobs of it have ended, and no other worker keeps slots free for it.
+        It is overdue, fits into this worker when jobs of it have ended, and no other worker does so.
         """
-        if job.passed_ms is None or job.has_worker or not self.queue.claimed_jobs or job.slots > self.capacity:
-            return False
-        return self.queue.now_ms - job.passed_ms >= self.order.facts.policies.overdue_ms
+        fits = job.slots <= self.capacity and not job.has_worker
+        return bool(self.queue.claimed_jobs) and fits and self._is_overdue(job)
+
+    def _is_overdue(self, job: QueuedJob) -> bool:
+        """Return whether a job was first skipped long ago."""
+        now_ms, overdue_ms = self.queue.now_ms, self.order.facts.policies.overdue_ms
+        return job.passed_ms is not None and now_ms - job.passed_ms >= overdue_ms
 
 
 def lost_since(queue: SignatureQueue, rank: int) -> float | None:

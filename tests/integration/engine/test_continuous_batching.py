@@ -16,7 +16,7 @@ import torch
 from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
 
-from shared.config.models_file import ModelSpec
+from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job, Priority
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.protocol import Activity, EngineEvent, JobProgress
@@ -183,6 +183,17 @@ def test_an_interactive_job_preempts_bulk_rows_which_resume(tiny_models: Path) -
     assert sum(recorder.rows) == 6 + 6 + 3
     for job in (*bulk, interactive):
         assert same(recorder.images[job.id, 0], solo(folder, job)[0])
+
+
+def test_a_job_of_more_images_than_max_batch_runs_in_parts(tiny_models: Path) -> None:
+    """Its model's `max_batch` was lowered while it was queued; its images stay the same."""
+    job = a_job("large", n=5, steps=2)
+    harness = EngineHarness(a_spec(tiny_models / "sd", max_batch=2, limits=Limits(max_images=1)))
+    recorder = harness.run(job)
+    assert max(recorder.rows) == 2
+    whole = solo(tiny_models / "sd", job)
+    assert len(whole) == 5
+    assert all(same(recorder.images["large", index], pixels) for index, pixels in whole.items())
 
 
 def test_bulk_jobs_do_not_slow_an_interactive_job_down_for_free_slots(tiny_models: Path) -> None:

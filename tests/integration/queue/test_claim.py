@@ -217,15 +217,16 @@ async def test_a_large_job_is_not_starved_by_small_ones(
 async def test_a_worker_too_small_for_a_job_serves_the_others(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """An idle worker that can never claim the large job claims others."""
-    queue = queue_with(overdue_ms=20)
-    large, small = await put(queue, make_submission(n=4), make_submission())
-    assert await claim_ids(queue, 1, "small") == [small]
-    await end(queue, (await _running(queue, small)), "small")
-    await a_moment(30)
-    (next_one,) = await put(queue, make_submission())
-    assert await claim_ids(queue, 1, "small") == [next_one]
-    assert await state_of(queue, large) is State.QUEUED
+    """An idle worker claims others, until the large job is overdue: then it runs in parts, as no larger worker came."""
+    queue = queue_with(overdue_ms=LONG_MS)
+    later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
+    large, *small = await put(queue, make_submission(n=4), make_submission(), make_submission(), make_submission())
+    for one in small[:2]:
+        assert await claim_ids(queue, 1, "small") == [one]
+        await end(queue, (await _running(queue, one)), "small")
+    await a_moment(5)
+    assert await claim_ids(later, 1, "small") == [large]
+    assert await claim_ids(later, 1, "other") == small[2:]
 
 
 async def _running(queue: Queue, job_id: str) -> Claim:

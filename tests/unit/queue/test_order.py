@@ -375,6 +375,23 @@ def test_slots_are_kept_free_for_an_overdue_large_job(
     assert not decision.skip, "it was skipped before"
 
 
+TOO_LARGE = LARGE._replace(slots=9)
+IN_PARTS = [
+    ("skipped just now", TOO_LARGE._replace(passed_ms=NOW), Batch.ALONE, "j0 j1 j2 j3 j4 j5"),
+    ("overdue: a worker without jobs runs it in parts", TOO_LARGE, Batch.ALONE, "j9"),
+    ("not beside other jobs", TOO_LARGE, Batch.BESIDE, "j0 j1 j2 j3 j4 j5"),
+    ("not in a running batch", TOO_LARGE, Batch.RUNNING, "j0 j1 j2 j3 j4 j5"),
+]
+
+
+@pytest.mark.parametrize(("why", "large", "batch", "expected"), IN_PARTS, ids=[row[0] for row in IN_PARTS])
+def test_a_job_that_no_worker_has_slots_for_runs_in_parts(
+    why: str, large: QueuedJob, batch: Batch, expected: str
+) -> None:
+    queue = signature_queue(lane("a", A, returned=[large]), claimed_jobs=0 if batch is Batch.ALONE else 1)
+    assert ids(select(queue, 8, batch).take) == expected, why
+
+
 def test_a_job_that_needs_more_slots_is_skipped() -> None:
     """It leads its tenant's jobs in the next batch, when slots are kept for it."""
     decision = select(signature_queue(lane("a", [job(0, slots=4), job(1)])), 2, Batch.RUNNING)
