@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.queue.order import deadlines
@@ -11,7 +11,7 @@ from shared.queue.order.decision import Decision, Overtakes
 from shared.queue.order.facts import SignatureQueue, queue_facts, signature_queue
 from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
-from shared.queue.order.signatures import Blocked, Row, SignatureOrder, Step
+from shared.queue.order.signatures import Blocked, SignatureOrder, Step
 from shared.queue.scripts import ClaimRow, Scripts
 
 MOST_SIGNATURES = 16
@@ -79,6 +79,7 @@ class JobChooser:
 
     async def _claim_first(self, order: SignatureOrder, tried: set[str], batch: Batch) -> list[ClaimRow] | None:
         """Return claims of the first signature that gives any, empty if slots are kept for a large job; else None."""
+        short: dict[tuple[str, str, int], Blocked] = {}
         for row, rows in order.candidates():
             if row.signature in tried or len(tried) >= MOST_SIGNATURES:
                 continue
@@ -88,9 +89,12 @@ class JobChooser:
                 continue
             overtakes = Overtakes(order.overtaken(row, rows), row.rank if row.turn == deadlines.OVERTAKEN else None)
             claims, selection = await self._fill(order, queue, order.steps(), overtakes, batch)
+            await self._reserve(selection)
             if claims or selection.held:
                 return claims
-            order.blocked += _short(row, selection)
+            blocked = (one for one in selection.blocked.values() if not one.job_id)
+            short |= {(one.tenant, one.model, one.rank): one for one in blocked}
+        order.blocked += [one for one in short.values() if order.has_tried(one.tenant, one.model, one.rank, tried)]
         return None
 
     async def join(self, signature: str) -> list[ClaimRow] | None:
@@ -105,7 +109,8 @@ class JobChooser:
         steps, held_back = joining.allowed_steps()
         claims: list[ClaimRow] = []
         if steps:
-            claims, _ = await self._fill(order, queue, steps, Overtakes(joining.overtaken), Batch.RUNNING)
+            claims, selection = await self._fill(order, queue, steps, Overtakes(joining.overtaken), Batch.RUNNING)
+            await self._reserve(selection)
         return None if held_back and not claims else claims
 
     async def _fill(
@@ -170,14 +175,12 @@ class JobChooser:
         changed, claims = await self.scripts.take(self.worker, self.token, queue.signature, hold, wire)
         return claims, changed > 0
 
+    async def _reserve(self, selection: JobSelection) -> None:
+        """Keep the slots that tenants at their limit get free for their overdue jobs."""
+        await self._defer([one for one in selection.blocked.values() if one.job_id])
+
     async def _defer(self, blocked: Sequence[Blocked]) -> bool:
         """Take tenants without free slots out of the orders; return whether there are any."""
         if blocked:
             await self.scripts.defer(*(value for one in blocked for value in one))
         return bool(blocked)
-
-
-def _short(row: Row, selection: JobSelection) -> Iterator[Blocked]:
-    """Yield the row's tenant if its limit does not allow the next job."""
-    if row.tenant is not None and (slots := selection.short.get((row.tenant, row.rank))):
-        yield Blocked(row.tenant, row.model, row.rank, slots)

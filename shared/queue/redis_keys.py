@@ -153,6 +153,7 @@ class RedisKeys:
     request_rate = _Family("tenant", "string", ttl="1 min")
     running_slots = _Single("hash", live="tenants with running jobs")
     deferred = _Family("tenant", "set", bound="orders that a tenant with running jobs or a pause has left")
+    reservations = _Single("hash", ttl="1 d")  # jobs that the slots of their tenants are kept for
     pauses = _Single("hash", bound="1,000 pauses")
     actions = _Single("stream", ttl="90 d; about 10,000 entries")
     # Webhooks

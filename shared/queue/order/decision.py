@@ -28,25 +28,30 @@ class ChosenJob(NamedTuple):
     slots: int
 
 
+ROWS = ("take", "skip", "held_up", "wait_for", "remove", "overtaken_jobs")
+
+
 @dataclass
 class Decision:
-    """The jobs to claim, to skip, to keep slots free for, and to remove from their place, each a row that begins with
-    its id and its epoch; the jobs of a stream that jobs with a deadline overtake."""
+    """The jobs to claim, to skip, held up by their tenants' limits, to keep slots free for, and to remove from
+    their place, each a row that begins with its id and its epoch; the jobs of a stream that jobs with a deadline
+    overtake."""
 
     overtakes: Overtakes = Overtakes()
     take: list[ChosenJob] = field(default_factory=list)
     skip: list[tuple[str, int]] = field(default_factory=list)
+    held_up: list[tuple[str, int]] = field(default_factory=list)
     wait_for: list[tuple[str, int]] = field(default_factory=list)
     remove: list[tuple[str, int]] = field(default_factory=list)
     overtaken_jobs: list[str] = field(default_factory=list)
 
     @property
     def changes_jobs(self) -> bool:
-        return bool(self.take or self.skip or self.wait_for or self.remove or self.overtaken_jobs)
+        return any(getattr(self, name) for name in ROWS)
 
     def wire(self, bulk_models: Sequence[str], bulk_growth: float) -> str:
         """Return the JSON for the script; each slot above bulk adds `bulk_growth` to the credit of `bulk_models`."""
         overtakes = {"signatures": self.overtakes.signatures, "had_turn": self.overtakes.had_turn}
-        jobs = {name: getattr(self, name) for name in ("take", "skip", "wait_for", "remove", "overtaken_jobs")}
+        jobs = {name: getattr(self, name) for name in ROWS}
         credit = {"bulk_models": bulk_models, "bulk_growth": bulk_growth}
         return json.dumps({"overtakes": overtakes, **jobs, **credit}, separators=(",", ":"))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from shared.queue.order.policies import Limit, OrderPolicies
+from shared.queue.order.policies import Limit, OrderPolicies, Reservation
 
 TENANTS_READ = 8
 """Tenants of a model and priority that `read_order` returns."""
@@ -179,11 +179,16 @@ def signature_queue(signature: str, text: str) -> SignatureQueue | None:
 
 
 def _lost(row: Sequence[Any]) -> LostJob:
-    rank, tenant, usage, most, used, paused, job = row
-    return LostJob(rank, tenant, usage, Limit(most, used, paused), QueuedJob(*job))
+    rank, tenant, usage, limit, job = row
+    return LostJob(rank, tenant, usage, _limit(limit), QueuedJob(*job))
+
+
+def _limit(row: Sequence[Any]) -> Limit:
+    most, used, paused, reserved = row
+    return Limit(most, used, paused, Reservation(*reserved) if reserved else None)
 
 
 def _lane(row: Sequence[Any]) -> LaneFacts:
-    rank, tenant, usage, most, used, paused, start_by, returned, more, stream = row
+    rank, tenant, usage, limit, start_by, returned, more, stream = row
     first, rest = ([QueuedJob(*one) for one in rows or ()] for rows in (returned, stream))
-    return LaneFacts(rank, tenant, usage, Limit(most, used, paused), start_by, first, more, rest)
+    return LaneFacts(rank, tenant, usage, _limit(limit), start_by, first, more, rest)

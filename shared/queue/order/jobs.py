@@ -15,13 +15,13 @@ from shared.queue.order import deadlines
 from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.order.facts import LaneFacts, LostJob, QueuedJob, SignatureQueue
 from shared.queue.order.policies import Limit
-from shared.queue.order.signatures import Part, SignatureOrder, Step
+from shared.queue.order.signatures import Blocked, Part, SignatureOrder, Step
 
 MOST_REMOVED = 32
 """Jobs that a claim removes from their place; ending one takes about 25 commands of Redis."""
 
 MOST_SKIPPED = 4
-"""Jobs of a lane's stream that need more slots than are left, after which its turn ends."""
+"""Jobs of a lane that need more slots than are left, after which its turn ends."""
 
 
 class Batch(Enum):
@@ -61,8 +61,8 @@ class JobSelection:
     held: bool = False
     """The slots that are left are kept free for a skipped job."""
 
-    short: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By tenant and rank, the slots of the smallest job that its tenant's limit did not let start."""
+    blocked: dict[tuple[str, int], Blocked] = field(default_factory=dict)
+    """By tenant and rank, the smallest job that its tenant's limit did not let start, or an overdue one."""
 
     def __post_init__(self) -> None:
         self._left = self.slots
@@ -121,8 +121,10 @@ class JobSelection:
                 continue
             if lost.job.loses_place:
                 self._remove(lost.job)
-            elif lost.limit.allows(lost.job.slots):
+            elif self._allows(lost.limit, lost.rank, lost.job):
                 allowed.append(lost)
+            else:
+                self._let_pass(lost.limit, lost.rank, lost.job)
         return min(allowed, key=lambda lost: lost.usage, default=None)
 
     def _is_lost_overdue(self, rank: int) -> bool:
@@ -149,9 +151,11 @@ class JobSelection:
             for lane in self.queue.lanes:
                 if lane.rank != part.rank or not self.order.includes(part, lane.usage):
                     continue
-                if self._allows(lane.tenant, lane.limit, lane.rank, 1):
+                if lane.limit.allows(1, self._claimed[lane.tenant]):
                     rounds[seen[lane.tenant]].append(Turn(lane, deque(lane.returned), deque(lane.stream)))
                     seen[lane.tenant] += 1
+                else:
+                    self._block(Blocked(lane.tenant, self.queue.model, lane.rank, 1))
         for turns in rounds:
             turns.sort(key=lambda turn: turn.lane.usage)
         return rounds
@@ -176,9 +180,16 @@ class JobSelection:
 
     def _take_from_stream(self, turn: Turn) -> bool:
         """Select the next job of a lane's stream; return whether the turn goes on."""
-        if not turn.stream or not self._allows_job(turn.lane, turn.stream[0]):
+        if not turn.stream:
             return False
-        job = turn.stream.popleft()
+        limit, rank, job = turn.lane.limit, turn.lane.rank, turn.stream[0]
+        if not self._allows(limit, rank, job):
+            if not self._let_pass(limit, rank, job):
+                return False
+            turn.skipped += 1
+            turn.stream.popleft()
+            return True
+        turn.stream.popleft()
         if job.loses_place:
             self._remove(job)
         elif self._fits(job):
@@ -207,8 +218,11 @@ class JobSelection:
                 turn.yielded = job.id
                 if not self._take_from_stream(turn):
                     return False
-            elif not self._allows_job(turn.lane, job):
-                return False
+            elif not self._allows(turn.lane.limit, turn.lane.rank, job):
+                if turn.skipped >= MOST_SKIPPED or not self._let_pass(turn.lane.limit, turn.lane.rank, job):
+                    return False
+                turn.skipped += 1
+                turn.returned.popleft()
             elif self._fits(turn.returned.popleft()):
                 self._take(job, turn.lane.rank)
             else:
@@ -231,15 +245,36 @@ class JobSelection:
 
     # One job
 
-    def _allows_job(self, lane: LaneFacts, job: QueuedJob) -> bool:
-        return self._allows(lane.tenant, lane.limit, lane.rank, job.slots)
-
-    def _allows(self, tenant: str, limit: Limit, rank: int, slots: int) -> bool:
-        if limit.allows(slots, self._claimed[tenant]):
+    def _allows(self, limit: Limit, rank: int, job: QueuedJob) -> bool:
+        """Return whether its tenant's limit lets a job start, and no job that slots are kept for goes before it."""
+        reserved = limit.reserved
+        if reserved is not None and reserved.holds_back(job.id, rank):
+            self._block(Blocked(job.tenant, self.queue.model, rank, reserved.slots))
+            return False
+        if limit.allows(job.slots, self._claimed[job.tenant]):
             return True
-        known = self.short[tenant, rank]
-        self.short[tenant, rank] = min(known, slots) if known else slots
+        self._block(Blocked(job.tenant, self.queue.model, rank, job.slots))
         return False
+
+    def _let_pass(self, limit: Limit, rank: int, job: QueuedJob) -> bool:
+        """Let others of its tenant pass a job that its limit does not let start; return whether they may.
+
+        When it is overdue, the slots that become free are kept for it: otherwise it would never start.
+        """
+        reserved = limit.reserved is not None and limit.reserved.holds_back(job.id, rank)
+        if reserved or not limit.allows(1, self._claimed[job.tenant]):
+            return False
+        if self._is_overdue(job):
+            self._block(Blocked(job.tenant, self.queue.model, rank, job.slots, job.id))
+            return False
+        if job.passed_ms is None or job.passed_ms > self.queue.now_ms:
+            self.decision.held_up.append((job.id, job.epoch))
+        return True
+
+    def _block(self, blocked: Blocked) -> None:
+        known = self.blocked.get((blocked.tenant, blocked.rank))
+        if known is None or blocked.job_id or (blocked.slots < known.slots and not known.job_id):
+            self.blocked[blocked.tenant, blocked.rank] = blocked
 
     def _fits(self, job: QueuedJob) -> bool:
         """Return whether a job fits into the slots that are left.

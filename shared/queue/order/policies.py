@@ -14,12 +14,26 @@ class OrderPolicies(NamedTuple):
     interactive_allowance_s: float
 
 
+class Reservation(NamedTuple):
+    """An overdue job that needs more slots than its tenant's limit leaves: the tenant's other jobs, those of a higher
+    priority aside, do not start before it."""
+
+    job_id: str
+    rank: int
+    slots: int
+
+    def holds_back(self, job_id: str, rank: int) -> bool:
+        return job_id != self.job_id and rank >= self.rank
+
+
 class Limit(NamedTuple):
-    """A tenant's limit of running slots, 0 for none, those in use, and whether the tenant is paused."""
+    """A tenant's limit of running slots, 0 for none, those in use, whether the tenant is paused, and the job that the
+    slots which become free are kept for."""
 
     most: int
     used: int
     paused: bool
+    reserved: Reservation | None = None
 
     def allows(self, slots: int, claimed: int = 0) -> bool:
         """Return whether the tenant can have `slots` more beside those that are claimed now.

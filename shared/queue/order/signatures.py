@@ -8,7 +8,7 @@ standard jobs of others, by usage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -64,12 +64,13 @@ class Row:
 
 
 class Blocked(NamedTuple):
-    """A tenant that may not start `slots` more of a model and rank."""
+    """A tenant that may not start `slots` more of a model and rank. `job_id`: the overdue one that needs them."""
 
     tenant: str
     model: str
     rank: int
     slots: int
+    job_id: str = ""
 
 
 @dataclass
@@ -185,6 +186,12 @@ class SignatureOrder:
             if not tenant.limit.allows(1) and blocked not in self.blocked:
                 self.blocked.append(blocked)
         return [tenant for tenant in tenants if tenant.limit.allows(1)]
+
+    def has_tried(self, tenant: str, model: str, rank: int, tried: Collection[str]) -> bool:
+        """Return whether the signatures that were read of a tenant are all in `tried`."""
+        order = self.facts.orders.get((model, rank))
+        found = [one for one in order.tenants if one.name == tenant] if order is not None else []
+        return any(found) and all(signature.signature in tried for one in found for signature in one.signatures)
 
     def hides_tenants(self) -> bool:
         """Return whether all tenants that were read of a model and rank are blocked, and others can be behind them."""

@@ -165,7 +165,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
             True,
             Decision(take=[ChosenJob(queued, 0, "lane", 1, "default", 1)]).wire([], 0.0),
         ),
-        "defer": ("paused", "demo", 1, 1),
+        "defer": ("paused", "demo", 1, 1, ""),
         "count_run": ("default", "demo", job, "token", "1,1,0,0,0,0"),
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),

@@ -14,6 +14,7 @@ from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.pauses import Pause, PauseKind
 
 Make = Callable[..., Submission]
+LONG_MS = 60_000
 
 
 async def limit(queue: Queue, slots: int, tenant: str = "acme") -> None:
@@ -145,9 +146,10 @@ async def test_jobs_of_several_slots_keep_to_the_limit_and_to_their_place(queue:
     first = await drained(queue)
     assert [one.job.id for one in first] == ids[:1]
     assert await queue.client.redis.exists(queue.client.redis_keys.front(first[0].signature)) == 0
-    for done, following in zip(first, ids[1:2], strict=True):
-        await end(queue, done)
-        assert await claim_ids(queue) == [following]
+    for following in ids[1:]:
+        await end(queue, first.pop())
+        first = await drained(queue)
+        assert [one.job.id for one in first] == [following]
 
 
 async def test_a_job_larger_than_the_limit_runs_while_nothing_else_of_its_tenant_does(
@@ -223,3 +225,63 @@ async def test_a_wrong_counter_is_repaired(queue: Queue, make_submission: Make) 
     assert await queue.maintenance.reconcile() == 0
     assert await claim_ids(queue) == ids[1:]
     assert await state_of(queue, running.job.id) is State.RUNNING
+
+
+async def test_a_large_job_at_its_tenants_limit_lets_others_pass_until_it_is_overdue(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Then the slots that become free are kept for it, and no job of its tenant is claimed or joins before it."""
+    queue = queue_with(overdue_ms=LONG_MS)
+    later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
+    await limit(queue, 4)
+    small = await put(queue, *[make_submission(tenant="acme") for _ in range(3)])
+    running = await drained(queue)
+    (large,) = await put(queue, make_submission(tenant="acme", width=128, n=4))
+    small += await put(queue, *[make_submission(tenant="acme") for _ in range(6)])
+    await put(queue, *[make_submission(tenant="other") for _ in range(2)])
+    passed = await drained(queue)
+    assert small[3] in [one.job.id for one in passed], "a free slot is used"
+    assert tenants(passed) == {"acme": 1, "other": 2}
+    running += [one for one in passed if one.job.tenant == "acme"]
+    await end(queue, running.pop())
+    running += await claim(queue)
+    assert running[-1].job.id == small[4], "it was skipped just now"
+    await end(queue, running.pop())
+    await a_moment(5)
+    assert await claim(later) == []
+    joined = await later.claims.join("w1", running[0].signature, 8, models=MODELS)
+    assert joined == []
+    (urgent,) = await put(queue, make_submission(tenant="acme", priority=Priority.INTERACTIVE))
+    first = await claim(later)
+    assert [one.job.id for one in first] == [urgent], "a higher priority goes before it"
+    for one in (*running, *first):
+        assert await claim_ids(later) == []
+        await end(queue, one)
+    assert await claim_ids(later) == [large]
+    assert await claim_ids(later) == []
+    await end(queue, (await claimed_by(queue, large)))
+    assert len(await drained(later)) == 4, "as many as the limit"
+
+
+async def test_slots_are_not_kept_for_a_job_that_is_gone(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    queue = queue_with(overdue_ms=1)
+    await limit(queue, 4)
+    await put(queue, *[make_submission(tenant="acme") for _ in range(3)])
+    await drained(queue)
+    (large,) = await put(queue, make_submission(tenant="acme", n=4))
+    small = await put(queue, *[make_submission(tenant="acme") for _ in range(3)])
+    assert await claim_ids(queue) == small[:1]
+    await end(queue, await claimed_by(queue, small[0]))
+    await a_moment(5)
+    assert await claim_ids(queue) == []
+    await queue.jobs.cancel(large)
+    assert await claim_ids(queue) == small[1:2]
+
+
+async def claimed_by(queue: Queue, job_id: str) -> Claim:
+    """Return the claim of a running job, from its record."""
+    record = await queue.jobs.get(job_id)
+    assert record is not None
+    return Claim(record.job, "", record.epoch, False, 0)

@@ -23,7 +23,7 @@ from shared.queue.order.facts import (
 )
 from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
-from shared.queue.order.policies import Limit, OrderPolicies
+from shared.queue.order.policies import Limit, OrderPolicies, Reservation
 from shared.queue.order.signatures import Part, Row, SignatureOrder, Step, most_ahead
 
 NOW = 100_000
@@ -390,6 +390,39 @@ def test_a_job_that_no_worker_has_slots_for_runs_in_parts(
 ) -> None:
     queue = signature_queue(lane("a", A, returned=[large]), claimed_jobs=0 if batch is Batch.ALONE else 1)
     assert ids(select(queue, 8, batch).take) == expected, why
+
+
+AT_LIMIT = Limit(4, 3, paused=False)
+RESERVED = AT_LIMIT._replace(reserved=Reservation("j9", 1, 4))
+BY_LIMIT = [
+    ("smaller jobs pass it, up to the limit", AT_LIMIT, [job(0, slots=4), *A[1:]], "j1", "j0", ""),
+    ("it has been passed", AT_LIMIT, [job(0, slots=4, passed_ms=NOW - 1_999), *A[1:]], "j1", "", ""),
+    ("it is overdue", AT_LIMIT, [job(0, slots=4, passed_ms=NOW - 2_000), *A[1:]], "", "", "j0"),
+    ("it starts when nothing of its tenant runs", Limit(2, 0, paused=False), [job(0, slots=4)], "j0", "", ""),
+    ("slots are kept for a job elsewhere", RESERVED, A, "", "", ""),
+    ("and are free for it", RESERVED._replace(used=0), [*A, job(9, slots=4)], "", "", ""),
+    ("as it leads its lane", RESERVED._replace(used=0), [job(9, slots=4)], "j9", "", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("why", "limit", "jobs", "taken", "held_up", "waits"), BY_LIMIT, ids=[row[0] for row in BY_LIMIT]
+)
+def test_a_job_that_its_tenants_limit_holds_up_has_its_turn(
+    why: str, limit: Limit, jobs: list[QueuedJob], taken: str, held_up: str, waits: str
+) -> None:
+    order = SignatureOrder(facts({}), {"demo": 0}, 2)
+    selection = JobSelection(signature_queue(lane("a", jobs, limit=limit)), 8, 8, order, Batch.ALONE)
+    decision = selection.select(ALL)
+    reserved = " ".join(one.job_id for one in selection.blocked.values() if one.job_id)
+    assert (ids(decision.take), ids(decision.held_up), reserved) == (taken, held_up, waits), why
+
+
+def test_jobs_of_a_higher_priority_pass_one_that_slots_are_kept_for() -> None:
+    steps = [Step((Part(0, ahead=True),), ("demo",)), *ALL]
+    queue = signature_queue(lane("a", A, limit=RESERVED, rank=0), lane("a", B, limit=RESERVED))
+    selection = JobSelection(queue, 8, 8, SignatureOrder(facts({}), {"demo": 0}, 2), Batch.ALONE)
+    assert ids(selection.select(steps).take) == "j0"
 
 
 def test_a_job_that_needs_more_slots_is_skipped() -> None:

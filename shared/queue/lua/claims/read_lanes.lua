@@ -24,9 +24,12 @@ local limits = {}
 -- The first page has about as many tenants as can start jobs; behind it are others only if none of them can.
 local first_page = math.min(TENANTS, slots + MORE_TENANTS)
 
-local function limits_of(tenant)
-  local limit = limits[tenant]
-  return limit and limit.most or 0, limit and limit.used or 0, pauses.has_tenant(tenant)
+-- The row of a tenant's limit, as `Limit`.
+local function limit_of(tenant)
+  local limit = limits[tenant] or {most = 0, used = 0}
+  local reserved = limit.reserved
+  return {limit.most, limit.used, pauses.has_tenant(tenant),
+    reserved and {reserved.id, reserved.rank, reserved.slots} or cjson.null}
 end
 
 -- The fields of a job that decide whether it is claimed; nil if it is gone.
@@ -111,13 +114,12 @@ local function lanes_of(rank)
   for at = first + 1, #rows do
     local tenant = rows[at].tenant
     local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(tenant, model, rank), sig) or nil)
-    local most, used, paused = limits_of(tenant)
     local returned, more_returned, stream = {}, false, {}
     if quota.allows(limits, tenant, 1) then
       returned, more_returned = returned_jobs(rank, tenant, each)
       stream = stream_jobs(rank, tenant, each)
     end
-    table.insert(out, {rank, tenant, rows[at].usage, most, used, paused,
+    table.insert(out, {rank, tenant, rows[at].usage, limit_of(tenant),
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
       returned, more_returned, stream})
   end
@@ -138,8 +140,7 @@ local function lost_of(rank)
   end
   quota.learn(limits, names)
   for _, row in ipairs(jobs) do
-    local most, used, paused = limits_of(row[2].tenant)
-    table.insert(out, {rank, row[2].tenant, tenants.usage_of(row[2].tenant) or 0, most, used, paused,
+    table.insert(out, {rank, row[2].tenant, tenants.usage_of(row[2].tenant) or 0, limit_of(row[2].tenant),
       row_of(row[1], row[2], tonumber(row[2].returned) or now)})
   end
   return out, #ids == LOST

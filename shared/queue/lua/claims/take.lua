@@ -38,7 +38,7 @@ local function take_next(rank, tenant, slots)
   local id = queue.value_of(entry, 'job')
   local job = id and job_state.load(id)
   if not job or job.state ~= 'queued' or job.entry ~= entry[1] or job.slots ~= slots then return false end
-  if claim_job.loses_place(job, now) or not quota.allows(batch.limits, tenant, slots) then return false end
+  if claim_job.loses_place(job, now) or not quota.allows(batch.limits, tenant, slots, id, rank) then return false end
   claim_job.take(batch, id, job)
   return true
 end
@@ -46,7 +46,7 @@ end
 for _, row in ipairs(decision.take) do
   local id, _, place, rank, tenant, slots = unpack(row)
   local job = queued(row)
-  if job and quota.allows(batch.limits, job.tenant, job.slots) then
+  if job and quota.allows(batch.limits, job.tenant, job.slots, row[1], job.rank) then
     claim_job.take(batch, id, job)
   elseif not job and place == 'lane' and take_next(rank, tenant, slots) then
     changed = changed - 1
@@ -55,6 +55,10 @@ end
 for _, row in ipairs(decision.skip) do
   local job = queued(row)
   if job then claim_job.skip(batch, row[1], job) end
+end
+for _, row in ipairs(decision.held_up) do
+  local job = queued(row)
+  if job then claim_job.note_passed(batch, row[1], job) end
 end
 for _, row in ipairs(decision.wait_for) do
   if queued(row) then claim_job.wait_for(batch, row[1]) end

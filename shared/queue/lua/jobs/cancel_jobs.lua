@@ -3,7 +3,7 @@
 -- Cancel jobs: queued ones at once; running ones are marked and leave at their next step.
 -- ARGV     job_ids...
 -- Returns  the state of each: 'canceled', 'running' if it is marked, another one if it has ended, '' if it is unknown
-local now, states = clock_ms(), {}
+local now, states, resumed = clock_ms(), {}, false
 
 local function cancel(id)
   local job = job_state.load(id)
@@ -12,10 +12,12 @@ local function cancel(id)
   redis.call('HSET', key.job(id), 'cancel', 1)
   if job.state == 'running' then return 'running' end
   lane_changes.leave(id, job)
+  resumed = tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) or resumed
   job_state.finish(id, job, 'canceled', now)
   return 'canceled'
 end
 
 for at, id in ipairs(ARGV) do states[at] = cancel(id) end
 lane_changes.write(now)
+if resumed then queue.wake() end
 return states

@@ -46,7 +46,7 @@ function claim_job.take(batch, id, job)
   batch.taken[group].jobs = batch.taken[group].jobs + 1
   batch.taken[group].slots = batch.taken[group].slots + job.slots
   batch.spent[job.tenant] = (batch.spent[job.tenant] or 0) + cost
-  quota.use(batch.limits, job.tenant, job.slots)
+  quota.use(batch.limits, job.tenant, job.slots, id)
   local waited = math.max(0, math.floor(batch.now - (tonumber(job.arrived) or batch.now)))
   table.insert(batch.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited,
     job_state.time_left(job, batch.now), job_state.slack(job, batch.now)})
@@ -69,8 +69,14 @@ function claim_job.count(batch)
   tenants.charge(batch.spent, batch.now)
 end
 
--- Let a job that needs more slots than are left lead its tenant's jobs in the next batch. Its field `passed` is when it was
--- first skipped since its last claim.
+-- Set the field `passed` of a job: when others first passed it since its last claim.
+function claim_job.note_passed(batch, id, job)
+  local passed = tonumber(job.passed or nil)
+  if passed and passed > batch.now then redis.call('HDEL', key.job(id), 'passed') end -- the clock was set back
+  redis.call('HSETNX', key.job(id), 'passed', whole(batch.now))
+end
+
+-- Let a job that needs more slots than are left lead its tenant's jobs in the next batch.
 function claim_job.skip(batch, id, job)
   local name = key.job(id)
   if job.src == 'lane' then
@@ -80,9 +86,7 @@ function claim_job.skip(batch, id, job)
     queue.add_returned(id, job, tonumber(job.arrived) or batch.now)
     queue.note_moves(batch.sig, job.rank, job.tenant, 1)
   end
-  local passed = tonumber(job.passed or nil)
-  if passed and passed > batch.now then redis.call('HDEL', name, 'passed') end -- the clock was set back
-  redis.call('HSETNX', name, 'passed', whole(batch.now))
+  claim_job.note_passed(batch, id, job)
   redis.call('HSETNX', name, 'returned', whole(batch.now))
 end
 

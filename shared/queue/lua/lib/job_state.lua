@@ -254,6 +254,7 @@ function job_state.leave_queue(id, job)
   if job.src == 'lane' then queue.remove_entry(lane, job.entry) else queue.remove_returned(id, job) end
   queue.update_lane(job, queue.head(lane))
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
+  if tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) then queue.wake() end
 end
 
 -- End a queued job that can no longer meet its deadline.

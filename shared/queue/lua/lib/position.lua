@@ -51,7 +51,7 @@ function position.of(id)
   local before = before_in_rank(job, queued(job.rank))
   for rank = 0, job.rank - 1 do before = before + queued(rank) end
   local ready_at = tonumber(redis.call('ZSCORE', key.ready(of_sig[5] or '', job.rank), job.sig) or nil)
-  local free = quota.allows({}, job.tenant, job.slots)
+  local free = quota.allows({}, job.tenant, job.slots, id, job.rank)
   local paused = pauses.has_model(of_sig[5] or '') or pauses.has_tenant(job.tenant)
   local gap = tonumber(redis.call('HGET', key.arrivals(job.sig), 'done_gap') or nil)
   return {before, gap and math.ceil(gap * (before + (tonumber(of_sig[4] or 0) or 0) + 1)) or -1,

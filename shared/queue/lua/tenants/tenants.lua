@@ -11,6 +11,7 @@ local ROUNDS = 4
 local NOTHING = 1e-6
 local MUCH = 1 -- by which usage has fallen to a half
 local SIGNATURES_LOWERED = 16
+local RESERVED_MS = 30000
 
 local function log2(number) return math.log(number) / math.log(2) end
 
@@ -116,11 +117,40 @@ function tenants.defer(tenant, model, rank)
   redis.call('SADD', key.deferred(tenant), model .. '|' .. rank)
 end
 
+-- Keep the slots that a tenant at its limit gets free for a queued job.
+function tenants.reserve(tenant, id, rank, slots)
+  redis.call('HSET', key.reservations, tenant, table.concat({id, rank, slots, whole(clock_ms())}, ' '))
+  redis.call('PEXPIRE', key.reservations, 86400000)
+end
+
+-- End the reservation of a job; returns whether there was one.
+function tenants.end_reservation(tenant, id)
+  local text = redis.call('HGET', key.reservations, tenant)
+  return text and string.match(text, '^%S+') == id and redis.call('HDEL', key.reservations, tenant) == 1
+end
+
+-- The job that a tenant's slots are kept for: while it is queued and others of the tenant run, and RESERVED_MS beyond, in which
+-- it starts if a worker is there that can run it.
+function tenants.reservation(tenant, used)
+  local text = redis.call('HGET', key.reservations, tenant)
+  if not text then return nil end
+  local id, rank, slots, since = string.match(text, '^(%S+) (%d) (%d+) (%d+)$')
+  local age = clock_ms() - tonumber(since)
+  local lapsed = used <= 0 and (age < 0 or age >= RESERVED_MS)
+  if lapsed or redis.call('HGET', key.job(id), 'state') ~= 'queued' then
+    redis.call('HDEL', key.reservations, tenant)
+    return nil
+  end
+  return {id = id, rank = tonumber(rank), slots = tonumber(slots)}
+end
+
 -- Add a tenant to the orders that it was removed from. Returns whether there were any.
 function tenants.resume(tenant)
   local orders = redis.call('SMEMBERS', key.deferred(tenant))
   if not orders[1] then return false end
   redis.call('DEL', key.deferred(tenant))
+  local reserved = tenants.reservation(tenant, 1)
+  if reserved then tenants.reserve(tenant, reserved.id, reserved.rank, reserved.slots) end
   local score = string.format('%.17g', tenants.usage_of(tenant) or 0)
   for _, order in ipairs(orders) do
     local model, rank = string.match(order, '^(.*)|(%d)$')
@@ -158,13 +188,14 @@ function tenants.remove_lane(lane)
   if redis.call('EXISTS', signatures) == 0 then redis.call('ZREM', key.tenant_order(lane.model, lane.rank), lane.tenant) end
 end
 
--- The limits of tenants' running slots. `limits`: those read so far, by tenant; false for a tenant without one.
+-- The limits of tenants' running slots. `limits`: those read so far, by tenant; false for a tenant without one. `reserved` is
+-- the job that the next free slots are kept for.
 local quota = {}
 
 -- Read limits and running slots of the tenants that are not in `limits` yet.
-function quota.learn(limits, tenants)
+function quota.learn(limits, names)
   local unknown, fields = {}, {}
-  for _, tenant in ipairs(tenants) do
+  for _, tenant in ipairs(names) do
     if limits[tenant] == nil then
       table.insert(unknown, tenant)
       table.insert(fields, tenant .. '|running_slots')
@@ -175,19 +206,24 @@ function quota.learn(limits, tenants)
   for at, tenant in ipairs(unknown) do
     local most = tonumber(own[at] or nil) or conf.max_running_slots_per_tenant
     local used = most > 0 and tonumber(redis.call('HGET', key.running_slots, tenant) or nil) or 0
-    limits[tenant] = most > 0 and {most = most, used = used}
+    limits[tenant] = most > 0 and {most = most, used = used, reserved = tenants.reservation(tenant, used)}
   end
 end
 
--- Whether a tenant can have `slots` more; a paused one has none. A job above its tenant's limit starts while no other job of
--- the tenant runs; otherwise it would never start.
-function quota.allows(limits, tenant, slots)
+-- Whether a tenant can have `slots` more, for the job `id` of a rank; a paused one has none. A job above its tenant's limit
+-- starts while no other job of the tenant runs; otherwise it would never start.
+function quota.allows(limits, tenant, slots, id, rank)
   quota.learn(limits, {tenant})
   local own = limits[tenant]
   if pauses.has_tenant(tenant) then return false end
+  if own and id and own.reserved and own.reserved.id ~= id and rank >= own.reserved.rank then return false end
   return not own or own.used <= 0 or own.used + slots <= own.most
 end
 
-function quota.use(limits, tenant, slots)
-  if limits[tenant] then limits[tenant].used = limits[tenant].used + slots end
+-- Count the slots of a claimed job.
+function quota.use(limits, tenant, slots, id)
+  local own = limits[tenant]
+  if not own then return end
+  own.used = own.used + slots
+  if own.reserved and tenants.end_reservation(tenant, id) then own.reserved = nil end
 end
