@@ -231,14 +231,18 @@ def test_a_hidden_page_asks_for_nothing(open_page: Any, waiting: Any, own_contex
     page.goto(waiting.url)
     expect(page.locator(".tiles")).to_be_visible()
     requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
+    unanswered: set[Any] = set()
+    page.on("request", lambda request: (requests.append(request.url), unanswered.add(request)))
+    for end in ("requestfinished", "requestfailed"):
+        page.on(end, lambda request: unanswered.discard(request))
     page.clock.run_for(10_000)
     wait_until(lambda: page.evaluate("1") and requests, "a visible page reads")
     page.evaluate(
         "Object.defineProperty(document, 'hidden', { get: () => window.away ?? false, configurable: true }); "
         "window.away = true; document.dispatchEvent(new Event('visibilitychange'))"
     )
-    page.wait_for_load_state("networkidle")
+    page.clock.run_for(10_000)
+    wait_until(lambda: page.evaluate("1") and not unanswered, "what it asked for before is answered")
     requests.clear()
     for _ in range(20):
         page.clock.run_for(5_000)

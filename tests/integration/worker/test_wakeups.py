@@ -17,6 +17,7 @@ from harness.stub_engine import StubFleet
 from shared.auth import TenantLimits
 from shared.job import Job
 from shared.queue import Queue, QueueClient, Submission
+from worker.claims import claim_policy
 
 Eventually = Callable[..., Awaitable[None]]
 MakeJob = Callable[..., Job]
@@ -64,24 +65,25 @@ async def ended(queue: Queue, jobs: list[Job]) -> bool:
 
 
 async def test_a_job_wakes_few_of_many_idle_workers(
-    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, scripts: Counter[str]
+    queue: Queue,
+    tmp_path: Path,
+    make_job: MakeJob,
+    eventually: Eventually,
+    scripts: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """30 idle workers, 20 jobs one after the other: before, each job cost 53 scripts."""
+    monkeypatch.setattr(claim_policy, "MAX_PAUSE_S", 600.0)  # no worker finds a job that it is not woken for
     async with idle_fleet(queue, tmp_path, WORKERS, "demo", job_s=0.01) as fleet:
         scripts.clear()
-        waits = []
         for _ in range(20):
             job = make_job()
             await fleet.submit(job)
-            await eventually(lambda job=job: ended(queue, [job]), "the job has ended")
-            record = await queue.jobs.get(job.id)
-            assert record is not None
-            waits.append(record.timings.queue_ms or 0)
+            await eventually(lambda job=job: ended(queue, [job]), "a worker is woken for the job")
         attempts = scripts["read_order"] / 20
-        print(f"{claiming(scripts) / 20:.1f} scripts and {attempts:.1f} attempts a job; waits {waits} ms")
+        print(f"{claiming(scripts) / 20:.1f} scripts and {attempts:.1f} attempts a job")
         assert scripts["read_order"] <= 20 * 20
         assert claiming(scripts) <= 20 * 30
-        assert sorted(waits)[10] < 100
 
 
 async def rate(scripts: Counter[str]) -> float:
