@@ -4,21 +4,24 @@ import asyncio
 import json
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.queue.order import deadlines
 from shared.queue.order.decision import Decision, Overtakes
 from shared.queue.order.facts import SignatureQueue, queue_facts, signature_queue
 from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
-from shared.queue.order.signatures import Blocked, SignatureOrder, Step
+from shared.queue.order.signatures import Blocked, Row, SignatureOrder, Step
 from shared.queue.scripts import ClaimRow, Scripts
 
 MOST_SIGNATURES = 16
 """Signatures of which a claim reads the jobs."""
 
-MOST_READS = 4
-"""How often a claim reads the order: again when no tenant that it read has free slots, and for further signatures."""
+MOST_ORDER_READS = 64
+"""How often a claim reads the order: again when no tenant that it read has free slots, as these are not read again."""
+
+MOST_READY_PAGES = 4
+"""Pages of the signatures that have been ready longest of which a claim reads the first ones that are ready."""
 
 MOST_LANE_READS = 10
 """How often the jobs of a signature are read: again when other workers took those that were chosen, or when some have
@@ -26,6 +29,21 @@ lost their place, and for further tenants."""
 
 CONFLICT_PAUSE_S = 0.002
 """Longest pause after the first conflict; it doubles."""
+
+
+@dataclass
+class Tried:
+    """The signatures that a claim has tried, each with the tenant that was read in any case."""
+
+    rows: set[tuple[str, str | None]] = field(default_factory=set)
+
+    @property
+    def signatures(self) -> set[str]:
+        return {signature for signature, _ in self.rows}
+
+    def has(self, row: Row) -> bool:
+        """Return whether a signature was tried; for another tenant of it, it is tried again."""
+        return (row.signature, row.tenant) in self.rows or (row.tenant is None and row.signature in self.signatures)
 
 
 class Repeated(Exception):
@@ -57,8 +75,9 @@ class JobChooser:
 
     async def claim(self, batch: Batch) -> list[ClaimRow]:
         """Claim jobs of the first signature that has any for this worker, for a new batch."""
-        tried: set[str] = set()
-        for _ in range(MOST_READS):
+        tried = Tried()
+        pages = 0
+        for _ in range(MOST_ORDER_READS):
             try:
                 order = await self._read_order()
             except Repeated as repeated:
@@ -69,22 +88,22 @@ class JobChooser:
                 return claims
             if blocked and order.hides_tenants():
                 continue
-            if order.has_longer_ready():
-                self.page += 1
-            elif self.page:
-                self.page = 0
-            else:
+            if not order.has_longer_ready() and not self.page:
+                break
+            self.page = self.page + 1 if order.has_longer_ready() else 0
+            pages += 1
+            if pages == MOST_READY_PAGES:
                 break
         return []
 
-    async def _claim_first(self, order: SignatureOrder, tried: set[str], batch: Batch) -> list[ClaimRow] | None:
+    async def _claim_first(self, order: SignatureOrder, tried: Tried, batch: Batch) -> list[ClaimRow] | None:
         """Return claims of the first signature that gives any, empty if slots are kept for a large job; else None."""
         short: dict[tuple[str, str, int], Blocked] = {}
         for row, rows in order.candidates():
-            if row.signature in tried or len(tried) >= MOST_SIGNATURES:
+            if tried.has(row) or len(tried.rows) >= MOST_SIGNATURES:
                 continue
-            tried.add(row.signature)
-            queue = await self._read_lanes(row.signature)
+            tried.rows.add((row.signature, row.tenant))
+            queue = await self._read_lanes(row.signature, tenant=row.tenant)
             if queue is None:
                 continue
             overtakes = Overtakes(order.overtaken(row, rows), row.rank if row.turn == deadlines.OVERTAKEN else None)
@@ -94,7 +113,8 @@ class JobChooser:
                 return claims
             blocked = (one for one in selection.blocked.values() if not one.job_id)
             short |= {(one.tenant, one.model, one.rank): one for one in blocked}
-        order.blocked += [one for one in short.values() if order.has_tried(one.tenant, one.model, one.rank, tried)]
+        signatures = tried.signatures
+        order.blocked += [one for one in short.values() if order.has_tried(one.tenant, one.model, one.rank, signatures)]
         return None
 
     async def join(self, signature: str) -> list[ClaimRow] | None:
@@ -160,8 +180,9 @@ class JobChooser:
             raise Repeated(wire["claims"] or [])
         return SignatureOrder(queue_facts(wire), self.load_ms, self.lowest)
 
-    async def _read_lanes(self, signature: str, page: int = 0) -> SignatureQueue | None:
-        wire = await self.scripts.read_lanes(self.worker, signature, self.slots, self.lowest, page)
+    async def _read_lanes(self, signature: str, page: int = 0, tenant: str | None = None) -> SignatureQueue | None:
+        """Read a page of the tenants with queued jobs of a signature, and one more of them."""
+        wire = await self.scripts.read_lanes(self.worker, signature, self.slots, self.lowest, page, tenant or "")
         return signature_queue(signature, wire)
 
     async def _take(self, order: SignatureOrder, selection: JobSelection) -> tuple[list[ClaimRow], bool]:

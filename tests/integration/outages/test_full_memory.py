@@ -157,7 +157,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
         "read_order": ("w2", "token", "", 0, True, *models),
-        "read_lanes": ("w2", signature, 8, 2, 0),
+        "read_lanes": ("w2", signature, 8, 2, 0, ""),
         "take": (
             "w2",
             "token",

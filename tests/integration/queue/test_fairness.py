@@ -217,8 +217,11 @@ async def test_a_claim_that_is_released_or_lost_costs_nothing(queue: Queue, make
     assert await queue.client.redis.zscore(usage, "a") is None
 
 
-async def test_a_job_that_no_batch_can_hold_hides_no_other_size(queue: Queue, make_submission: Make) -> None:
+async def test_a_job_that_needs_more_slots_hides_no_other_size(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
     """Signatures that gave nothing are passed in a claim, and in the next one those behind them."""
+    queue = queue_with(overdue_ms=60_000)
     large = [make_submission(tenant=f"large{at}", n=4, width=width) for at, (width, _) in enumerate(SIZES[:20])]
     await put(queue, *large)
     for _ in range(3):
@@ -230,8 +233,11 @@ async def test_a_job_that_no_batch_can_hold_hides_no_other_size(queue: Queue, ma
     assert set(found) == set(small)
 
 
-async def test_signatures_that_gave_nothing_are_passed_at_the_next_claims(queue: Queue, make_submission: Make) -> None:
+async def test_signatures_that_gave_nothing_are_passed_at_the_next_claims(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
     """40 tenants came first, each with a job that needs more slots than this worker has."""
+    queue = queue_with(overdue_ms=60_000)
     large = [make_submission(tenant=f"large{at}", n=4, width=64 + 16 * at) for at in range(40)]
     await put(queue, *large)
     for _ in range(10):
@@ -241,9 +247,10 @@ async def test_signatures_that_gave_nothing_are_passed_at_the_next_claims(queue:
 
 
 async def test_a_signature_is_found_where_those_that_gave_nothing_have_left(
-    queue: Queue, make_submission: Make
+    queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
     """The worker begins at the page of ready signatures at which its last claim ended: it is past the end now."""
+    queue = queue_with(overdue_ms=60_000)
     large = [make_submission(tenant=f"large{at}", n=4, width=64 + 16 * at) for at in range(40)]
     await put(queue, *large)
     assert await claim(queue, 2) == []

@@ -263,6 +263,17 @@ async def test_a_large_job_at_its_tenants_limit_lets_others_pass_until_it_is_ove
     assert len(await drained(later)) == 4, "as many as the limit"
 
 
+async def test_tenants_that_may_not_start_hide_no_other(queue: Queue, make_submission: Make) -> None:
+    """However many they are: 700 that are paused have used less than the one that is not."""
+    names = [f"paused{at}" for at in range(700)]
+    for first in (0, 350):
+        await put(queue, *[make_submission(tenant=name) for name in names[first : first + 350]])
+    for name in names:
+        await queue.pauses.set(Pause(PauseKind.TENANT, name, "", 0))
+    (other,) = await put(queue, make_submission(tenant="other"))
+    assert [one for _ in range(3) for one in await claim_ids(queue)] == [other]
+
+
 async def test_slots_are_not_kept_for_a_job_that_is_gone(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:

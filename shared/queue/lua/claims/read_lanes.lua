@@ -1,8 +1,8 @@
 -- NEEDS claim_job
 -- RUNS when Redis is full
 -- Read what decides which jobs of a signature a worker claims. Entries and rows without a queued job are removed.
--- ARGV     worker, signature, slots, lowest_rank, page
---          `page`: of the tenants of each priority, from 0
+-- ARGV     worker, signature, slots, lowest_rank, page, tenant
+--          `page`: of the tenants of each priority, from 0; `tenant`: one that is read in any case, '' for none
 -- Returns  JSON: {} if the signature has no jobs, or {now, model, batch, efficient, queued, claimed, mean, lost, lanes, more},
 --          as `shared/queue/order/facts.py` reads them
 local TENANTS = 64
@@ -15,6 +15,7 @@ local LOSES_PLACE = 7 -- column of a job's row
 local FACTS = {'state', 'tenant', 'slots', 'src', 'entry', 'epoch', 'arrived', 'returned', 'passed', 'overtaken', 'deadline',
   'start_by', 'on_deadline', 'steps', 'waiting_worker', 'waited'}
 local worker, sig, slots, lowest, page = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local wanted = ARGV[6]
 local now = clock_ms()
 local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2',
   'slots:2', 'overtaken:0', 'overtaken:1', 'overtaken:2')
@@ -103,27 +104,41 @@ local function stream_jobs(rank, tenant, count)
   return out
 end
 
--- The tenants with the least usage, and their first jobs; whether there are more tenants.
-local function lanes_of(rank)
+-- The tenants on a page of those with the least usage, and the wanted one; whether there are more.
+local function tenants_of(rank)
   local first = page == 0 and 0 or first_page + (page - 1) * TENANTS
   local last = page == 0 and first_page or first + TENANTS
-  local rows = tenants.first(key.lane_order(sig, rank), last)
-  local out, names, each = {}, {}, SPARE + math.ceil(slots / math.max(1, #rows - first))
-  for at = first + 1, #rows do table.insert(names, rows[at].tenant) end
-  quota.learn(limits, names)
+  local order = key.lane_order(sig, rank)
+  local rows, out, has_wanted = tenants.first(order, last), {}, wanted == ''
   for at = first + 1, #rows do
-    local tenant = rows[at].tenant
+    table.insert(out, rows[at])
+    has_wanted = has_wanted or rows[at].tenant == wanted
+  end
+  if not has_wanted and redis.call('ZSCORE', order, wanted) then
+    table.insert(out, {tenant = wanted, usage = tenants.usage_of(wanted) or 0})
+  end
+  return out, #rows == last
+end
+
+-- The lanes of a priority with their first jobs; whether there are more tenants.
+local function lanes_of(rank)
+  local rows, more = tenants_of(rank)
+  local out, names, each = {}, {}, SPARE + math.ceil(slots / math.max(1, #rows))
+  for at, row in ipairs(rows) do names[at] = row.tenant end
+  quota.learn(limits, names)
+  for _, row in ipairs(rows) do
+    local tenant = row.tenant
     local placed = tonumber(redis.call('ZSCORE', key.tenant_signatures(tenant, model, rank), sig) or nil)
     local returned, more_returned, stream = {}, false, {}
     if quota.allows(limits, tenant, 1) then
       returned, more_returned = returned_jobs(rank, tenant, each)
       stream = stream_jobs(rank, tenant, each)
     end
-    table.insert(out, {rank, tenant, rows[at].usage, limit_of(tenant),
+    table.insert(out, {rank, tenant, row.usage, limit_of(tenant),
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
       returned, more_returned, stream})
   end
-  return out, #rows == last
+  return out, more
 end
 
 -- The first lost jobs of a priority, and whether there are more.
