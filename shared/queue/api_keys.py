@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import starmap
 
 from shared.auth import (
     MAX_NAME_CHARS,
@@ -23,6 +23,7 @@ from shared.errors import Conflict, InvalidRequest, QuotaExceeded
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import paired
+from shared.queue.script_arguments import TenantLimit
 from shared.runtime import metrics
 
 MAX_KEYS = 10_000
@@ -177,8 +178,7 @@ class ApiKeys(QueueComponent):
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
             raise Conflict(f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead")
-        given = ("" if value is None else value for value in values.values())
-        await self._scripts.set_limits(tenant, *chain.from_iterable(zip(values, given, strict=True)))
+        await self._scripts.set_limits(tenant, *starmap(TenantLimit, values.items()))
 
 
 def _api_key(key_id: str, fields: Mapping[str, str], now_ms: int | None) -> ApiKey | None:

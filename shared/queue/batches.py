@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 from shared.errors import Conflict, NotFound
 from shared.protocols.openai.batches import Batch
@@ -10,6 +11,7 @@ from shared.protocols.openai.files import File, Part
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.script_arguments import RunningBatches
 from shared.runtime.clock import id_time_ms
 
 MAX_BATCHES = 1000
@@ -85,8 +87,7 @@ class Batches(QueueComponent):
         At most one of a tenant, in turns of tenants: one takes a place while it holds fewer than are free. Each batch
         is due again after `again_ms`.
         """
-        in_progress = [item for pair in running.items() for item in pair]
-        rows = await self._scripts.due_batches(places, again_ms, *in_progress)
+        rows = await self._scripts.due_batches(places, again_ms, *starmap(RunningBatches, running.items()))
         return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
 
     async def postpone(self, tenant: str, batch_id: str, again_ms: int) -> None:

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 
 from shared.queue.order import deadlines
 from shared.queue.order.decision import Decision, Overtakes
@@ -12,6 +13,7 @@ from shared.queue.order.facts import SignatureQueue, queue_facts, signature_queu
 from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
 from shared.queue.order.signatures import Blocked, Row, SignatureOrder, Step
+from shared.queue.script_arguments import ModelLoad
 from shared.queue.scripts import ClaimRow, Scripts
 
 MOST_SIGNATURES = 16
@@ -170,11 +172,9 @@ class JobChooser:
         return (await self._read_order(tenants=False)).next_ready_ms()
 
     async def _read_order(self, *, tenants: bool = True) -> SignatureOrder:
-        models = [part for pair in self.load_ms.items() for part in pair]
+        models, preempted = starmap(ModelLoad, self.load_ms.items()), " ".join(self.preempted)
         wire = json.loads(
-            await self.scripts.read_order(
-                self.worker, self.token, " ".join(self.preempted), self.page, tenants, *models
-            )
+            await self.scripts.read_order(self.worker, self.token, preempted, self.page, tenants, *models)
         )
         if "claims" in wire:
             raise Repeated(wire["claims"] or [])
@@ -203,5 +203,5 @@ class JobChooser:
     async def _defer(self, blocked: Sequence[Blocked]) -> bool:
         """Take tenants without free slots out of the orders; return whether there are any."""
         if blocked:
-            await self.scripts.defer(*(value for one in blocked for value in one))
+            await self.scripts.defer(*blocked)
         return bool(blocked)

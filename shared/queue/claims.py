@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
 import structlog
@@ -18,6 +19,7 @@ from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.maintenance.tenant_usage import used_by
 from shared.queue.order.jobs import Batch
 from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
+from shared.queue.script_arguments import ClaimKey, ModelLoad, ProgressRow
 from shared.queue.scripts import ClaimRow
 
 log = structlog.get_logger()
@@ -254,7 +256,7 @@ class Claims(QueueComponent):
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
-        replies = [await self._scripts.renew(worker, *pairs) for pairs in _chunks(claims)]
+        replies = [await self._scripts.renew(worker, *keys) for keys in _chunks(claims)]
         return Renewal(
             lost=frozenset(job_id for lost, _ in replies for job_id in lost),
             cancel=frozenset(job_id for _, canceled in replies for job_id in canceled),
@@ -306,22 +308,22 @@ class Claims(QueueComponent):
 
     async def report_progress(self, *reports: ProgressReport) -> int:
         """Publish the progress of current claims in one message, and store it with `store`; return how many are."""
-        rows = [
-            (one.job_id, one.epoch, int(one.store), one.phase.value, one.progress.step, one.progress.total)
+        rows = (
+            ProgressRow(one.job_id, one.epoch, one.store, one.phase.value, one.progress.step, one.progress.total)
             for one in reports
-        ]
-        return await self._scripts.report_progress(*(value for row in rows for value in row))
+        )
+        return await self._scripts.report_progress(*rows)
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Return jobs to the front of the queue, without an attempt or a loss; return how many were still claimed."""
-        return sum([await self._scripts.release(worker, *pairs) for pairs in _chunks(claims)])
+        return sum([await self._scripts.release(worker, *keys) for keys in _chunks(claims)])
 
     async def lose(self, worker: str, claims: Mapping[str, int], cause: str) -> int:
         """Give up jobs that end their worker; return how many were still claimed.
 
         Each counts a loss, as an expired lease does: a job lost `max_attempts` times solo fails with the last `cause`.
         """
-        return sum([await self._scripts.lose(worker, cause, *pairs) for pairs in _chunks(claims)])
+        return sum([await self._scripts.lose(worker, cause, *keys) for keys in _chunks(claims)])
 
     async def learn_efficient_rows(self, signature: str, rows: int) -> None:
         """Store for a day that `rows` rows fill a forward of `signature` efficiently: so many make it ready at once."""
@@ -354,15 +356,12 @@ def _claim(row: ClaimRow) -> Claim:
     )
 
 
-def _load_times(models: Models) -> list[str | int]:
-    return _pairs(models if isinstance(models, Mapping) else dict.fromkeys(models, 0))
+def _load_times(models: Models) -> list[ModelLoad]:
+    times = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
+    return list(starmap(ModelLoad, times.items()))
 
 
-def _pairs(values: Mapping[str, int]) -> list[str | int]:
-    return [part for pair in values.items() for part in pair]
-
-
-def _chunks(claims: Mapping[str, int]) -> list[list[str | int]]:
-    """Return job ids and epochs for at most 100 jobs per script."""
-    flat = _pairs(claims)
-    return [flat[first : first + 200] for first in range(0, len(flat), 200)]
+def _chunks(claims: Mapping[str, int]) -> list[list[ClaimKey]]:
+    """Return the keys of claims for at most 100 jobs per script."""
+    keys = list(starmap(ClaimKey, claims.items()))
+    return [keys[first : first + 100] for first in range(0, len(keys), 100)]

@@ -15,7 +15,7 @@ from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
-from shared.queue.scripts import SubmitArgs
+from shared.queue.script_arguments import SubmitArgs
 from shared.runtime.clock import now_ms
 
 MAX_SUBMISSIONS = 500
@@ -312,12 +312,12 @@ def _submit_args(submission: Submission, process: str) -> SubmitArgs:
         max_batch=submission.max_batch,
         wire=encode(job),
         created=job.created_at_ms,
-        time_limit_ms="" if job.time_limit_ms is None else job.time_limit_ms,
+        time_limit_ms=job.time_limit_ms,
         batch_id=job.batch_id or "",
         input=" ".join(sorted({*(ref.id for ref in job.inputs.values()), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
-        video=1 if job.task.makes_video else "",
+        video=1 if job.task.makes_video else None,
         on_deadline="" if job.on_deadline is OnDeadline.EXPIRE else job.on_deadline.value,
         steps=job.computed_steps_per_image,
         sync_call="" if submission.sync_call is None else f"{submission.sync_call} {process}",

@@ -1,7 +1,7 @@
 """The queue's Lua scripts: how a script is put together, and one typed method for each.
 
-KEYS[1] is the prefix of all keys in every script. The parameters in a script's `ARGV` line are those of its method, in
-the same order; a test compares the two.
+KEYS[1] is the prefix of all keys in every script. The arguments of its method are the fields of the table `args`, in
+the types of the method (`script_arguments.py`); a script's `args` line names them, and a test compares the two.
 
 The Redis client sends a command again when its reply is lost. So each script either changes nothing more when it runs
 again with the same arguments, or is one of `REPLAYED`; a test runs all of them twice.
@@ -11,14 +11,29 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from importlib import resources
-from inspect import Parameter, signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from shared.config.settings import Settings
+from shared.queue.order.signatures import Blocked
 from shared.queue.policy_table import lua_conf
 from shared.queue.redis_keys import lua_keys
+from shared.queue.script_arguments import (
+    ClaimKey,
+    ModelLoad,
+    NewDelivery,
+    ProgressRow,
+    QueuedCount,
+    RunningBatches,
+    RunningDeliveries,
+    SubmitArgs,
+    TenantCount,
+    TenantLimit,
+    WireChange,
+    lua_arguments,
+    parameter_names,
+)
 
 DEAD_LETTERS_MS = 7 * 86_400_000
 DEAD_LETTERS_CAP = 10_000
@@ -66,30 +81,6 @@ class ScriptRunner(Protocol):
     async def run(self, name: str, *args: str | float) -> Any: ...
 
 
-class SubmitArgs(NamedTuple):
-    """The arguments of `submit` for each job, in this order. Empty texts stand for None."""
-
-    id: str
-    tenant: str
-    rank: int
-    slots: int
-    sig: str
-    model: str
-    window: int
-    max_batch: int
-    wire: str
-    created: int
-    time_limit_ms: int | str
-    batch_id: str
-    input: str
-    idempotency: str
-    webhook: str
-    video: int | str
-    on_deadline: str
-    steps: int
-    sync_call: str
-
-
 PARTS = frozenset({"lib", "tenants", "deadlines"})
 """Folders of files that are parts of scripts."""
 
@@ -111,7 +102,7 @@ def script_text(name: str, settings: Settings) -> str:
     body = "\n".join(texts.values())
     first = [_WRITE_NOTHING] if runs_when_full(name) else []
     conf = _conf(settings, body)
-    text = "\n".join([lua_keys(conf + body), *first, conf, body])
+    text = "\n".join([lua_keys(conf + body), *first, conf, lua_arguments(getattr(Scripts, name)), body])
     return _REPLAY.format(text=text, kept_ms=REPLY_KEPT_MS) if name in REPLAYED else text
 
 
@@ -144,7 +135,7 @@ class Scripts(Protocol):
     # Jobs
     async def submit(self, positions: bool, *jobs: SubmitArgs) -> list[list[Any]]: ...
     async def cancel_jobs(self, *job_ids: str) -> list[str]: ...
-    async def update_jobs(self, rank: int | None, deadline: int | None, *jobs: str | int) -> list[str]: ...
+    async def update_jobs(self, rank: int | None, deadline: int | None, *jobs: WireChange) -> list[str]: ...
     async def forget_job(self, job_id: str) -> bool: ...
     async def queue_position(self, job_id: str) -> list[int]: ...
     async def put_input(
@@ -155,7 +146,7 @@ class Scripts(Protocol):
 
     # Claims
     async def read_order(
-        self, worker: str, token: str, preempted: str, page: int, tenants: bool, *models: str | int
+        self, worker: str, token: str, preempted: str, page: int, tenants: bool, *models: ModelLoad
     ) -> str: ...
     async def read_lanes(
         self, worker: str, signature: str, slots: int, lowest_rank: int, page: int, tenant: str
@@ -163,14 +154,14 @@ class Scripts(Protocol):
     async def take(
         self, worker: str, token: str, signature: str, hold: bool, decision: str
     ) -> tuple[int, list[ClaimRow]]: ...
-    async def defer(self, *blocked: str | int) -> None: ...
+    async def defer(self, *blocked: Blocked) -> None: ...
     async def list_as_waiting(
-        self, worker: str, wait_ms: int, wakeups: str, idle: bool, signature: str, *models: str | int
+        self, worker: str, wait_ms: int, wakeups: str, idle: bool, signature: str, *models: ModelLoad
     ) -> tuple[int, int, int, list[str]]: ...
-    async def renew(self, worker: str, *claims: str | int) -> tuple[list[str], list[str]]: ...
-    async def lose(self, worker: str, cause: str, *claims: str | int) -> int: ...
-    async def release(self, worker: str, *claims: str | int) -> int: ...
-    async def report_progress(self, *reports: str | int) -> int: ...
+    async def renew(self, worker: str, *claims: ClaimKey) -> tuple[list[str], list[str]]: ...
+    async def lose(self, worker: str, cause: str, *claims: ClaimKey) -> int: ...
+    async def release(self, worker: str, *claims: ClaimKey) -> int: ...
+    async def report_progress(self, *reports: ProgressRow) -> int: ...
     async def put_preview(self, job_id: str, epoch: int, name: str, file: str, ttl_ms: int) -> bool: ...
     async def settle(
         self,
@@ -224,8 +215,8 @@ class Scripts(Protocol):
     async def count_queued(
         self, section: int, cursor: str, *signatures: str
     ) -> tuple[int, int, str, list[tuple[str, int, str, str, int]]]: ...
-    async def repair_queued(self, token: str, *counts: str | int) -> int: ...
-    async def repair_tenants(self, token: str, kind: str, *counts: str | int) -> int: ...
+    async def repair_queued(self, token: str, *counts: QueuedCount) -> int: ...
+    async def repair_tenants(self, token: str, kind: str, *counts: TenantCount) -> int: ...
 
     # API keys and limits
     async def create_key(
@@ -234,7 +225,7 @@ class Scripts(Protocol):
     async def identify(self, key_id: str | None, default_tenant: str) -> tuple[int, list[str], int, list[str]]: ...
     async def note_use(self, key_id: str) -> None: ...
     async def revoke_key(self, key_id: str) -> bool: ...
-    async def set_limits(self, tenant: str, *limits: str | int) -> None: ...
+    async def set_limits(self, tenant: str, *limits: TenantLimit) -> None: ...
     async def admit(self, tenant: str, requests_per_minute: int) -> list[int]: ...
 
     # Batches and files
@@ -246,7 +237,7 @@ class Scripts(Protocol):
         self, tenant: str, batch_id: str, revision: int, again_ms: int | None, keep_ms: int, update: str
     ) -> bool: ...
     async def postpone_batch(self, tenant: str, batch_id: str, again_ms: int) -> None: ...
-    async def due_batches(self, places: int, again_ms: int, *in_progress: str | int) -> list[str]: ...
+    async def due_batches(self, places: int, again_ms: int, *in_progress: RunningBatches) -> list[str]: ...
     async def begin_file(self, tenant: str, file_id: str, max_files: int, remove_after_ms: int, size: int) -> str: ...
     async def put_file(
         self,
@@ -282,25 +273,18 @@ class Scripts(Protocol):
     ) -> str: ...
     async def expand_outbox(self, limit: int) -> int: ...
     async def claim_deliveries(
-        self, slots: int, max_per_host: int, again_ms: int, *in_progress: str | int
+        self, slots: int, max_per_host: int, again_ms: int, *in_progress: RunningDeliveries
     ) -> list[tuple[str, list[str], str]]: ...
     async def record_attempt(
         self, delivery_id: str, state: str, retry_ms: int | None, attempt: str, gone: bool, disable_after_ms: int
     ) -> bool: ...
-    async def redeliver(self, delivery_id: str, tenant: str, *new: str) -> bool: ...
+    async def redeliver(self, delivery_id: str, tenant: str, *new: NewDelivery) -> bool: ...
 
     # Synchronous calls
     async def start_sync_call(self, tenant: str, digest: str, call: str) -> None: ...
     async def join_sync_call(self, tenant: str, digest: str, process: str, waited_for: bool) -> str | None: ...
     async def leave_sync_call(self, tenant: str, digest: str, call: str) -> int | None: ...
     async def abandon_sync_call(self, tenant: str, digest: str, call: str, score: int) -> bool: ...
-
-
-@cache
-def script_parameters(name: str) -> list[str]:
-    """Return a script's parameters; the last one ends with `...` if it is variadic."""
-    parameters = list(signature(getattr(Scripts, name)).parameters.values())[1:]
-    return [f"{one.name}..." if one.kind is Parameter.VAR_POSITIONAL else one.name for one in parameters]
 
 
 def script_methods(runner: ScriptRunner) -> Scripts:
@@ -310,7 +294,7 @@ def script_methods(runner: ScriptRunner) -> Scripts:
 
 
 def _method(runner: ScriptRunner, name: str) -> Callable[..., Awaitable[Any]]:
-    names = script_parameters(name)
+    names = parameter_names(getattr(Scripts, name))
     is_bool = getattr(Scripts, name).__annotations__["return"] is bool
 
     async def method(*args: Any, **named: Any) -> Any:
@@ -324,7 +308,7 @@ def _method(runner: ScriptRunner, name: str) -> Callable[..., Awaitable[Any]]:
 def _wire(values: Sequence[Any]) -> Iterator[str | float]:
     for value in values:
         if isinstance(value, tuple):
-            yield from value
+            yield from _wire(value)
         elif value is None:
             yield ""
         else:

@@ -11,6 +11,7 @@ from shared.errors import Conflict
 from shared.job import JobRecord, Priority, State, decode, encode
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.script_arguments import WireChange
 
 CANCELED_AT_ONCE = 16
 UPDATED_AT_ONCE = 8
@@ -52,8 +53,8 @@ class _WireForm:
     wire: str
     arrived: str
 
-    def changed(self, priority: Priority | None, deadline_ms: int | None) -> tuple[str, str, str, int] | None:
-        """Return id, this form, the new one and the steps of an image; None if nothing changes or it cannot be read."""
+    def changed(self, priority: Priority | None, deadline_ms: int | None) -> WireChange | None:
+        """Return the change to a new form; None if nothing changes or this one cannot be read."""
         try:
             job = decode(self.wire)
         except ValidationError:
@@ -63,7 +64,7 @@ class _WireForm:
             arrived_ms = int(float(self.arrived or job.created_at_ms))
             changes["time_limit_ms"] = max(1, deadline_ms - arrived_ms) if deadline_ms else None
         wire = encode(job.model_copy(update=changes))
-        return None if wire == self.wire else (self.job_id, self.wire, wire, job.computed_steps_per_image)
+        return None if wire == self.wire else WireChange(self.job_id, self.wire, wire, job.computed_steps_per_image)
 
 
 class JobChanges(QueueComponent):
@@ -90,8 +91,8 @@ class JobChanges(QueueComponent):
                 rows = [row for form in forms if (row := form.changed(update.priority, deadline)) is not None]
                 states |= {form.job_id: form.state for form in forms}
                 if rows:
-                    replies = await self._scripts.update_jobs(rank, deadline, *(text for row in rows for text in row))
-                    states |= dict(zip((row[0] for row in rows), replies, strict=True))
+                    replies = await self._scripts.update_jobs(rank, deadline, *rows)
+                    states |= dict(zip((row.job_id for row in rows), replies, strict=True))
             pending = [job_id for job_id, state in states.items() if state == "stale"]
             if not pending:
                 return [State(state) if (state := states[job_id]) else None for job_id in job_ids]

@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.footprint_count import FootprintCounter
+from shared.queue.script_arguments import QueuedCount, TenantCount
 
 PHASES = ("jobs", "lanes", "queued", "running", "footprint")
 LOCK_S = 60
@@ -170,10 +171,10 @@ class Reconciliation(QueueComponent):
             totals[signature, rank] += jobs
             tenants[tenant] += jobs
         counts = [
-            (signature, rank, totals[signature, rank], int(changes or 0))
+            QueuedCount(signature, rank, totals[signature, rank], int(changes or 0))
             for (signature, rank), changes in zip(counters, before, strict=True)
         ]
-        self.repaired += await self._scripts.repair_queued(self._token, *(value for row in counts for value in row))
+        self.repaired += await self._scripts.repair_queued(self._token, *counts)
 
     async def _recount_running(self) -> None:
         """Count the running slots of all tenants again."""
@@ -234,7 +235,7 @@ class Reconciliation(QueueComponent):
     async def _repair_tenants(self, kind: str, counted: Counter[str], known: Sequence[str]) -> None:
         for chunk in _chunks(dict.fromkeys([*counted, *known]), _COUNTS):
             await self._continue()
-            counts = (value for tenant in chunk for value in (tenant, counted[tenant]))
+            counts = (TenantCount(tenant, counted[tenant]) for tenant in chunk)
             self.repaired += await self._scripts.repair_tenants(self._token, kind, *counts)
 
 

@@ -11,6 +11,7 @@ from shared.errors import Conflict, NotFound
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import page_after, paired
+from shared.queue.script_arguments import NewDelivery, RunningDeliveries
 from shared.runtime.clock import now_ms
 from shared.webhooks import (
     DISABLED_AFTER_S,
@@ -173,7 +174,7 @@ class Webhooks(QueueComponent):
         At most `per_host` of a tenant's host, in turns of tenants: one takes a slot while it holds fewer than are free.
         A delivery is due again after `again_ms` unless `record_attempt` follows.
         """
-        in_progress = [item for (tenant, host), count in running.items() for item in (tenant, host, count)]
+        in_progress = (RunningDeliveries(*key, count) for key, count in running.items())
         rows = await self._scripts.claim_deliveries(slots, per_host, again_ms, *in_progress)
         due = []
         for delivery_id, fields, wire in rows:
@@ -234,7 +235,7 @@ class Webhooks(QueueComponent):
     async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
         """Send an empty test event, and return its delivery id."""
         delivery_id = f"{event_id}.{endpoint.id}"
-        await self._scripts.redeliver(delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
+        await self._scripts.redeliver(delivery_id, tenant, NewDelivery(endpoint.id, endpoint.url, "webhook.test"))
         return delivery_id
 
 

@@ -15,7 +15,8 @@ from fakeredis import FakeAsyncRedis
 
 from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
-from shared.queue.scripts import FOLDER, PARTS, Scripts, SubmitArgs, script_files, script_methods, script_parameters
+from shared.queue.script_arguments import ClaimKey, lua_arguments, parameter_names
+from shared.queue.scripts import FOLDER, PARTS, Scripts, script_files, script_methods
 
 LIB = (
     "prelude",
@@ -80,10 +81,27 @@ def test_every_key_has_a_ttl_or_a_bound(key: RedisKey) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_has_a_method_with_its_parameters(name: str) -> None:
-    """The `ARGV` line lists the method's parameters in the same order."""
-    head = script_files()[name].read_text("utf-8").split("\n-- Returns", 1)[0]
-    argv = re.search(r"^-- ARGV +(.*)$", head, re.MULTILINE)
-    assert (argv.group(1).split(", ") if argv else []) == script_parameters(name)
+    """The `args` line lists the method's parameters in the same order, and the script reads each, and no other."""
+    text, names = script_files()[name].read_text("utf-8"), parameter_names(getattr(Scripts, name))
+    listed = re.search(r"^-- args +(\w.*(?:\n-- {10,}\w+\b(?!:).*)*)$", text.split("\n-- Returns", 1)[0], re.MULTILINE)
+    assert (re.findall(r"[\w.]+", listed.group(1).replace("\n--", "")) if listed else []) == names
+    assert set(re.findall(r"\bargs\.(\w+)", text)) == {one.removesuffix("...") for one in names}
+    assert "ARGV" not in text
+
+
+async def test_a_script_reads_its_arguments_by_name_in_their_types(redis: FakeAsyncRedis) -> None:
+    """Of rows, each is a table; None is nil."""
+
+    async def method(
+        self: object, text: str, count: int | None, flag: bool, named: str | None, *rows: ClaimKey
+    ) -> None:
+        """Has an argument of each kind."""
+
+    script = f"{lua_arguments(method)}\nreturn cjson.encode(args)"
+    read = [await redis.eval(script, 0, "a", *values, "job_1", 7, "job_2", 8) for values in ((5, 1, "b"), ("", 0, ""))]
+    rows = [{"job_id": "job_1", "epoch": 7}, {"job_id": "job_2", "epoch": 8}]
+    assert json.loads(read[0]) == {"text": "a", "count": 5, "flag": True, "named": "b", "rows": rows}
+    assert json.loads(read[1]) == {"text": "a", "flag": False, "rows": rows}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -127,13 +145,6 @@ def test_script_names_are_unique() -> None:
     """Scripts are found only by name, whatever their folder."""
     assert len(script_files()) == len(list(FOLDER.glob("*/*.lua")))
     assert not list(FOLDER.glob("*.lua"))
-
-
-def test_submit_reads_the_fields_that_python_writes() -> None:
-    """A job's values are matched by position."""
-    fields = re.search(r"local FIELDS = \{(.*?)\}", script_files()["submit"].read_text("utf-8"), re.DOTALL)
-    assert fields is not None
-    assert tuple(re.findall(r"'(\w+)'", fields.group(1))) == SubmitArgs._fields
 
 
 # now = 1000, window = 50, efficient_rows = 8 unless the row says otherwise; the last column is when the jobs are ready.

@@ -1,12 +1,12 @@
 -- RUNS when Redis is full
 -- Delete the record of an adapter, or end its upload; its parts are due for deletion at once.
--- ARGV     tenant, adapter_id, unfinished
+-- args     tenant, adapter_id, unfinished
 --          `unfinished`: 1 to end an upload only
 -- Returns  {'ok', row of the retention}, {'live', ''} while a job uses it, or {'none', ''}
-local tenant, id = ARGV[1], ARGV[2]
+local tenant, id = args.tenant, args.adapter_id
 local name = key.adapter(tenant, id)
 local known = redis.call('HMGET', name, 'size', 'live', 'record')
-if not known[1] or (ARGV[3] == '1' and known[3]) then return {'none', ''} end
+if not known[1] or (args.unfinished and known[3]) then return {'none', ''} end
 if (tonumber(known[2] or nil) or 0) > 0 then return {'live', ''} end
 local row = 'adapter|' .. tenant .. '|' .. id .. '||' .. known[1]
 redis.call('DEL', name)

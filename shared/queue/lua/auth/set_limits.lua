@@ -1,17 +1,13 @@
 -- NEEDS tenants
 -- RUNS when Redis is full
 -- Replace the limits of a tenant, and wake workers for what its old ones held back.
--- ARGV     tenant, limits...
---          `limits`: the name and the value of each, '' for the limit in the settings
+-- args     tenant, limits...
+--          `limits`: one without `most` is that of the settings
 -- Returns  1
-local tenant = ARGV[1]
-for at = 2, #ARGV, 2 do
-  local field = tenant .. '|' .. ARGV[at]
-  if ARGV[at + 1] == '' then
-    redis.call('HDEL', key.tenant_limits, field)
-  else
-    redis.call('HSET', key.tenant_limits, field, ARGV[at + 1])
-  end
+local tenant = args.tenant
+for _, limit in ipairs(args.limits) do
+  local field = tenant .. '|' .. limit.name
+  if limit.most then redis.call('HSET', key.tenant_limits, field, limit.most) else redis.call('HDEL', key.tenant_limits, field) end
 end
 tenants.resume(tenant)
 wakeups.wake_noted()

@@ -1,11 +1,11 @@
 -- NEEDS footprint
 -- Schedule the deletion of a file's parts before they are stored; put_file cancels it.
--- ARGV     tenant, file_id, max_files, remove_after_ms, size
+-- args     tenant, file_id, max_files, remove_after_ms, size
 --          `size`: bytes to be stored, counted at once; 0 for a file of the service: its parts are counted when committed
 -- Returns  'ok', 'full' or the name of the quota that is used up
-local tenant, id, size = ARGV[1], ARGV[2], tonumber(ARGV[5])
+local tenant, id, size = args.tenant, args.file_id, args.size
 local parts = key.file_parts(tenant, id)
-if redis.call('ZCARD', key.files(tenant)) >= tonumber(ARGV[3]) then return 'full' end
+if redis.call('ZCARD', key.files(tenant)) >= args.max_files then return 'full' end
 if size > 0 and redis.call('EXISTS', parts) == 0 then
   local row = whole(size) .. ' reserved'
   local counted = footprint.of_parts({row})
@@ -14,5 +14,5 @@ if size > 0 and redis.call('EXISTS', parts) == 0 then
   redis.call('RPUSH', parts, row)
   footprint.change(tenant, '', counted)
 end
-redis.call('ZADD', key.retention, whole(clock_ms() + tonumber(ARGV[4])), 'file|' .. tenant .. '|' .. id .. '|')
+redis.call('ZADD', key.retention, whole(clock_ms() + args.remove_after_ms), 'file|' .. tenant .. '|' .. id .. '|')
 return 'ok'

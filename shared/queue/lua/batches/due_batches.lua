@@ -2,16 +2,16 @@
 -- RUNS when Redis is full
 -- Claim due batches, at most one of a tenant, in turns of tenants; each is due again later in case its process is killed.
 -- A tenant takes a place only while it holds fewer than are free.
--- ARGV     places, again_ms, in_progress...
---          `places`: all of the process; `in_progress`: tenants and their numbers of batches
+-- args     places, again_ms, in_progress...
+--          `places`: all of the process
 -- Returns  'tenant|id' for each
-local now, free, again = clock_ms(), tonumber(ARGV[1]), tonumber(ARGV[2])
+local now, free, again = clock_ms(), args.places, args.again_ms
 local MAX_TENANTS = 16 -- more than can have batches in progress, so that these hide no others
 local LONGEST_MS = 60000 -- longer than any delay: a later time was written before the clock was set back
 local running, claimed = {}, {}
-for at = 3, #ARGV, 2 do
-  running[ARGV[at]] = tonumber(ARGV[at + 1])
-  free = free - running[ARGV[at]]
+for _, one in ipairs(args.in_progress) do
+  running[one.tenant] = one.batches
+  free = free - one.batches
 end
 
 local function late(name)

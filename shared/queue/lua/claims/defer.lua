@@ -1,13 +1,11 @@
 -- NEEDS tenants
 -- RUNS when Redis is full
 -- Remove tenants from the orders of a model and rank, until slots of theirs become free. Those that have free slots again stay.
--- ARGV     blocked...
---          `blocked`: tenant, model, rank, slots that the tenant's limit does not allow, and the overdue job that the next free
---          slots are kept for or '', of each
+-- args     blocked...
+--          `blocked`: rows of `Blocked` in `shared/queue/order/signatures.py`; the next free slots are kept for its `job_id`
 -- Returns  nothing
 local limits = {}
-for at = 1, #ARGV, 5 do
-  local tenant, model, rank, slots, id = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4]
-  if id ~= '' then tenants.reserve(tenant, id, rank, slots) end
-  if not quota.allows(limits, tenant, slots) then tenants.defer(tenant, model, rank) end
+for _, one in ipairs(args.blocked) do
+  if one.job_id ~= '' then tenants.reserve(one.tenant, one.job_id, one.rank, one.slots) end
+  if not quota.allows(limits, one.tenant, one.slots) then tenants.defer(one.tenant, one.model, one.rank) end
 end

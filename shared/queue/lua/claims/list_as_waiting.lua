@@ -1,17 +1,17 @@
 -- NEEDS model_loads pauses wakeups
 -- RUNS when Redis is full
 -- Let a worker wait for wake-ups: idle, for all jobs of its models; busy, for jobs of its signature and interactive ones.
--- ARGV     worker, wait_ms, wakeups, idle, signature, models...
+-- args     worker, wait_ms, wakeups, idle, signature, models...
 --          `wakeups`: those that the worker could not use, one a line; `signature`: with free slots, '' for none;
---          `models`: as in claim; without a signature and models the worker waits no more
+--          without a signature and models the worker waits no more
 -- Returns  {how many workers wait for what fewest wait for, 1 if jobs of `signature` are queued, 1 for a busy worker if
 --          interactive jobs of its models are, the wake-ups that the worker keeps}
-local worker, wait_ms, idle, sig, now = ARGV[1], tonumber(ARGV[2]), ARGV[4] == '1', ARGV[5], clock_ms()
-local models = model_loads.models(6)
+local worker, wait_ms, idle, sig, now = args.worker, args.wait_ms, args.idle, args.signature, clock_ms()
+local models = model_loads.of(args.models)
 local stops = sig == '' and not models[1]
 
 redis.call('DEL', key.waiting(worker))
-local kept = wakeups.pass_on(ARGV[3], idle and not stops, now)
+local kept = wakeups.pass_on(args.wakeups, idle and not stops, now)
 if stops then
   wakeups.pass_on(table.concat(redis.call('LRANGE', key.wakeup(worker), 0, -1), '\n'), false, now)
   redis.call('DEL', key.wakeup(worker))

@@ -1,14 +1,13 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Give up the claims of a worker that cannot continue, like expired leases, but at once and with the cause.
--- ARGV     worker, cause, claims...
---          `claims`: pairs of job id and epoch
+-- args     worker, cause, claims...
 -- Returns  how many were still this worker's
-local worker, now, count, touched = ARGV[1], clock_ms(), 0, {}
-for at = 3, #ARGV, 2 do
-  local job = job_state.load(ARGV[at])
-  if job and job.state == 'running' and job.worker == worker and job.epoch == ARGV[at + 1] then
-    job_state.lost(ARGV[at], job, now, ARGV[2])
+local worker, now, count, touched = args.worker, clock_ms(), 0, {}
+for _, claim in ipairs(args.claims) do
+  local job = job_state.load(claim.job_id)
+  if job and job.state == 'running' and job.worker == worker and tonumber(job.epoch) == claim.epoch then
+    job_state.lost(claim.job_id, job, now, args.cause)
     touched[job.sig] = true
     count = count + 1
   end

@@ -1,7 +1,7 @@
 -- NEEDS claim_job
 -- RUNS when Redis is full
 -- Read what decides which jobs of a signature a worker claims. Entries and rows without a queued job are removed.
--- ARGV     worker, signature, slots, lowest_rank, page, tenant
+-- args     worker, signature, slots, lowest_rank, page, tenant
 --          `page`: of the tenants of each priority, from 0; `tenant`: one that is read in any case, '' for none
 -- Returns  JSON: {} if the signature has no jobs, or {now, model, batch, efficient, queued, claimed, mean, lost, lanes, more},
 --          as `shared/queue/order/facts.py` reads them
@@ -14,8 +14,8 @@ local RETURNED = 32
 local LOSES_PLACE = 7 -- column of a job's row
 local FACTS = {'state', 'tenant', 'slots', 'src', 'entry', 'epoch', 'arrived', 'returned', 'passed', 'overtaken', 'deadline',
   'start_by', 'on_deadline', 'steps', 'waiting_worker', 'waited'}
-local worker, sig, slots, lowest, page = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local wanted = ARGV[6]
+local worker, sig, slots, lowest, page = args.worker, args.signature, args.slots, args.lowest_rank, args.page
+local wanted = args.tenant
 local now = clock_ms()
 local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2',
   'slots:2', 'overtaken:0', 'overtaken:1', 'overtaken:2')

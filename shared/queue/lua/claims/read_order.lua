@@ -1,18 +1,18 @@
 -- NEEDS model_loads tenants dated last_claim
 -- RUNS when Redis is full
 -- Read what decides which signature a worker claims: a bounded number of rows, whatever is queued. `shared/queue/order` decides.
--- ARGV     worker, token, preempted, page, tenants, models...
+-- args     worker, token, preempted, page, tenants, models...
 --          `token`: of the request, the same when a worker repeats its last one, '' to claim nothing; `preempted`: tenants
 --          with jobs on this worker that would be preempted, separated by spaces; `page`: of the signatures that have been ready
---          longest, from 0; `tenants`: 1 to read tenants and their signatures; `models`: as in list_as_waiting
+--          longest, from 0; `tenants`: 1 to read tenants and their signatures
 -- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models,
 --          orders, urgent}, as `shared/queue/order/facts.py` reads them
 local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
 -- Ready signatures of a part, after which those of no further tenant are read; interactive jobs have two parts.
 local COMPARED = 4
-local worker, page, now = ARGV[1], tonumber(ARGV[4]), clock_ms()
+local worker, page, now = args.worker, args.page, clock_ms()
 local has_deadlines = redis.call('EXISTS', key.deadlines) == 1
-local limits, with_tenants = {}, ARGV[5] == '1'
+local limits, with_tenants = {}, args.tenants
 
 -- The first signatures of a tenant. With late jobs in all of them, also the first whose dated jobs are not; with dated jobs
 -- in all of them, also the first one without. Of each {signature, ready, least latest start, how often overtaken}.
@@ -80,12 +80,12 @@ local function urgent()
   return out
 end
 
-local repeated = ARGV[2] ~= '' and last_claim.repeated(worker, ARGV[2])
+local repeated = args.token ~= '' and last_claim.repeated(worker, args.token)
 if repeated then return cjson.encode({claims = repeated}) end
 local policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}
 local facts = {now = now, preempted = {}, policies = policies, models = {}, orders = {}, urgent = urgent()}
-for tenant in string.gmatch(ARGV[3], '%S+') do table.insert(facts.preempted, tenants.usage_of(tenant) or 0) end
-for _, model in ipairs(pauses.without(model_loads.models(6))) do
+for tenant in string.gmatch(args.preempted, '%S+') do table.insert(facts.preempted, tenants.usage_of(tenant) or 0) end
+for _, model in ipairs(pauses.without(model_loads.of(args.models))) do
   table.insert(facts.models, {model.name, tonumber(redis.call('HGET', key.bulk_credit, model.name) or nil) or 0})
   local holders = model.load > 0 and model_loads.others_holding(model.name, worker, now) or 0
   for rank = 0, 2 do

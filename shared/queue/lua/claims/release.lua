@@ -1,14 +1,13 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Return unfinished jobs to the front of the queue without counting an attempt or a loss.
--- ARGV     worker, claims...
---          `claims`: pairs of job id and epoch
+-- args     worker, claims...
 -- Returns  how many were still this worker's
-local worker, now, count, touched = ARGV[1], clock_ms(), 0, {}
-for at = 2, #ARGV, 2 do
-  local job = job_state.load(ARGV[at])
-  if job and job.state == 'running' and job.worker == worker and job.epoch == ARGV[at + 1] then
-    job_state.release(ARGV[at], job, now)
+local worker, now, count, touched = args.worker, clock_ms(), 0, {}
+for _, claim in ipairs(args.claims) do
+  local job = job_state.load(claim.job_id)
+  if job and job.state == 'running' and job.worker == worker and tonumber(job.epoch) == claim.epoch then
+    job_state.release(claim.job_id, job, now)
     touched[job.sig] = true
     count = count + 1
   end

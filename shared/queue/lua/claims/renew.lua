@@ -1,18 +1,17 @@
 -- RUNS when Redis is full
 -- Renew the leases of those claims that are still this worker's.
--- ARGV     worker, claims...
---          `claims`: pairs of job id and epoch
+-- args     worker, claims...
 -- Returns  {ids that are no longer this worker's, ids to cancel}
-local worker = ARGV[1]
+local worker = args.worker
 local until_ms = whole(clock_ms() + conf.lease_ms)
 local lost, cancel = {}, {}
-for at = 2, #ARGV, 2 do
-  local job = redis.call('HMGET', key.job(ARGV[at]), 'state', 'worker', 'epoch', 'cancel')
-  if job[1] == 'running' and job[2] == worker and job[3] == ARGV[at + 1] then
-    redis.call('ZADD', key.leases, until_ms, ARGV[at])
-    if job[4] then table.insert(cancel, ARGV[at]) end
+for _, claim in ipairs(args.claims) do
+  local job = redis.call('HMGET', key.job(claim.job_id), 'state', 'worker', 'epoch', 'cancel')
+  if job[1] == 'running' and job[2] == worker and tonumber(job[3] or nil) == claim.epoch then
+    redis.call('ZADD', key.leases, until_ms, claim.job_id)
+    if job[4] then table.insert(cancel, claim.job_id) end
   else
-    table.insert(lost, ARGV[at])
+    table.insert(lost, claim.job_id)
   end
 end
 return {lost, cancel}

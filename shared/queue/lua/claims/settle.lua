@@ -1,13 +1,13 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
--- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects, stored_bytes, wire, used, warnings, device_times
---          `token`: the same token settles once; `error`: '' for none; `objects`, `stored_bytes`: of the artifacts;
---          `wire`: what the job's wire form becomes, without secrets that its end makes useless; '' to keep it;
---          `used`: microseconds of the device, computed and skipped steps, images, videos and their bytes; `warnings`: '' for none;
---          `device_times`: as in device_times.learn
+-- args     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects,
+--          stored_bytes, wire, used, warnings, device_times
+--          `token`: the same token settles once; `objects`, `stored_bytes`: of the artifacts; `wire`: what the job's wire form
+--          becomes, without secrets that its end makes useless, none to keep it; `used`: microseconds of the device, computed
+--          and skipped steps, images, videos and their bytes; `device_times`: as in device_times.learn
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
-local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local worker, id, epoch, token = args.worker, args.job_id, args.epoch, args.token
 local now = clock_ms()
 
 -- Update the mean time between completions, without idle time.
@@ -32,26 +32,27 @@ end
 local job = job_state.load(id)
 if not job then return 0 end
 if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
-if job.state ~= 'running' or job.worker ~= worker or job.epoch ~= epoch then return 0 end
+if job.state ~= 'running' or job.worker ~= worker or tonumber(job.epoch) ~= epoch then return 0 end
 -- A client that has canceled a job does not see it succeed.
-local canceled = job.cancel and ARGV[5] == 'succeeded'
-redis.call('HSET', key.job(id), 'settled', token, 'artifacts', canceled and '[]' or ARGV[6], 'batching', ARGV[8], 'timings', ARGV[9],
-  'device_seconds', ARGV[10], 'step', ARGV[11], 'total', ARGV[12])
-if ARGV[15] ~= '' then
-  job.job = ARGV[15]
+local canceled = job.cancel and args.state == 'succeeded'
+redis.call('HSET', key.job(id), 'settled', token, 'artifacts', canceled and '[]' or args.artifacts, 'batching', args.batching,
+  'timings', args.timings, 'device_seconds', args.device_seconds, 'step', args.step, 'total', args.total)
+if args.wire then
+  job.job = args.wire
   redis.call('HSET', key.job(id), 'job', job.job)
 end
-if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
-if ARGV[17] ~= '' then redis.call('HSET', key.job(id), 'warnings', ARGV[17]) end
-job_state.resize(id, job, footprint.of_job(#(job.job or ''), #ARGV[6] + #ARGV[7] + #ARGV[8] + #ARGV[9] + #ARGV[17], ARGV[13], ARGV[14]))
-job.used = usage.of_run(ARGV[16], not canceled)
-job_state.finish(id, job, canceled and 'canceled' or ARGV[5], now)
-job_state.unclaim(id, job, now, tonumber(ARGV[10]))
-if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
-  local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
+if args.error then redis.call('HSET', key.job(id), 'error', args.error) else redis.call('HDEL', key.job(id), 'error') end
+if args.warnings then redis.call('HSET', key.job(id), 'warnings', args.warnings) end
+local result_bytes = #args.artifacts + #(args.error or '') + #args.batching + #args.timings + #(args.warnings or '')
+job_state.resize(id, job, footprint.of_job(#(job.job or ''), result_bytes, args.objects, args.stored_bytes))
+job.used = usage.of_run(args.used, not canceled)
+job_state.finish(id, job, canceled and 'canceled' or args.state, now)
+job_state.unclaim(id, job, now, args.device_seconds)
+if args.state == 'succeeded' and args.device_seconds > 0 then
+  local each, rows = args.device_seconds / job.slots, tonumber(cjson.decode(args.batching).mean_rows) or 1
   learn_cost(job.sig, each, rows)
   learn_cost('model|' .. job.model, each, rows)
-  device_times.learn(job.sig, ARGV[18], now)
+  device_times.learn(job.sig, args.device_times, now)
 end
 local started = tonumber(job.started) or now
 keep_pace(key.arrivals(job.sig), started)

@@ -2,12 +2,12 @@
 -- RUNS when Redis is full
 -- Claim chosen jobs of a signature, each if it is still queued as it was read and its tenant may start it, and record what
 -- else was decided. For a job of a lane's stream that another worker has claimed meanwhile the next one of its lane is claimed.
--- ARGV     worker, token, signature, hold, decision
+-- args     worker, token, signature, hold, decision
 --          `token`: as in read_order; `hold`: 1 if the worker holds or loads the model from now on; `decision`: JSON of
 --          `Decision` in `shared/queue/order/decision.py`
 -- Returns  {how many chosen jobs were not queued as they were read, for each claim {job id, wire form, signature, epoch,
 --          1 if solo, ms queued, ms to its deadline | -1, ms to its latest start | -1}}
-local worker, token, sig, decision, now = ARGV[1], ARGV[2], ARGV[3], cjson.decode(ARGV[5]), clock_ms()
+local worker, token, sig, decision, now = args.worker, args.token, args.signature, cjson.decode(args.decision), clock_ms()
 local repeated = last_claim.repeated(worker, token)
 if repeated then return {0, repeated} end
 local model = redis.call('HGET', key.signature(sig), 'model')
@@ -77,7 +77,7 @@ if batch.claims[1] then
   end
   wakeups.claimed(worker, sig, now)
   bulk_share.record(decision.bulk_models, batch, decision.bulk_growth)
-  if ARGV[4] == '1' then model_loads.hold(model, worker, now) end
+  if args.hold then model_loads.hold(model, worker, now) end
 end
 last_claim.keep(worker, token, batch.claims)
 return {changed, batch.claims}

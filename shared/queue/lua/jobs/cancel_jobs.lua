@@ -1,7 +1,7 @@
 -- NEEDS job_state lane_changes
 -- RUNS when Redis is full
 -- Cancel jobs: queued ones at once; running ones are marked and leave at their next step.
--- ARGV     job_ids...
+-- args     job_ids...
 -- Returns  the state of each: 'canceled', 'running' if it is marked, another one if it has ended, '' if it is unknown
 local now, states, resumed = clock_ms(), {}, false
 
@@ -17,7 +17,7 @@ local function cancel(id)
   return 'canceled'
 end
 
-for at, id in ipairs(ARGV) do states[at] = cancel(id) end
+for at, id in ipairs(args.job_ids) do states[at] = cancel(id) end
 lane_changes.write(now)
 if resumed then queue.wake() end
 return states

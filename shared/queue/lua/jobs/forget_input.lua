@@ -1,8 +1,8 @@
 -- RUNS when Redis is full
 -- Delete the record of an input image; its object is due for deletion at once.
--- ARGV     tenant, input_id
+-- args     tenant, input_id
 -- Returns  {'ok', row of the retention}, {'live', ''} while a job uses it, or {'none', ''}
-local tenant, id = ARGV[1], ARGV[2]
+local tenant, id = args.tenant, args.input_id
 local name = key.input(tenant, id)
 local known = redis.call('HMGET', name, 'ref', 'object', 'size', 'live')
 if not known[1] then return {'none', ''} end

@@ -1,13 +1,11 @@
 -- NEEDS job_state position sync_calls
 -- Queue jobs, each completely or not at all; idempotent by job id.
--- ARGV     positions, jobs...
---          `positions`: 1 to return those of the jobs, and their deadlines. `jobs`: the FIELDS of each. `input`: ids of
---          images and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
---          `sync_call`: 'digest process' of a request that waits for the job; '' for none in all from `time_limit_ms` on
+-- args     positions, jobs...
+--          `positions`: return those of the jobs, and their deadlines. Of each job `input` is the ids of images and
+--          adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
+--          `sync_call`: 'digest process' of a request that waits for the job
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota', job id | ms until a retry | name of
 --          the quota that is used up, position of a job that is 'ok' | nil, its deadline | nil}
-local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
-  'batch_id', 'input', 'idempotency', 'webhook', 'video', 'on_deadline', 'steps', 'sync_call'}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
 local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
   {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
@@ -93,7 +91,7 @@ end
 
 -- Queue a job with a deadline by its latest start, or one that is late at once like the others; returns as `append`.
 local function add_dated(job, lane, group)
-  job.deadline = whole(now + tonumber(job.time_limit_ms))
+  job.deadline = whole(now + job.time_limit_ms)
   deadlines[job.id] = job.deadline
   latest_start.set(job.id, job, now)
   if not job.start_by then return append(job, lane, group) end
@@ -113,7 +111,7 @@ local function enter(job)
   end
   job.src = 'lane'
   local entry, arrived
-  if job.time_limit_ms == '' then
+  if not job.time_limit_ms then
     job.steps = nil
     entry, arrived = append(job, lane, group)
   else
@@ -122,7 +120,8 @@ local function enter(job)
   group.jobs = group.jobs + 1
   group.slots = group.slots + job.slots
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
-    'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived, 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
+    'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived,
+    'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
   for _, field in ipairs(OPTIONAL) do
     local value = job[field[2]]
     if (value or '') ~= '' then
@@ -132,7 +131,7 @@ local function enter(job)
   end
   redis.call('HSET', job.key, unpack(fields))
   note(key.jobs(job.tenant), job)
-  if job.video ~= '' then note(key.videos(job.tenant), job) end
+  if job.video then note(key.videos(job.tenant), job) end
   if job.batch_id ~= '' then note(key.batch_jobs(job.tenant, job.batch_id), job) end
   if job.input ~= '' then job_state.hold_inputs(job.tenant, job.input) end
   if not arrivals[job.sig] then
@@ -174,18 +173,13 @@ local function submit(job)
   return {'ok', job.id}
 end
 
-for first = 2, #ARGV, #FIELDS do
-  local job = {}
-  for at, name in ipairs(FIELDS) do job[name] = ARGV[first + at - 1] end
-  job.rank, job.slots = tonumber(job.rank), tonumber(job.slots)
-  table.insert(out, submit(job))
-end
+for at, job in ipairs(args.jobs) do out[at] = submit(job) end
 for tenant, more in pairs(kept_more) do footprint.add(tenant, more) end
 for index, rows in pairs(indexed) do queue.add_all(index, rows) end
 for _, job in ipairs(arrivals) do
   -- The signature's field `batch` is max_batch.
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
-  queue.record_arrival(job.sig, tonumber(job.window), now)
+  queue.record_arrival(job.sig, job.window, now)
 end
 local free = {}
 for _, group in ipairs(added) do
@@ -207,7 +201,7 @@ for _, job in ipairs(arrivals) do
   wake = queue.refresh(job.sig, now, true) and free[job.sig] or wake
 end
 if wake then queue.wake() end
-for _, reply in ipairs(ARGV[1] == '1' and out or {}) do
+for _, reply in ipairs(args.positions and out or {}) do
   if reply[1] == 'ok' then reply[3], reply[4] = position.of(reply[2]), deadlines[reply[2]] end
 end
 return out

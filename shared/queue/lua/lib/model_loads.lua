@@ -4,13 +4,10 @@ local model_loads = {}
 -- A worker holds a model for this long after a heartbeat that named it: six heartbeats.
 local HELD_MS = 3000
 
--- Models in ARGV from index `from`, each followed by the ms to load it, negative if its last load failed.
-function model_loads.models(from)
+-- Models of a worker; a negative time means that the last load failed.
+function model_loads.of(rows)
   local models = {}
-  for at = from, #ARGV, 2 do
-    local load = tonumber(ARGV[at + 1])
-    table.insert(models, {name = ARGV[at], load = math.abs(load), failed = load < 0})
-  end
+  for at, row in ipairs(rows) do models[at] = {name = row.name, load = math.abs(row.load_ms), failed = row.load_ms < 0} end
   return models
 end
 

@@ -1,11 +1,11 @@
 -- RUNS when Redis is full
 -- Count the queued jobs of signatures, in pages; remove released, lost and dated jobs that are not queued.
--- ARGV     section, cursor, signatures...
+-- args     section, cursor, signatures...
 --          `section`, `cursor`: where to continue in the first signature; both 0 at its beginning
 -- Returns  {signatures completed, section, cursor, rows 'signature, priority, tenant, lane or job, jobs'}
 local MANY, PAGE = 300, 100
 local FRONT, SOLO, DATED = 3, 4, 5 -- sections after the lanes of each rank
-local done, section, cursor, rows = 0, tonumber(ARGV[1]), ARGV[2], {}
+local done, section, cursor, rows = 0, args.section, args.cursor, {}
 
 local function read_lanes(sig, rank)
   local page = redis.call('ZSCAN', key.lanes(sig, rank), cursor, 'COUNT', PAGE)
@@ -32,8 +32,8 @@ local function read_jobs(sig, name)
   return page[1]
 end
 
-while done < #ARGV - 2 and #rows < MANY do
-  local sig = ARGV[3 + done]
+while done < #args.signatures and #rows < MANY do
+  local sig = args.signatures[done + 1]
   if section < FRONT then
     cursor = read_lanes(sig, section)
   else

@@ -1,14 +1,14 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- End queued jobs that can no longer meet their deadline; the others past their latest start become late.
--- ARGV     limit
+-- args     limit
 -- Returns  how many ended, and how many rows were due: none if no more are
 local now, count, rows, touched = clock_ms(), 0, 0, {}
 
 -- The queued jobs of a list that are due; others are removed from it.
 local function due(list)
   local jobs = {}
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', whole(now), 'LIMIT', 0, whole(ARGV[1] - count))) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', whole(now), 'LIMIT', 0, whole(args.limit - count))) do
     local job = job_state.load(id)
     rows = rows + 1
     if job and job.state == 'queued' then

@@ -2,7 +2,7 @@
 -- RUNS when Redis is full
 -- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
 -- stored again, only the old object is returned. A job that was deleted and submitted again is kept.
--- ARGV     limit
+-- args     limit
 -- Returns  rows 'job|tenant|id|batch|size', 'input|tenant|id|object|size', 'file|tenant|id|' and 'adapter|tenant|id||size'
 local now, out = clock_ms(), {}
 
@@ -12,7 +12,7 @@ local function is_unfinished(row)
   return state == 'queued' or state == 'running'
 end
 
-for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
+for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(now), 'LIMIT', 0, args.limit)) do
   local tenant, id, object = string.match(row, '^input|([^|]*)|([^|]*)|([^|]*)')
   local live, current = 0, nil
   local reader, file = string.match(row, '^file|([^|]*)|([^|]*)|$')

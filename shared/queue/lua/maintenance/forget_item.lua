@@ -1,10 +1,10 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Delete the record and indexes of an item that storage no longer holds.
--- ARGV     row
+-- args     row
 --          `row`: of expired_items
 -- Returns  1
-local row = ARGV[1]
+local row = args.row
 local kind, tenant, id, batch, size = string.match(row, '^(%a+)|([^|]*)|([^|]*)|([^|]*)|?(.*)$')
 local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
 -- Stored again in the meantime: a new row has its own time.

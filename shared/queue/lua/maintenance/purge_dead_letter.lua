@@ -1,9 +1,9 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Delete a dead letter and its job's record; the job's objects are due for deletion at once.
--- ARGV     letter_id
+-- args     letter_id
 -- Returns  1, or 0 for an unknown dead letter
-local id = ARGV[1]
+local id = args.letter_id
 if redis.call('ZREM', key.dead_letters, id) == 0 then return 0 end
 redis.call('DEL', key.dead_letter(id))
 local job = job_state.load(id)

@@ -2,7 +2,7 @@
 -- RUNS when Redis is full
 -- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters. When the clock was set back,
 -- bound the times that were written before: ends of leases, and when signatures are ready.
--- ARGV     limit
+-- args     limit
 -- Returns  their ids
 local now, out, touched = clock_ms(), {}, {}
 local AHEAD_MS, REFRESHED = 1000, 100
@@ -13,7 +13,7 @@ local decision = grace.decide({now = now, last = last, gap = tonumber(known[2] o
 redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(decision.gap or 0), 'gaps', decision.gaps)
 
 local latest = now + conf.lease_ms
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, whole(latest + AHEAD_MS), '+inf', 'LIMIT', 0, ARGV[1])) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, whole(latest + AHEAD_MS), '+inf', 'LIMIT', 0, args.limit)) do
   redis.call('ZADD', key.leases, whole(latest), id)
 end
 if last and last > now + AHEAD_MS then refreshed = 0 end
@@ -25,7 +25,7 @@ if refreshed then
   queue.wake()
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(decision.before), 'LIMIT', 0, ARGV[1])) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(decision.before), 'LIMIT', 0, args.limit)) do
   local job = job_state.load(id)
   if job and job.state == 'running' then
     job_state.lost(id, job, now)

@@ -1,7 +1,7 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Repair jobs that are not where their state says.
--- ARGV     job_ids...
+-- args     job_ids...
 -- Returns  how many were repaired
 local now, repaired, touched = clock_ms(), 0, {}
 
@@ -22,7 +22,7 @@ local function requeue(id, job)
   touched[job.sig] = true
 end
 
-for _, id in ipairs(ARGV) do
+for _, id in ipairs(args.job_ids) do
   local state = redis.call('HGET', key.job(id), 'state')
   local job = (state == 'queued' or state == 'running') and job_state.load(id) -- most jobs have ended
   if job and job.state == 'queued' then

@@ -1,11 +1,11 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Repair lanes, in pages: entries without a job become dead letters, missing index rows are created.
--- ARGV     after, lanes...
+-- args     after, lanes...
 --          `after`: the last entry of the first lane that was checked, '' for none; `lanes`: 'signature|priority|tenant'
 -- Returns  {how much was repaired, lanes completed, last checked entry of the next lane | ''}
 local READ = 500
-local now, repaired, done, after, left = clock_ms(), 0, 0, ARGV[1], READ
+local now, repaired, done, after, left = clock_ms(), 0, 0, args.after, READ
 
 local function rank_of(priority)
   for rank = 0, 2 do if RANKS[rank] == priority then return rank end end
@@ -52,10 +52,10 @@ local function check_lane(name, sig, rank, tenant)
   return true
 end
 
-for at = 2, #ARGV do
-  local sig, priority, tenant = string.match(ARGV[at], '^(.*)|(%a+)|([^|]*)$')
+for _, lane in ipairs(args.lanes) do
+  local sig, priority, tenant = string.match(lane, '^(.*)|(%a+)|([^|]*)$')
   local rank = rank_of(priority)
-  if rank and not check_lane(ARGV[at], sig, rank, tenant) then break end
+  if rank and not check_lane(lane, sig, rank, tenant) then break end
   done = done + 1
 end
 return {repaired, done, after}

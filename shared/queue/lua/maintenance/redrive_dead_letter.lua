@@ -1,9 +1,9 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
 -- Queue a dead letter's job again, to run solo. Its epoch continues, so that object keys never collide.
--- ARGV     letter_id
+-- args     letter_id
 -- Returns  1, or 0 for an unknown dead letter or a deleted record
-local id, now = ARGV[1], clock_ms()
+local id, now = args.letter_id, clock_ms()
 if not redis.call('ZSCORE', key.dead_letters, id) then return 0 end
 local job = job_state.load(id)
 if not job or job.state ~= 'failed' then return 0 end

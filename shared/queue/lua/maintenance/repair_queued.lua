@@ -1,18 +1,18 @@
 -- NEEDS queue recount
 -- RUNS when Redis is full
 -- Repair the counters of queued jobs of signatures, and their readiness.
--- ARGV     token, counts...
---          `counts`: signature, priority, counted jobs and the changes noted before, of each
+-- args     token, counts...
+--          `counts`: the counted jobs of each, and the changes noted before
 -- Returns  how many counters were wrong
-local token, now, wrong, touched = ARGV[1], clock_ms(), 0, {}
-for at = 2, #ARGV, 4 do
-  local sig, rank, counted = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+local token, now, wrong, touched = args.token, clock_ms(), 0, {}
+for _, count in ipairs(args.counts) do
+  local sig, rank, counted = count.signature, count.rank, count.jobs
   local name = key.signature(sig)
   local known = redis.call('HMGET', name, 'model', 'jobs:' .. rank, 'slots:' .. rank)
   local changes = recount.changes(token, 'jobs|' .. sig .. '|' .. rank)
   if known[1] and changes then
     local jobs, slots = tonumber(known[2] or nil) or 0, tonumber(known[3] or nil) or 0
-    local missing = recount.certain(jobs, counted, math.max(0, changes - tonumber(ARGV[at + 3])))
+    local missing = recount.certain(jobs, counted, math.max(0, changes - count.changes))
     if missing ~= 0 then
       -- Slots by the mean of the old counters: they only decide how soon a batch is full.
       local mean = jobs > 0 and math.max(1, slots / jobs) or 1

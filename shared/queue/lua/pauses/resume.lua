@@ -1,12 +1,12 @@
 -- NEEDS tenants
 -- RUNS when Redis is full
 -- End a pause, and wake workers for what it held back.
--- ARGV     name
+-- args     name
 --          `name`: as in pause
 -- Returns  1, or 0 if it was not paused
 local WAKES = 32 -- signatures of a model and priority, or of all, for which a worker is woken; each claim wakes the next
-if redis.call('HDEL', key.pauses, ARGV[1]) == 0 then return 0 end
-local kind, name = string.match(ARGV[1], '^(%a+)|?(.*)$')
+if redis.call('HDEL', key.pauses, args.name) == 0 then return 0 end
+local kind, name = string.match(args.name, '^(%a+)|?(.*)$')
 if kind == 'tenant' then
   tenants.resume(name)
 elseif kind == 'model' then

@@ -2,17 +2,16 @@
 -- RUNS when Redis is full
 -- Claim due deliveries, a few per host; each is due again later in case its sender is killed. Tenants take turns, the one
 -- with the fewest in progress first. One takes a slot only while it holds fewer than are free.
--- ARGV     slots, max_per_host, again_ms, in_progress...
---          `slots`: all of the sender; `in_progress`: its tenants, hosts and numbers of deliveries
+-- args     slots, max_per_host, again_ms, in_progress...
+--          `slots`: all of the sender
 -- Returns  for each {id, fields of the delivery, endpoint or account as JSON | ''}
-local now, free, per_host, again = clock_ms(), tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local now, free, per_host, again = clock_ms(), args.slots, args.max_per_host, args.again_ms
 local MAX_TENANTS, MAX_HOSTS = 128, 32 -- more than can have deliveries in progress, so that these hide no others
 local by_tenant, by_host, claimed, touched = {}, {}, {}, {}
-for at = 4, #ARGV, 3 do
-  local tenant, count = ARGV[at], tonumber(ARGV[at + 2])
-  by_tenant[tenant] = (by_tenant[tenant] or 0) + count
-  by_host[tenant .. '|' .. ARGV[at + 1]] = count
-  free = free - count
+for _, one in ipairs(args.in_progress) do
+  by_tenant[one.tenant] = (by_tenant[one.tenant] or 0) + one.deliveries
+  by_host[one.tenant .. '|' .. one.host] = one.deliveries
+  free = free - one.deliveries
 end
 
 -- The next due delivery of a tenant: id and host.

@@ -3,7 +3,7 @@
 -- Convert outbox entries into deliveries, one per subscribed endpoint and one for the job's own URL, until the work of
 -- about WORK deliveries is done: 116 take 2.5 ms. An entry is converted completely, with at most 17 deliveries. Tenants
 -- take turns: one with unconverted entries goes behind the others.
--- ARGV     limit
+-- args     limit
 -- Returns  number of entries
 local WORK, ENDPOINT_READ = 100, 0.1
 local now, work, done = clock_ms(), 0, 0
@@ -11,7 +11,7 @@ local now, work, done = clock_ms(), 0, 0
 local function expand(tenant)
   local outbox, endpoints = key.webhook_outbox(tenant), webhooks.enabled(tenant)
   work = work + 1 + ENDPOINT_READ * #endpoints
-  for _, entry in ipairs(redis.call('XRANGE', outbox, '-', '+', 'COUNT', tonumber(ARGV[1]) - done)) do
+  for _, entry in ipairs(redis.call('XRANGE', outbox, '-', '+', 'COUNT', args.limit - done)) do
     if work >= WORK then break end
     local e = {}
     for at = 1, #entry[2], 2 do e[entry[2][at]] = entry[2][at + 1] end
@@ -37,7 +37,7 @@ local function expand(tenant)
 end
 
 for _, tenant in ipairs(redis.call('ZRANGE', key.outbox_tenants, 0, WORK)) do
-  if work >= WORK or done >= tonumber(ARGV[1]) then break end
+  if work >= WORK or done >= args.limit then break end
   expand(tenant)
 end
 return done

@@ -1,22 +1,22 @@
 -- NEEDS webhooks
 -- RUNS when Redis is full
 -- Record a delivery attempt; disables an endpoint that is gone or has failed for too long.
--- ARGV     delivery_id, state, retry_ms, attempt, gone, disable_after_ms
---          `state`: 'delivered', 'pending' or 'failed'; `retry_ms`: '' without a retry; `gone`: 1 when the endpoint is gone
+-- args     delivery_id, state, retry_ms, attempt, gone, disable_after_ms
+--          `state`: 'delivered', 'pending' or 'failed'; `retry_ms`: none without a retry; `gone`: the endpoint is
 -- Returns  1, or 0 for an unknown delivery
-local id, state, now = ARGV[1], ARGV[2], clock_ms()
+local id, state, now = args.delivery_id, args.state, clock_ms()
 local name = key.webhook_delivery(id)
 local d = redis.call('HMGET', name, 'tenant', 'endpoint', 'host', 'log')
 if not d[1] then return 0 end
 local tenant, endpoint, host = d[1], d[2], d[3]
 local log = d[4] and cjson.decode(d[4]) or {}
-table.insert(log, cjson.decode(ARGV[4]))
+table.insert(log, cjson.decode(args.attempt))
 while #log > 20 do table.remove(log, 1) end
 redis.call('HINCRBY', name, 'attempts', 1)
 redis.call('HSET', name, 'state', state, 'log', cjson.encode(log))
 if state == 'pending' then
-  redis.call('HSET', name, 'next_at_ms', whole(now + tonumber(ARGV[3])))
-  redis.call('ZADD', key.webhook_due(tenant, host), whole(now + tonumber(ARGV[3])), id)
+  redis.call('HSET', name, 'next_at_ms', whole(now + args.retry_ms))
+  redis.call('ZADD', key.webhook_due(tenant, host), whole(now + args.retry_ms), id)
 else
   redis.call('HDEL', name, 'next_at_ms')
   redis.call('ZREM', key.webhook_due(tenant, host), id)
@@ -30,8 +30,8 @@ if state == 'delivered' then
   known.failing_since = nil
 else
   known.failing_since = known.failing_since or now
-  local reason = ARGV[5] == '1' and 'the endpoint responded with 410 Gone'
-    or now - known.failing_since > tonumber(ARGV[6]) and 'the endpoint has failed for too long'
+  local reason = args.gone and 'the endpoint responded with 410 Gone'
+    or now - known.failing_since > args.disable_after_ms and 'the endpoint has failed for too long'
   if reason then
     known.enabled = false
     known.disabled_reason = reason

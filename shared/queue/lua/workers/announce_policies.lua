@@ -1,11 +1,11 @@
 -- RUNS when Redis is full
 -- Note the policies of a running process, and choose those that apply: what a process sets goes before defaults, and then what the
 -- process that started last has. A row counts for `live_ms`, without times in which no process announced, as in an outage.
--- ARGV     source, uptime_ms, live_ms, kept_ms
+-- args     source, uptime_ms, live_ms, kept_ms
 --          `source`: JSON of its `role`, of what it has `set` and of its `defaults`, by setting
 -- Returns  settings and values that apply, and the sources of all running processes
-local now, live = clock_ms(), tonumber(ARGV[3])
-local own, started, seen, last = ARGV[1], {}, {}, nil
+local now, live = clock_ms(), args.live_ms
+local own, started, seen, last = args.source, {}, {}, nil
 local rows = redis.call('HGETALL', key.policy_sources)
 for at = 1, #rows, 2 do
   local start, time = string.match(rows[at + 1], '^(%d+) (%d+)')
@@ -13,7 +13,7 @@ for at = 1, #rows, 2 do
   last = math.max(last or 0, tonumber(time))
 end
 local pause = last and now - last > live / 2 and now - last or 0
-started[own], seen[own] = math.max(started[own] or 0, now - tonumber(ARGV[2])), now
+started[own], seen[own] = math.max(started[own] or 0, now - args.uptime_ms), now
 
 local sources, texts = {}, {}
 for text, time in pairs(seen) do
@@ -24,7 +24,7 @@ for text, time in pairs(seen) do
     table.insert(sources, {text = text, start = started[text], values = cjson.decode(text)})
   end
 end
-redis.call('PEXPIRE', key.policy_sources, ARGV[4])
+redis.call('PEXPIRE', key.policy_sources, args.kept_ms)
 table.sort(sources, function(a, b)
   if a.start ~= b.start then return a.start < b.start end
   return a.text < b.text

@@ -1,8 +1,8 @@
 -- RUNS when Redis is full
 -- Add a worker's start time to a moving mean, kept for a week.
--- ARGV     seconds
+-- args     seconds
 -- Returns  1
-local seconds = tonumber(ARGV[1])
+local seconds = args.seconds
 local mean = tonumber(redis.call('GET', key.worker_start_s) or nil)
 if mean then seconds = mean + 0.3 * (seconds - mean) end
 redis.call('SET', key.worker_start_s, string.format('%.6g', seconds), 'PX', 7 * 86400000)

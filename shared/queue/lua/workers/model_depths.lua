@@ -1,9 +1,9 @@
 -- Queued and running jobs of signatures, summed by model.
--- ARGV     signatures...
+-- args     signatures...
 -- Returns  for each model {model, queued jobs and slots by rank (6 numbers), running jobs, signatures}
 local FIELDS = {'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'running'}
 local sums, out = {}, {}
-for _, sig in ipairs(ARGV) do
+for _, sig in ipairs(args.signatures) do
   local state = redis.call('HMGET', key.signature(sig), 'model', unpack(FIELDS))
   local model = state[1]
   if model then

@@ -1,6 +1,6 @@
 -- NEEDS queue
 -- Queued and running jobs by signature.
--- ARGV     signatures...
+-- args     signatures...
 -- Returns  for each {signature, model, queued jobs and slots by rank (6 numbers), running jobs, oldest age ms | -1,
 --          mean ms between completions | -1, age ms of the oldest job above bulk that no quota and no pause holds back | -1,
 --          age ms of the oldest bulk job | -1, paused}
@@ -50,7 +50,7 @@ local function oldest_of(sig, rank)
   return oldest, free
 end
 
-for _, sig in ipairs(ARGV) do
+for _, sig in ipairs(args.signatures) do
   local s = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'running')
   local oldest, free, bulk, paused = nil, nil, nil, pauses.has_model(s[1] or '')
   for rank = 0, 2 do
