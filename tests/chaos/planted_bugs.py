@@ -20,7 +20,9 @@ class PlantedBug:
 BUGS = {
     # A settlement of any claim is accepted, also one of a claim that was lost.
     "unfenced_settle": PlantedBug(
-        "settle", r"if job\.state ~= 'running' or job\.worker ~= worker or job\.epoch ~= epoch then", "if false then"
+        "settle",
+        r"if job\.state ~= 'running' or job\.worker ~= worker or tonumber\(job\.epoch\) ~= epoch then",
+        "if false then",
     ),
     # Jobs are taken from workers whose leases have not expired.
     "no_lease_check": PlantedBug("reclaim", r"(ZRANGEBYSCORE', key\.leases, '-inf', )[^,]+,", r"\1'+inf',"),
@@ -29,7 +31,7 @@ BUGS = {
     # A fifth of the events never leave the queue.
     "lost_outbox_entry": PlantedBug(
         "add_to_outbox",
-        r"(function job_state\.add_to_outbox\(event[^\n]*\n)",
+        r"(function events\.add_to_outbox\(event[^\n]*\n)",
         r"\1  if tonumber(string.match(event, '^(%d+)')) % 5 == 0 then return end\n",
     ),
 }

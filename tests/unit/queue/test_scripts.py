@@ -104,6 +104,12 @@ async def test_a_script_reads_its_arguments_by_name_in_their_types(redis: FakeAs
     assert json.loads(read[1]) == {"text": "a", "flag": False, "rows": rows}
 
 
+@pytest.mark.parametrize("name", script_files())
+def test_lines_of_scripts_are_short(name: str) -> None:
+    """As ruff holds those of Python."""
+    assert [line for line in script_files()[name].read_text("utf-8").split("\n") if len(line) > 128] == []
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_states_its_reply(name: str) -> None:
     """Each script begins with comments, which end with its reply."""

@@ -14,7 +14,8 @@ if redis.call('ZCARD', key.api_keys) >= MOST then
   end
   if redis.call('ZCARD', key.api_keys) >= MOST then return {'full', 0} end
 end
-redis.call('HSET', name, 'digest', args.digest, 'tenant', args.tenant, 'scopes', args.scopes, 'name', args.name, 'created', whole(now))
+redis.call('HSET', name, 'digest', args.digest, 'tenant', args.tenant, 'scopes', args.scopes, 'name', args.name,
+  'created', whole(now))
 if args.ttl_ms then
   redis.call('HSET', name, 'expires', whole(now + args.ttl_ms))
   redis.call('PEXPIRE', name, whole(args.ttl_ms + KEPT_MS))

@@ -7,7 +7,11 @@
 local tenant = args.tenant
 for _, limit in ipairs(args.limits) do
   local field = tenant .. '|' .. limit.name
-  if limit.most then redis.call('HSET', key.tenant_limits, field, limit.most) else redis.call('HDEL', key.tenant_limits, field) end
+  if limit.most then
+    redis.call('HSET', key.tenant_limits, field, limit.most)
+  else
+    redis.call('HDEL', key.tenant_limits, field)
+  end
 end
 tenants.resume(tenant)
 wakeups.wake_noted()

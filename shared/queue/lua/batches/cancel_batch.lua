@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS batch_turns
 -- RUNS when Redis is full
 -- Request the cancellation of a batch; one that is finalizing is not changed.
 -- args     tenant, batch_id
@@ -9,6 +9,6 @@ if not status then return 0 end
 if status == 'validating' or status == 'in_progress' then
   redis.call('HSET', name, 'status', 'cancelling', 'cancelling_at', whole(now), 'canceled', 0)
   redis.call('HINCRBY', name, 'rev', 1)
-  job_state.set_batch_due(args.tenant, args.batch_id, now, now, true)
+  batch_turns.set_due(args.tenant, args.batch_id, now, now, true)
 end
 return 1

@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS events batch_turns footprint
 -- RUNS when Redis is full
 -- Commit one step of a batch, unless the batch has changed since the step began.
 -- args     tenant, batch_id, revision, again_ms, keep_ms, update
@@ -18,12 +18,12 @@ for _, part in ipairs(update.parts) do
   footprint.change(tenant, '', footprint.of_parts({part[2]}))
 end
 if args.again_ms then
-  job_state.set_batch_due(tenant, id, now + args.again_ms, now)
+  batch_turns.set_due(tenant, id, now + args.again_ms, now)
   return 1
 end
 redis.call('ZREM', key.active_batches(tenant), id)
-job_state.refresh_turn(tenant, now)
-job_state.add_to_outbox(whole(now) .. '-' .. id, id, tenant, 'batch.' .. redis.call('HGET', name, 'status'))
+batch_turns.refresh(tenant, now)
+events.add_to_outbox(whole(now) .. '-' .. id, id, tenant, 'batch.' .. redis.call('HGET', name, 'status'))
 redis.call('PEXPIRE', name, args.keep_ms)
 redis.call('PEXPIRE', key.batch_accepted(tenant, id), args.keep_ms)
 local file = key.file(tenant, redis.call('HGET', name, 'input_file_id'))

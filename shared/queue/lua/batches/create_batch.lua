@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS batch_turns
 -- Create a batch; idempotent by batch id.
 -- args     tenant, batch_id, file_id, max_batches, created_at_ms, fields...
 --          `fields`: names and values of the batch
@@ -15,6 +15,6 @@ if redis.call('ZCARD', key.batches(tenant)) >= args.max_batches then return 'ful
 redis.call('HSET', key.batch(tenant, id), unpack(args.fields))
 redis.call('ZADD', key.batches(tenant), args.created_at_ms, id)
 local now = clock_ms()
-job_state.set_batch_due(tenant, id, now, now, true)
+batch_turns.set_due(tenant, id, now, now, true)
 redis.call('HINCRBY', file, 'live', 1)
 return 'ok'

@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS batch_turns
 -- RUNS when Redis is full
 -- Claim due batches, at most one of a tenant, in turns of tenants; each is due again later in case its process is killed.
 -- A tenant takes a place only while it holds fewer than are free.
@@ -19,7 +19,7 @@ local function late(name)
 end
 for _, tenant in ipairs(late(key.batch_tenants)) do
   for _, id in ipairs(late(key.active_batches(tenant))) do redis.call('ZADD', key.active_batches(tenant), whole(now), id) end
-  job_state.refresh_turn(tenant, now)
+  batch_turns.refresh(tenant, now)
 end
 for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', key.batch_tenants, '-inf', whole(now), 'LIMIT', 0, MAX_TENANTS)) do
   if (running[tenant] or 0) < free then
@@ -31,7 +31,7 @@ for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', key.batch_tenants, '-inf', w
     elseif id then
       redis.call('ZREM', key.active_batches(tenant), id)
     end
-    job_state.refresh_turn(tenant, now, true)
+    batch_turns.refresh(tenant, now, true)
   end
 end
 return claimed

@@ -1,4 +1,4 @@
--- NEEDS claim_job
+-- NEEDS dead_letters claim_job dated latest_start pauses queue tenants
 -- RUNS when Redis is full
 -- Read what decides which jobs of a signature a worker claims. Entries and rows without a queued job are removed.
 -- args     worker, signature, slots, lowest_rank, page, tenant
@@ -77,7 +77,7 @@ local function bury(rank, tenant, lane, entry, id)
   queue.remove_entry(lane, entry[1])
   queue.count(sig, rank, tenant, -1, -(tonumber(queue.value_of(entry, 'slots')) or 1))
   id = id or table.concat({sig, RANKS[rank], tenant, entry[1]}, '|')
-  job_state.bury(id, 'no_record', 'entry without a job: ' .. sig, now)
+  dead_letters.bury(id, 'no_record', 'entry without a job: ' .. sig, now)
 end
 
 local function add_job(out, rank, tenant, lane, entry)

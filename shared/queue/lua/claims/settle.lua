@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS job_record job_state
 -- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
 -- args     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects,
@@ -29,7 +29,7 @@ local function learn_cost(name, seconds, rows)
   redis.call('PEXPIRE', key.slot_cost(name), 7 * 86400000)
 end
 
-local job = job_state.load(id)
+local job = job_record.load(id)
 if not job then return 0 end
 if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
 if job.state ~= 'running' or job.worker ~= worker or tonumber(job.epoch) ~= epoch then return 0 end
@@ -44,7 +44,7 @@ end
 if args.error then redis.call('HSET', key.job(id), 'error', args.error) else redis.call('HDEL', key.job(id), 'error') end
 if args.warnings then redis.call('HSET', key.job(id), 'warnings', args.warnings) end
 local result_bytes = #args.artifacts + #(args.error or '') + #args.batching + #args.timings + #(args.warnings or '')
-job_state.resize(id, job, footprint.of_job(#(job.job or ''), result_bytes, args.objects, args.stored_bytes))
+job_record.resize(id, job, footprint.of_job(#(job.job or ''), result_bytes, args.objects, args.stored_bytes))
 job.used = usage.of_run(args.used, not canceled)
 job_state.finish(id, job, canceled and 'canceled' or args.state, now)
 job_state.unclaim(id, job, now, args.device_seconds)

@@ -1,4 +1,4 @@
--- NEEDS claim_job last_claim model_loads bulk_share
+-- NEEDS job_record job_state claim_job last_claim model_loads bulk_share
 -- RUNS when Redis is full
 -- Claim chosen jobs of a signature, each if it is still queued as it was read and its tenant may start it, and record what
 -- else was decided. For a job of a lane's stream that another worker has claimed meanwhile the next one of its lane is claimed.
@@ -17,7 +17,7 @@ local changed = 0
 
 -- The job of a row {id, epoch} if it is queued as it was read.
 local function queued(row)
-  local job = job_state.load(row[1])
+  local job = job_record.load(row[1])
   if job and job.state == 'queued' and job.sig == sig and (tonumber(job.epoch) or 0) == row[2] then return job end
   changed = changed + 1
 end
@@ -36,7 +36,7 @@ end
 local function take_next(rank, tenant, slots)
   local entry = redis.call('XRANGE', key.lane(sig, rank, tenant), '-', '+', 'COUNT', 1)[1]
   local id = queue.value_of(entry, 'job')
-  local job = id and job_state.load(id)
+  local job = id and job_record.load(id)
   if not job or job.state ~= 'queued' or job.entry ~= entry[1] or job.slots ~= slots then return false end
   if claim_job.loses_place(job, now) or not quota.allows(batch.limits, tenant, slots, id, rank) then return false end
   claim_job.take(batch, id, job)

@@ -1,14 +1,16 @@
--- Part of the scripts that queue, claim or end jobs: the device time that jobs of a signature take, for each denoising step and for
--- the rest (encoding, decoding), in ms. The mean orders jobs by slack; the least seen is a lower bound, by which they expire.
+-- Part of the scripts that queue, claim or end jobs: the device time that jobs of a signature take, for each denoising step and
+-- for the rest (encoding, decoding), in ms. The mean orders jobs by slack; the least seen is a lower bound, by which they
+-- expire.
 
 local device_times = {}
 local KNOWN_MS = 600000 -- or four jobs: what was learned counts for this time. If it is wrong, no job may run that corrects it.
 local WINDOW_MS = 86400000 -- the least time falls at once, and rises when one to two windows have seen none as short
 local LEAST_JOBS = 4 -- before the bound counts: the first forwards of a size are slow, as kernels are chosen or compiled
--- Jobs of a signature differ: guidance doubles the rows of an image, the pixels of a size class differ by 1.42, adapters and long
--- prompts cost more. The cheapest kind may not have been seen.
+-- Jobs of a signature differ: guidance doubles the rows of an image, the pixels of a size class differ by 1.42, adapters and
+-- long prompts cost more. The cheapest kind may not have been seen.
 local BOUND_PART = 0.5
--- Of the hash slot_cost:<sig>, in the order of the names below. Older versions wrote `run_ms`, `step_ms` and `learned` of wall time.
+-- Of the hash slot_cost:<sig>, in the order of the names below. Older versions wrote `run_ms`, `step_ms` and `learned` of wall
+-- time.
 local FIELDS = {'device_step_ms', 'device_rest_ms', 'device_run_ms', 'least_step_ms', 'least_rest_ms', 'earlier_step_ms',
   'earlier_rest_ms', 'least_since', 'device_jobs', 'device_at'}
 local NAMES = {'step', 'rest', 'run', 'least_step', 'least_rest', 'earlier_step', 'earlier_rest', 'since', 'jobs', 'at'}

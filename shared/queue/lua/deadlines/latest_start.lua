@@ -1,8 +1,9 @@
 -- NEEDS device_times
 -- Part of the scripts that queue or end jobs: the latest start of a job with a deadline, which is the deadline minus the
 -- mean time of its signature's jobs. A job's hash has it as `start_by`, with `steps` and `on_deadline`, 'run' for a job that
--- runs on when it can no longer meet its deadline. `deadlines` lists the queued jobs before their latest start. After it a job has no
--- `start_by` and goes last. `late` lists those that are to end then: at the deadline minus the least time that they take.
+-- runs on when it can no longer meet its deadline. `deadlines` lists the queued jobs before their latest start. After it a job
+-- has no `start_by` and goes last. `late` lists those that are to end then: at the deadline minus the least time that they
+-- take.
 
 local latest_start = {}
 

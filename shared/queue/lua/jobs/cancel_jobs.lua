@@ -1,4 +1,4 @@
--- NEEDS job_state lane_changes
+-- NEEDS job_record job_state lane_changes
 -- RUNS when Redis is full
 -- Cancel jobs: queued ones at once; running ones are marked and leave at their next step.
 -- args     job_ids...
@@ -6,7 +6,7 @@
 local now, states, resumed = clock_ms(), {}, false
 
 local function cancel(id)
-  local job = job_state.load(id)
+  local job = job_record.load(id)
   if not job then return '' end
   if job.state ~= 'queued' and job.state ~= 'running' then return job.state end
   redis.call('HSET', key.job(id), 'cancel', 1)

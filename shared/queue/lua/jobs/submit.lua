@@ -1,4 +1,4 @@
--- NEEDS job_state position sync_calls
+-- NEEDS events inputs position sync_calls footprint latest_start
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return those of the jobs, and their deadlines. Of each job `input` is the ids of images and
@@ -121,7 +121,7 @@ local function enter(job)
   group.slots = group.slots + job.slots
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
     'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived,
-    'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
+    'event', events.publish(job.id, job.tenant, 'queued', job.webhook)}
   for _, field in ipairs(OPTIONAL) do
     local value = job[field[2]]
     if (value or '') ~= '' then
@@ -133,7 +133,7 @@ local function enter(job)
   note(key.jobs(job.tenant), job)
   if job.video then note(key.videos(job.tenant), job) end
   if job.batch_id ~= '' then note(key.batch_jobs(job.tenant, job.batch_id), job) end
-  if job.input ~= '' then job_state.hold_inputs(job.tenant, job.input) end
+  if job.input ~= '' then inputs.hold(job.tenant, job.input) end
   if not arrivals[job.sig] then
     arrivals[job.sig] = job
     table.insert(arrivals, job)

@@ -1,4 +1,4 @@
--- NEEDS job_state lane_changes
+-- NEEDS job_record job_state lane_changes
 -- RUNS when Redis is full
 -- Change the priority or the deadline of queued jobs. They keep their arrival. A change that was made before is none.
 -- args     rank, deadline, jobs...
@@ -9,7 +9,7 @@ local now, rank, deadline, out = clock_ms(), args.rank, args.deadline, {}
 
 local function update(change)
   local id, known, wire, steps = change.job_id, change.known, change.wire, change.steps
-  local job = job_state.load(id)
+  local job = job_record.load(id)
   if not job then return '' end
   if job.job == wire then return 'queued' end
   if job.state ~= 'queued' then return job.state end
@@ -21,7 +21,7 @@ local function update(change)
   end
   if deadline then job_state.set_deadline(id, job, deadline > 0 and whole(deadline) or nil, steps, now) end
   lane_changes.enter(id, job, now)
-  job_state.resize(id, job, footprint.resized(job.size, #wire - #known))
+  job_record.resize(id, job, footprint.resized(job.size, #wire - #known))
   redis.call('HSET', key.job(id), 'job', wire)
   return 'queued'
 end

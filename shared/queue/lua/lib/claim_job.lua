@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS job_record events latest_start queue tenants
 -- Part of read_lanes and take: one job enters the batch of a worker, or does not.
 
 local claim_job = {}
@@ -36,7 +36,7 @@ function claim_job.take(batch, id, job)
   local epoch, cost = (tonumber(job.epoch) or 0) + 1, slot_cost(batch) * job.slots
   redis.call('HSET', name, 'state', 'running', 'worker', batch.worker, 'started', whole(batch.now), 'epoch', epoch,
     'attempts', (tonumber(job.attempts) or 0) + 1, 'charged', string.format('%.9g', cost),
-    'event', job_state.event(id, job.tenant, 'running', job.webhook))
+    'event', events.publish(id, job.tenant, 'running', job.webhook))
   redis.call('HDEL', name, 'returned', 'passed', 'src', 'entry', 'waiting_worker', 'waited')
   latest_start.unlist(id, job)
   table.insert(batch.leases, whole(batch.now + conf.lease_ms))
@@ -49,7 +49,7 @@ function claim_job.take(batch, id, job)
   quota.use(batch.limits, job.tenant, job.slots, id)
   local waited = math.max(0, math.floor(batch.now - (tonumber(job.arrived) or batch.now)))
   table.insert(batch.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited,
-    job_state.time_left(job, batch.now), job_state.slack(job, batch.now)})
+    job_record.time_left(job, batch.now), job_record.slack(job, batch.now)})
 end
 
 -- Write the lanes and counters that a batch has changed.
@@ -105,5 +105,5 @@ end
 -- start has passed; nil if it keeps it.
 function claim_job.loses_place(job, now)
   if latest_start.is_missed(job, now) then return 'expire' end
-  return job.src == 'dated' and job_state.slack(job, now) < 0 and 'late' or nil
+  return job.src == 'dated' and job_record.slack(job, now) < 0 and 'late' or nil
 end

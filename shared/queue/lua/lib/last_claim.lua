@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS job_record
 -- Part of read_order and take: the last claims of each worker, for a request that is sent again after a lost reply.
 
 local last_claim = {}
@@ -14,10 +14,10 @@ function last_claim.repeated(worker, token)
   end
   local rows = {}
   for _, claim in ipairs(request.claims) do
-    local job = job_state.load(claim.id)
+    local job = job_record.load(claim.id)
     if job and job.state == 'running' and job.worker == worker and tonumber(job.epoch) == claim.epoch then
       table.insert(rows, {claim.id, job.job or '', job.sig, claim.epoch, job.solo and 1 or 0, claim.waited,
-        job_state.time_left(job, clock_ms()), job_state.slack(job, clock_ms())})
+        job_record.time_left(job, clock_ms()), job_record.slack(job, clock_ms())})
     end
   end
   return rows

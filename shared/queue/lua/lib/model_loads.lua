@@ -28,7 +28,8 @@ end
 
 -- Queued work of a signature in ms of one GPU; 0 if its cost is unknown.
 local function work_of(sig, model)
-  local cost = redis.call('HGET', key.slot_cost(sig), 'slot_s') or redis.call('HGET', key.slot_cost('model|' .. model), 'slot_s')
+  local cost = redis.call('HGET', key.slot_cost(sig), 'slot_s')
+    or redis.call('HGET', key.slot_cost('model|' .. model), 'slot_s')
   if not cost then return 0 end
   local slots = 0
   for _, count in ipairs(redis.call('HMGET', key.signature(sig), 'slots:0', 'slots:1', 'slots:2')) do

@@ -39,7 +39,8 @@ local function before_in_rank(job, queued)
     '(' .. queue.score(job.rank, tonumber(order)))
 end
 
--- {jobs before it, ms until its end | -1, ready, without free slots of its tenant, must run solo, paused}, or {} if it is not queued
+-- {jobs before it, ms until its end | -1, ready, without free slots of its tenant, must run solo, paused}, or {} if it is not
+-- queued
 function position.of(id)
   local values, job = redis.call('HMGET', key.job(id), unpack(FACTS)), {}
   for at, name in ipairs(FACTS) do job[name] = values[at] end

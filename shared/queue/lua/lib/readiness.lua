@@ -14,8 +14,8 @@ end
 
 -- When the queued jobs of one signature and priority are ready (ms). s.oldest: arrival of the oldest; s.returned: since when
 -- one of them is a returned job (released, skipped or lost), or nil; s.slots: queued in all priorities; s.efficient_rows:
--- slots that are ready at once; s.window: ms to wait for batch mates; s.gap: from next_gap; s.start_by: by when one of them must
--- start, or nil. After the clock was set back, jobs that arrived before are ready now.
+-- slots that are ready at once; s.window: ms to wait for batch mates; s.gap: from next_gap; s.start_by: by when one of them
+-- must start, or nil. After the clock was set back, jobs that arrived before are ready now.
 function readiness.ready_at(s)
   local at = math.huge
   if s.oldest then

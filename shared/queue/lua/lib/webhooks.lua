@@ -17,7 +17,7 @@ function webhooks.enabled(tenant)
   return endpoints
 end
 
--- Store the states to which a tenant's enabled endpoints subscribe; job_state.event reads them.
+-- Store the states to which a tenant's enabled endpoints subscribe; events.publish reads them.
 function webhooks.refresh(tenant)
   local name, subscribed = key.webhook_endpoints(tenant), {}
   for _, endpoint in ipairs(webhooks.enabled(tenant)) do

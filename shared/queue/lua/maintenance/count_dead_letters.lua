@@ -1,6 +1,6 @@
--- NEEDS job_state
+-- NEEDS dead_letters
 -- RUNS when Redis is full
 -- Count the dead letters that have not expired.
 -- Returns  how many
-job_state.forget_letters(clock_ms())
+dead_letters.forget_expired(clock_ms())
 return redis.call('ZCARD', key.dead_letters)

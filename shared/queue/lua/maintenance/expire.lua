@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS job_record job_state
 -- RUNS when Redis is full
 -- End queued jobs that can no longer meet their deadline; the others past their latest start become late.
 -- args     limit
@@ -9,7 +9,7 @@ local now, count, rows, touched = clock_ms(), 0, 0, {}
 local function due(list)
   local jobs = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', whole(now), 'LIMIT', 0, whole(args.limit - count))) do
-    local job = job_state.load(id)
+    local job = job_record.load(id)
     rows = rows + 1
     if job and job.state == 'queued' then
       table.insert(jobs, {id, job})

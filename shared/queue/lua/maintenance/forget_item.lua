@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS job_record
 -- RUNS when Redis is full
 -- Delete the record and indexes of an item that storage no longer holds.
 -- args     row
@@ -15,7 +15,7 @@ footprint.change(tenant, size, '')
 if kind == 'job' then
   local state = redis.call('HGET', key.job(id), 'state')
   if state == 'queued' or state == 'running' then return 1 end -- submitted again in the meantime
-  job_state.delete(id, tenant, batch ~= '' and batch)
+  job_record.delete(id, tenant, batch ~= '' and batch)
 elseif kind == 'file' then
   redis.call('DEL', key.file(tenant, id), key.file_parts(tenant, id))
   redis.call('ZREM', key.files(tenant), id)

@@ -1,4 +1,4 @@
--- NEEDS job_state grace
+-- NEEDS job_record job_state grace
 -- RUNS when Redis is full
 -- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters. When the clock was set back,
 -- bound the times that were written before: ends of leases, and when signatures are ready.
@@ -26,7 +26,7 @@ if refreshed then
 end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(decision.before), 'LIMIT', 0, args.limit)) do
-  local job = job_state.load(id)
+  local job = job_record.load(id)
   if job and job.state == 'running' then
     job_state.lost(id, job, now)
     touched[job.sig] = true

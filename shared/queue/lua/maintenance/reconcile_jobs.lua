@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS job_record job_state
 -- RUNS when Redis is full
 -- Repair jobs that are not where their state says.
 -- args     job_ids...
@@ -24,7 +24,7 @@ end
 
 for _, id in ipairs(args.job_ids) do
   local state = redis.call('HGET', key.job(id), 'state')
-  local job = (state == 'queued' or state == 'running') and job_state.load(id) -- most jobs have ended
+  local job = (state == 'queued' or state == 'running') and job_record.load(id) -- most jobs have ended
   if job and job.state == 'queued' then
     if not is_queued(id, job) then
       requeue(id, job)

@@ -1,4 +1,4 @@
--- NEEDS job_state
+-- NEEDS dead_letters queue
 -- RUNS when Redis is full
 -- Repair lanes, in pages: entries without a job become dead letters, missing index rows are created.
 -- args     after, lanes...
@@ -17,7 +17,7 @@ local function check_entry(name, sig, lane, row)
   local known = id and redis.call('HMGET', key.job(id), 'state', 'entry') or {}
   if known[2] == row[1] and (known[1] == 'queued' or known[1] == 'running') then return end -- running: of an older version
   queue.remove_entry(lane, row[1])
-  if not known[1] then job_state.bury(id or (name .. '|' .. row[1]), 'no_record', 'entry without a job: ' .. sig, now) end
+  if not known[1] then dead_letters.bury(id or (name .. '|' .. row[1]), 'no_record', 'entry without a job: ' .. sig, now) end
   repaired = repaired + 1
 end
 

@@ -43,7 +43,8 @@ function footprint.add(tenant, numbers)
       for _, owner in ipairs({tenant, '*'}) do
         local field = owner .. '|' .. name
         if recount.in_progress() then recount.note(name .. '|' .. owner, numbers[at]) end
-        if redis.call('HINCRBY', key.footprint, field, whole(numbers[at])) <= 0 then redis.call('HDEL', key.footprint, field) end
+        local left = redis.call('HINCRBY', key.footprint, field, whole(numbers[at]))
+        if left <= 0 then redis.call('HDEL', key.footprint, field) end
       end
     end
   end

@@ -14,7 +14,8 @@ function rate_limit.admit(spent, now, limit)
   local ahead = from + each - now
   -- A double holds ms since the epoch to a quarter of a microsecond; half a millisecond is below any request.
   if ahead > rate_limit.SPAN_MS + 0.5 then
-    return {spent = nil, remaining = 0, reset = math.ceil(from - now), retry = math.max(1, math.ceil(ahead - rate_limit.SPAN_MS))}
+    local retry = math.max(1, math.ceil(ahead - rate_limit.SPAN_MS))
+    return {spent = nil, remaining = 0, reset = math.ceil(from - now), retry = retry}
   end
   local remaining = math.max(0, math.floor((rate_limit.SPAN_MS - ahead) / each + 0.001))
   return {spent = from + each, remaining = remaining, reset = math.ceil(ahead), retry = 0}

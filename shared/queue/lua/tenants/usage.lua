@@ -2,7 +2,8 @@
 -- A row is a field 'tenant|model' of `usage`, in order also in `usage_rows`: the numbers of NAMES, separated by commas.
 
 local usage = {}
-local NAMES = {'succeeded', 'failed', 'canceled', 'expired', 'device_us', 'steps', 'skipped_steps', 'images', 'videos', 'output_bytes'}
+local NAMES = {'succeeded', 'failed', 'canceled', 'expired', 'device_us', 'steps', 'skipped_steps', 'images', 'videos',
+  'output_bytes'}
 local DAY_MS = 86400000
 -- Far more than a service has tenants and models. A row takes 230 bytes; those above the bound are counted as one.
 local MAX_ROWS = 20000

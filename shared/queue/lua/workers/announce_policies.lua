@@ -1,6 +1,6 @@
 -- RUNS when Redis is full
--- Note the policies of a running process, and choose those that apply: what a process sets goes before defaults, and then what the
--- process that started last has. A row counts for `live_ms`, without times in which no process announced, as in an outage.
+-- Note the policies of a running process, and choose those that apply: what a process sets goes before defaults, and then what
+-- the process that started last has. A row counts for `live_ms`, without times in which no process announced, as in an outage.
 -- args     source, uptime_ms, live_ms, kept_ms
 --          `source`: JSON of its `role`, of what it has `set` and of its `defaults`, by setting
 -- Returns  settings and values that apply, and the sources of all running processes
@@ -20,7 +20,9 @@ for text, time in pairs(seen) do
   if text ~= own then time = time + pause end
   if time < now - live then redis.call('HDEL', key.policy_sources, text)
   else
-    if text == own or pause > 0 then redis.call('HSET', key.policy_sources, text, whole(started[text]) .. ' ' .. whole(time)) end
+    if text == own or pause > 0 then
+      redis.call('HSET', key.policy_sources, text, whole(started[text]) .. ' ' .. whole(time))
+    end
     table.insert(sources, {text = text, start = started[text], values = cjson.decode(text)})
   end
 end

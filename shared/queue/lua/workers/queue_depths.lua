@@ -51,7 +51,8 @@ local function oldest_of(sig, rank)
 end
 
 for _, sig in ipairs(args.signatures) do
-  local s = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2', 'running')
+  local s = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2',
+    'running')
   local oldest, free, bulk, paused = nil, nil, nil, pauses.has_model(s[1] or '')
   for rank = 0, 2 do
     if number(s[2 + 2 * rank]) > 0 then

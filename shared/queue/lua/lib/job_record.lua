@@ -1,0 +1,56 @@
+-- NEEDS footprint
+-- Part of the scripts that read jobs: the record of a job, and its rows in the indexes.
+
+local job_record = {}
+local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
+  'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
+  'charged', 'size', 'start_by', 'on_deadline', 'steps'}
+
+-- The fields of a job that scripts need, or nil.
+function job_record.load(id)
+  local values = redis.call('HMGET', key.job(id), unpack(FACTS))
+  if not values[1] or not values[2] or not values[3] then return nil end
+  local job = {}
+  for at, name in ipairs(FACTS) do job[name] = values[at] or nil end
+  job.rank, job.slots = tonumber(job.rank), tonumber(job.slots)
+  return job
+end
+
+-- Time until a job's deadline (ms), 0 after it, -1 without one.
+function job_record.time_left(job, now) return job.deadline and math.max(0, tonumber(job.deadline) - now) or -1 end
+
+-- Time until a job's latest start (ms), -1 after it or without one.
+function job_record.slack(job, now)
+  local slack = job.start_by and tonumber(job.start_by) - now or -1
+  return slack > 0 and slack or -1
+end
+
+-- Replace the size of a job that has not ended.
+function job_record.resize(id, job, size)
+  footprint.change(job.tenant, job.size, size)
+  redis.call('HSET', key.job(id), 'size', size)
+  job.size = size
+end
+
+-- The row of a job in `retention`; size: from `footprint`, '' when nothing is counted any more.
+function job_record.row(tenant, id, batch, size)
+  return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') .. '|' .. (size or '')
+end
+
+-- Delete a job's record and its dead letter, and remove it from the indexes.
+function job_record.delete(id, tenant, batch)
+  redis.call('DEL', key.dead_letter(id))
+  redis.call('ZREM', key.dead_letters, id)
+  redis.call('DEL', key.job(id))
+  redis.call('ZREM', key.jobs(tenant), id)
+  redis.call('ZREM', key.videos(tenant), id)
+  if batch then redis.call('ZREM', key.batch_jobs(tenant, batch), id) end
+end
+
+-- Delete a job that has ended; its objects are due for deletion at `due`.
+function job_record.forget(id, job, due)
+  job_record.delete(id, job.tenant, job.batch)
+  footprint.change(job.tenant, job.size, '')
+  redis.call('ZREM', key.retention, job_record.row(job.tenant, id, job.batch, job.size))
+  redis.call('ZADD', key.retention, whole(due), job_record.row(job.tenant, id, job.batch, ''))
+end
