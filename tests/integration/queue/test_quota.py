@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, state_of
@@ -272,6 +273,25 @@ async def test_tenants_that_may_not_start_hide_no_other(queue: Queue, make_submi
         await queue.pauses.set(Pause(PauseKind.TENANT, name, "", 0))
     (other,) = await put(queue, make_submission(tenant="other"))
     assert [one for _ in range(3) for one in await claim_ids(queue)] == [other]
+
+
+async def test_a_limit_holds_when_two_workers_claim_at_once(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have read that a slot is free; the second one finds that it is not."""
+    await limit(queue, 1)
+    await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme", model="other"))
+    take = queue.client.scripts.take
+    first: list[Claim] = []
+
+    async def take_second(*arguments: Any) -> Any:
+        monkeypatch.setattr(queue.client.scripts, "take", take)
+        first.extend(await queue.claims.claim("w2", ["other"], 8))
+        return await take(*arguments)
+
+    monkeypatch.setattr(queue.client.scripts, "take", take_second)
+    assert await queue.claims.claim("w1", ["demo"], 8) == []
+    assert len(first) == 1
 
 
 async def test_slots_are_not_kept_for_a_job_that_is_gone(
