@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -154,3 +155,33 @@ def test_a_tokenizer_with_only_a_sentencepiece_model_needs_nothing_more(tmp_path
     assert missing_package(a_spec(tmp_path), tmp_path) is None
     tokenizer = T5Tokenizer.from_pretrained(folder)
     assert tokenizer("abc").input_ids != tokenizer("jih").input_ids
+
+
+GUARDED = """
+def is_torchvision_available():
+    return False
+
+
+if is_torchvision_available():
+    from torchvision import io, transforms as t
+
+
+class APipeline:
+    def __init__(self):
+        self.transform = t.Compose([])
+"""
+
+
+def test_a_name_that_a_module_imports_only_with_a_package_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `NameError`, as of OmniGen in diffusers."""
+    (tmp_path / "guarded_pipeline.py").write_text(GUARDED)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("guarded_pipeline")
+    with pytest.raises(NameError) as caught:
+        module.APipeline()
+    monkeypatch.setattr(missing_packages, "_is_installed", lambda _name: False)
+    hint = "it needs torchvision, which is not installed; pip install 'fusequeue[vision]'"
+    assert lacking_package(caught.value) == hint
+    assert lacking_package(NameError("name 'x' is not defined", name="x")) is None

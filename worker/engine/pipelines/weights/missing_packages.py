@@ -3,9 +3,11 @@
 diffusers and transformers can be imported without them: classes that need one are dummies, or fail when they load.
 """
 
+import ast
 import importlib
 import importlib.util
 import json
+import linecache
 import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distribution
@@ -68,9 +70,26 @@ def _named_by(error: BaseException) -> list[str]:
     """Return the packages that an error names: first those to install, which a library can call by another name."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return [error.name.partition(".")[0]]
+    if isinstance(error, NameError):
+        return _guards_of(error)
     patterns = (*_ADVICE, *_SENTENCES) if isinstance(error, ImportError) else _SENTENCES
     text = str(error)
     return [name.rstrip(".-").lower() for pattern in patterns for name in pattern.findall(text)]
+
+
+def _guards_of(error: NameError) -> list[str]:
+    """Return the packages without which the module that raised does not import a name, by `is_<package>_available`."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    source = "" if frame is None else "".join(linecache.getlines(frame.tb_frame.f_code.co_filename))
+    guards: list[str] = []
+    for node in ast.walk(ast.parse(source if "_available()" in source else "")):
+        if isinstance(node, ast.If):
+            imports = (one for one in node.body if isinstance(one, ast.Import | ast.ImportFrom))
+            if error.name in {alias.asname or alias.name for one in imports for alias in one.names}:
+                guards += re.findall(r"is_(\w+)_available\(\)", ast.unparse(node.test))
+    return guards
 
 
 def check_classes(index: Mapping[str, Any], unwanted: Mapping[str, None]) -> None:
