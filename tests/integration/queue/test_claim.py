@@ -301,6 +301,26 @@ async def test_a_deadline_that_is_changed_during_a_claim_counts(
     assert await state_of(queue, late) in (State.QUEUED, State.RUNNING)
 
 
+async def test_a_job_that_is_lost_during_a_claim_is_not_claimed_with_others(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is queued as it was read, but another worker has run it meanwhile: it must run solo now."""
+    lost, mate = await put(queue, make_submission(), make_submission())
+    take = queue.client.scripts.take
+
+    async def lose_and_take(*arguments: Any) -> Any:
+        monkeypatch.setattr(queue.client.scripts, "take", take)
+        assert await claim_ids(queue, 1, "w2") == [lost]
+        await lose(queue, lost)
+        assert await queue.maintenance.reclaim() == [lost]
+        return await take(*arguments)
+
+    monkeypatch.setattr(queue.client.scripts, "take", lose_and_take)
+    assert await claim_ids(queue, worker="w1") == [mate]
+    (solo,) = await claim(queue, worker="w3")
+    assert (solo.job.id, solo.must_run_solo) == (lost, True)
+
+
 async def test_a_batch_starts_with_at_most_its_models_maximum(queue: Queue, make_submission: Make) -> None:
     """A worker of several models offers the slots of the largest; each signature gets what its model allows."""
     await put(queue, *[make_submission(max_batch=3) for _ in range(5)])
