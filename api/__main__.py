@@ -67,11 +67,12 @@ def build_server(configured: Settings, *, host: str, port: int, shares_port: boo
     most = capacity(open_files(), configured.max_connections)
     trusted: Any = ProxyHeadersMiddleware(app, proxies or []).trusted_hosts  # type: ignore[arg-type]
     connections = Connections(most.connections, configured.max_connections_per_address, trusted.__contains__)
+    limits = ArrivalLimits(idle_s=configured.keep_alive_s, proxy_idle_s=configured.proxy_keep_alive_s)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=partial(ServerProtocol, connections=connections, limits=ArrivalLimits()),  # type: ignore[arg-type]
+        http=partial(ServerProtocol, connections=connections, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,

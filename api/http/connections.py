@@ -109,7 +109,7 @@ class Connections:
         self.count = 0
         self.idle = 0
         self._per_address = per_address
-        self._is_proxy = is_proxy
+        self.is_proxy = is_proxy
         self._addresses: dict[str, _Address] = {}
 
     def admit(self, connection: Evictable, host: str) -> Place | str:
@@ -143,7 +143,7 @@ class Connections:
 
         It is the configured number, else as many as have no request; then processes of this machine have no limit.
         """
-        if self._is_proxy(host):
+        if self.is_proxy(host):
             return True
         if self._per_address is not None:
             return address.count < self._per_address

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import cached_property
 
 _DIGITS = frozenset(b"0123456789")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
@@ -26,6 +27,8 @@ class ArrivalLimits:
     """Times of one connection, in seconds."""
 
     idle_s: float = 15
+    proxy_idle_s: float = 620
+    """`idle_s` for trusted proxies."""
     head_s: float = 15
     body_s: float = 60
     """For the body, beside the time that it takes at `body_bytes_per_s`."""
@@ -36,6 +39,11 @@ class ArrivalLimits:
     linger_s: float = 10
     """After a response before the end of the request: a reset during it would take the response from the client."""
     check_every_s: float = 2.5
+
+    @cached_property
+    def of_proxies(self) -> ArrivalLimits:
+        """The limits of a trusted proxy's connection."""
+        return replace(self, idle_s=self.proxy_idle_s)
 
 
 def overdue(phase: ConnectionPhase, elapsed_s: float, body_bytes: int, limits: ArrivalLimits) -> bool:

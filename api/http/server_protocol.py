@@ -78,7 +78,10 @@ class ServerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._since = self.loop.time()
-        place = self._connections.admit(self, self.client[0] if self.client else "")
+        host = self.client[0] if self.client else ""
+        if self._connections.is_proxy(host):
+            self._limits = self._limits.of_proxies
+        place = self._connections.admit(self, host)
         if isinstance(place, str):
             self._reading = False
             self.write(closing_response("too_many_connections", place, {"Retry-After": str(UNAVAILABLE_RETRY_S)}))

@@ -37,7 +37,8 @@ _GROUPS = {
     "api": """
         api_metrics_port api_metrics_host target_wait_s bulk_window_s cors_origins max_file_bytes max_adapter_bytes
         max_adapters_per_tenant max_adapters max_requests_per_minute_per_tenant max_wait_s disconnect_grace_s
-        max_bulk_lines max_connections max_connections_per_address trusted_proxies sse_keepalive_s
+        max_bulk_lines max_connections max_connections_per_address trusted_proxies keep_alive_s
+        proxy_keep_alive_s sse_keepalive_s
     """,
 }
 

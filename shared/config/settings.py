@@ -220,6 +220,10 @@ class Settings(BaseSettings):
         None,
         "Addresses and networks of proxies whose X-Forwarded-For and -Proto count, comma-separated; `*`: all.",
     )
+    keep_alive_s: float = _setting(15.0, "How long a connection without a request stays open.", gt=0)
+    proxy_keep_alive_s: float = _setting(
+        620.0, "The same for trusted proxies: longer than they keep theirs, as they would meet its end.", gt=0
+    )
     sse_keepalive_s: float = _setting(15.0, "Interval of keep-alive comments on event streams.", gt=0)
 
     @field_validator("output_buckets")

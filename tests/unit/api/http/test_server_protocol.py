@@ -343,6 +343,23 @@ async def test_a_body_that_the_application_does_not_read_is_not_late(server: Ech
     assert status(await client.response()) == b"200"
 
 
+@pytest.mark.parametrize("trusted", [False, True], ids=["client", "trusted proxy"])
+async def test_idle_connections_of_trusted_proxies_stay_open(trusted: bool) -> None:
+    """A proxy that sends a request at the moment in which its connection is closed answers its client with 502."""
+    connections = Connections(8, None, lambda _host: trusted)
+    async with EchoServer(connections=connections).with_limits(proxy_idle_s=600).running() as server:
+        client = await server.connect()
+        await client.send(GET % b"/a")
+        assert status(await client.response()) == b"200"
+        if trusted:
+            await asyncio.sleep(5 * QUICK.idle_s)
+            await client.send(GET % b"/a")
+            assert status(await client.response()) == b"200"
+        else:
+            async with asyncio.timeout(10):
+                assert await client.reader.read() == b""
+
+
 async def test_a_stream_without_events_is_not_closed(server: EchoServer) -> None:
     client = await server.connect()
     await client.send(GET % b"/hold")
