@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from api.http import openapi
 from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
 from api.http.direct_routes import DirectRoutes
+from api.http.head_requests import HeadRequests
 from api.http.middleware import BodyLimits, RequestLog
 from api.http.request_traces import RequestTraces
 from api.http.streaming import RESPONSE_PIECES
@@ -151,6 +153,7 @@ def create_app(
         largest_json=max(settings.max_body_bytes, max_json_bytes(settings)),
         largest_file=max(settings.max_file_bytes, settings.max_adapter_bytes),
     )
+    app.add_middleware(HeadRequests, own=_paths_with_head())
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
@@ -185,7 +188,14 @@ def _methods() -> dict[str, frozenset[str]]:
             if isinstance(route, APIRoute) and route.include_in_schema:
                 path = route.path_format
                 methods[path] = methods.get(path, frozenset()) | frozenset(route.methods or ())
-    return methods
+    return {path: own | {"HEAD"} if "GET" in own else own for path, own in methods.items()}
+
+
+@functools.cache
+def _paths_with_head() -> tuple[re.Pattern[str], ...]:
+    """Return the paths that have a HEAD of their own."""
+    routes = [route for router, _ in _routers() for route in router.routes if isinstance(route, APIRoute)]
+    return tuple(route.path_regex for route in routes if "HEAD" in (route.methods or ()))
 
 
 def _routers() -> Iterator[tuple[APIRouter, Sequence[Depends]]]:

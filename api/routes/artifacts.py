@@ -140,7 +140,7 @@ async def object_response(
     With `redirect_s`, redirect to a URL that is valid for so long, if the storage has such.
     """
     size = stored_object.bytes
-    if redirect_s is not None:
+    if redirect_s is not None and request.method != "HEAD":  # the URL is signed for GET
         url = await storage.presigned_url(stored_object.key, redirect_s)
         if url is not None:
             return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
@@ -155,7 +155,9 @@ async def object_response(
     }
     if conditions.if_none_match is not None and etag_matches(conditions.if_none_match, etag):
         return Response(status_code=304, headers=headers)
-    part = requested_range(conditions.range, size) if conditions.if_range in (None, etag) else None
+    # RFC 9110: a range counts for GET only.
+    has_range = request.method == "GET" and conditions.if_range in (None, etag)
+    part = requested_range(conditions.range, size) if has_range else None
     start, end = part or (0, size)
     status = 206 if part else 200
     headers["Content-Length"] = str(end - start)

@@ -67,9 +67,10 @@ async def test_an_artifact_that_the_client_has_is_not_sent_again(api: httpx.Asyn
 
 
 async def test_head_returns_the_headers_without_the_bytes(api: httpx.AsyncClient, url: str) -> None:
-    response = await api.head(url)
-    assert (response.status_code, response.content) == (200, b"")
-    assert response.headers["content-length"] == str(len(png()))
+    for headers in ({}, {"Range": "bytes=0-3"}):  # a range counts for GET only
+        response = await api.head(url, headers=headers)
+        assert (response.status_code, response.content) == (200, b"")
+        assert response.headers["content-length"] == str(len(png()))
 
 
 async def test_a_missing_artifact_error_has_the_number_of_artifacts(api: httpx.AsyncClient, url: str) -> None:
@@ -98,6 +99,8 @@ async def test_a_redirect_leads_to_a_storage_that_can_sign(
     assert response.status_code == 307
     assert response.headers["location"].startswith("https://storage.example/jobs/")
     assert (await api.get(url)).status_code == 200, "no redirect without the parameter"
+    head = await api.head(url, params={"redirect": "true"})
+    assert head.status_code == 200, "a URL that is signed for GET refuses HEAD"
 
 
 async def test_a_video_supports_ranges_and_has_a_thumbnail(

@@ -327,11 +327,11 @@ async def test_every_documented_error_has_the_form_of_its_protocol(fake_queue: Q
 
 async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.AsyncClient) -> None:
     response = await api.put("/v1/jobs/job_00000000000000000000000000")
-    assert response.headers["allow"] == "DELETE, GET, PATCH"
-    assert (await api.put("/v1/jobs")).headers["allow"] == "DELETE, GET, POST"
+    assert response.headers["allow"] == "DELETE, GET, HEAD, PATCH"
+    assert (await api.put("/v1/jobs")).headers["allow"] == "DELETE, GET, HEAD, POST"
     assert (await api.post("/v1/pauses/models/demo")).headers["allow"] == "DELETE, PUT"
     assert (await api.delete("/v1/models/demo:load")).headers["allow"] == "POST"
-    assert (await api.post("/v1/models/demo")).headers["allow"] == "GET"
+    assert (await api.post("/v1/models/demo")).headers["allow"] == "GET, HEAD"
 
 
 async def test_a_refused_method_costs_about_as_much_as_an_unknown_path(api: httpx.AsyncClient) -> None:

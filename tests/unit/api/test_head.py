@@ -1,0 +1,45 @@
+"""HEAD: what monitors and link checkers send."""
+
+from __future__ import annotations
+
+import httpx
+from harness.http_server import BODY
+from harness.tables import row
+
+PATHS = [
+    "/healthz",
+    "/readyz",
+    "/v1/models",
+    "/v1/models/demo",
+    "/v1/jobs",
+    "/v1/jobs/{id}",
+    "/v1/nothing",
+    "/v1/jobs?limit=0",
+]
+
+
+async def test_head_is_get_without_its_body(api: httpx.AsyncClient) -> None:
+    """With the same status and headers, also of an error."""
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    for path in PATHS:
+        with row(path):
+            head, get = [await api.request(method, path.format(id=job_id)) for method in ("HEAD", "GET")]
+            assert (head.status_code, head.content) == (get.status_code, b"")
+            same = ("content-type", "content-length", "cache-control")
+            assert [head.headers.get(name) for name in same] == [get.headers.get(name) for name in same]
+            assert head.headers["x-request-id"]
+
+
+async def test_head_of_a_stream_ends(api: httpx.AsyncClient) -> None:
+    """The transport of this test returns a response at its end."""
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    head = await api.head(f"/v1/jobs/{job_id}/events")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_head_of_what_cannot_be_read_is_not_allowed(api: httpx.AsyncClient) -> None:
+    response = await api.head("/v1/jobs:bulk")
+    assert response.status_code == 405
+    assert "HEAD" not in response.headers["allow"]
+    assert "HEAD" in (await api.put("/v1/jobs")).headers["allow"]
