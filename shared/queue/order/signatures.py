@@ -188,10 +188,11 @@ class SignatureOrder:
         return [tenant for tenant in tenants if tenant.limit.allows(1)]
 
     def has_tried(self, tenant: str, model: str, rank: int, tried: Collection[str]) -> bool:
-        """Return whether the signatures that were read of a tenant are all in `tried`."""
+        """Return whether signatures of a tenant were read, and all of them are in `tried`."""
         order = self.facts.orders.get((model, rank))
-        found = [one for one in order.tenants if one.name == tenant] if order is not None else []
-        return any(found) and all(signature.signature in tried for one in found for signature in one.signatures)
+        tenants = () if order is None else order.tenants
+        found = [signature.signature for one in tenants if one.name == tenant for signature in one.signatures]
+        return bool(found) and set(found) <= set(tried)
 
     def hides_tenants(self) -> bool:
         """Return whether all tenants that were read of a model and rank are blocked, and others can be behind them."""

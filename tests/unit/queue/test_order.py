@@ -418,6 +418,23 @@ def test_a_job_that_its_tenants_limit_holds_up_has_its_turn(
     assert (ids(decision.take), ids(decision.held_up), reserved) == (taken, held_up, waits), why
 
 
+@pytest.mark.parametrize(
+    ("why", "tenants", "tried"),
+    [
+        ("one of its signatures", [tenant("a", "s", "t")], False),
+        ("all of them, and another one", [tenant("a", "s")], True),
+        ("none was read: it is not among the first tenants", [tenant("a")], False),
+        ("it was not read", [tenant("b", "s")], False),
+    ],
+)
+def test_a_tenant_has_no_slots_when_all_its_signatures_have_been_tried(
+    why: str, tenants: list[TenantFacts], tried: bool
+) -> None:
+    order = SignatureOrder(facts({("demo", 1): order_facts(*tenants)}), {"demo": 0}, 2)
+    assert order.has_tried("a", "demo", 1, ["s", "u"]) == tried, why
+    assert not order.has_tried("a", "other", 1, ["s"])
+
+
 def test_jobs_of_a_higher_priority_pass_one_that_slots_are_kept_for() -> None:
     steps = [Step((Part(0, ahead=True),), ("demo",)), *ALL]
     queue = signature_queue(lane("a", A, limit=RESERVED, rank=0), lane("a", B, limit=RESERVED))
