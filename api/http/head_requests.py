@@ -38,7 +38,10 @@ class _Head:
         self._responded = asyncio.Event()
 
     async def respond(self, app: ASGIApp) -> None:
-        await app(self._read, self._next, self._respond)
+        try:
+            await app(self._read, self._next, self._respond)
+        finally:
+            self._copy_scope()
 
     async def _next(self) -> Message:
         """Return the next message of the client, or that it is gone as soon as the response has begun."""
@@ -50,8 +53,11 @@ class _Head:
             message.cancel()
             responded.cancel()
 
-    async def _respond(self, message: Message) -> None:
+    def _copy_scope(self) -> None:
         self._scope.update({name: value for name, value in self._read.items() if name != "method"})
+
+    async def _respond(self, message: Message) -> None:
+        self._copy_scope()
         if message["type"] != "http.response.start":
             return
         await self._send(message)

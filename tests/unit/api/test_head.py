@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
+import pytest
 from harness.http_server import BODY
 from harness.tables import row
+
+from api.http.head_requests import HeadRequests
 
 PATHS = [
     "/healthz",
@@ -43,3 +48,19 @@ async def test_head_of_what_cannot_be_read_is_not_allowed(api: httpx.AsyncClient
     assert response.status_code == 405
     assert "HEAD" not in response.headers["allow"]
     assert "HEAD" in (await api.put("/v1/jobs")).headers["allow"]
+
+
+async def test_what_a_failed_request_has_to_release_is_known() -> None:
+    """Its place among its tenant's requests is released at its end, by what its scope holds."""
+
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        scope["held"] = "a place"
+        raise ConnectionError
+
+    async def unused(*_: Any) -> Any:
+        raise AssertionError
+
+    scope = {"type": "http", "method": "HEAD", "path": "/"}
+    with pytest.raises(ConnectionError):
+        await HeadRequests(fails, own=())(scope, unused, unused)
+    assert scope == {"type": "http", "method": "HEAD", "path": "/", "held": "a place"}

@@ -5,7 +5,7 @@
 -- args     worker, token, preempted, page, tenants, models...
 --          `token`: of the request, the same when a worker repeats its last one, '' to claim nothing; `preempted`: tenants
 --          with jobs on this worker that would be preempted, separated by spaces; `page`: of the signatures that have been
---          ready longest, from 0; `tenants`: 1 to read tenants and their signatures
+--          ready longest, from 0; `tenants`: read tenants and their signatures
 -- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models,
 --          orders, urgent}, as `shared/queue/order/facts.py` reads them
 local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8

@@ -3,7 +3,7 @@
 -- Claim chosen jobs of a signature, each if it is still queued as it was read and its tenant may start it, and record what
 -- else was decided. For a job of a lane's stream that another worker has claimed meanwhile the next one of its lane is claimed.
 -- args     worker, token, signature, hold, decision
---          `token`: as in read_order; `hold`: 1 if the worker holds or loads the model from now on; `decision`: JSON of
+--          `token`: as in read_order; `hold`: the worker holds or loads the model from now on; `decision`: JSON of
 --          `Decision` in `shared/queue/order/decision.py`
 -- Returns  {how many chosen jobs were not queued as they were read, for each claim {job id, wire form, signature, epoch,
 --          1 if solo, ms queued, ms to its deadline | -1, ms to its latest start | -1}}

@@ -3,8 +3,7 @@
 -- An order (tenant_order of a model and priority, lane_order of a signature and priority) holds tenants with queued jobs by
 -- their GPU usage when they were added. Usage grows, so a score can be too low: `first` corrects those that it reads.
 
--- SEARCHED: tenants of an order that cannot start a job, behind which others are found.
-local tenants = {SEARCHED = 512}
+local tenants = {}
 local HALF_LIFE_MS = 300000
 local ROUNDS = 4
 -- Usage below this share of another one is nothing: it is above the rounding of a score.
