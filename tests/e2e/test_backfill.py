@@ -16,8 +16,11 @@ from harness.http_server import ROOT
 from harness.waiting import wait_until
 from PIL import Image
 
+from cli.backfill.command import LOCK
+
 STEPS = 2
 LINES = int(os.environ.get("BACKFILL_LINES", "48"))  # more for a longer run
+PAUSED_LINES = 6  # of the model `later`, which is paused until the last run: no other can finish, however fast
 
 
 @pytest.fixture
@@ -27,14 +30,19 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.csv"
     rows = [f'"a {colours[at % 4]} {shapes[at // 4 % 4]}, {at}",{at}' for at in range(LINES)]
     rows[7] = f'"{"long " * 200}",7'
-    path.write_text("prompt,seed\n" + "\n".join(rows) + "\n")
+    models = ["demo"] * (LINES - PAUSED_LINES) + ["later"] * PAUSED_LINES
+    path.write_text("prompt,seed,model\n" + "\n".join(map(",".join, zip(rows, models, strict=True))) + "\n")
     return path
 
 
 @pytest.fixture
 def start_backfill(make_stack: Callable[..., Any], prompts: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Start the command against a running stack."""
-    stack = make_stack().start()
+    """Start the command against a running stack with the models `demo` and `later`, which is paused."""
+    demo = (ROOT / "models.toml").read_text("utf-8").replace('"demo/model"', f'"{ROOT / "demo/model"}"')
+    models = tmp_path / "models.toml"
+    models.write_text(demo + demo.replace('id = "demo"', 'id = "later"'), "utf-8")
+    stack = make_stack(models=str(models)).start()
+    stack.client.put("/v1/pauses/models/later", json={"reason": "its jobs stay queued"}).raise_for_status()
     started: list[subprocess.Popen[str]] = []
 
     def start(*more: str) -> subprocess.Popen[str]:
@@ -70,15 +78,18 @@ def test_every_line_gets_its_image_once(start_backfill: Any, prompts: Path, tmp_
     wait_until(lambda: start_backfill.stack.read("/v1/jobs", limit="1")["data"], "the first jobs are submitted")
     first.kill()
     first.wait(60)
-    second = start_backfill("--in-flight", "8")  # few, so that neither it nor the third one finishes
+    second = start_backfill("--in-flight", "8")
     wait_until(lambda: len(saved(out)) >= LINES // 6, "some images are saved", 90 + LINES / 4)
     second.kill()
     second.wait(60)
-    third = start_backfill("--in-flight", "4")
-    wait_until(lambda: len(saved(out)) >= LINES // 3, "more images are saved", 90 + LINES / 4)
+    third = start_backfill("--in-flight", "12")  # more than are paused
+    can_finish = LINES - PAUSED_LINES - 1
+    wait_until(lambda: len(saved(out)) == can_finish, "all images of the running model are saved", 90 + LINES / 4)
+    wait_until(lambda: (out / LOCK).read_text() == f"{third.pid}\n", "the third one has begun")
     third.send_signal(signal.SIGINT)
-    third.communicate(timeout=90)
-    assert third.returncode == 130
+    _, errors = third.communicate(timeout=90)
+    assert (third.returncode, "Run the same command to resume" in errors) == (130, True), errors
+    start_backfill.stack.client.delete("/v1/pauses/models/later").raise_for_status()
     last = start_backfill()
     output, errors = last.communicate(timeout=200 + LINES)
     assert last.returncode == 1, errors  # one line cannot succeed
