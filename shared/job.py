@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shared.config.adapters import Adapter
 from shared.config.controls import Control
 from shared.config.destinations import Destination
-from shared.config.step_schedules import StepSchedule, computed_steps
+from shared.config.step_schedules import computed_steps
+from shared.job_fields import MAY_DIFFER, MUST_MATCH, ChosenFields, Matching, PipelineFields, ServiceFields
 from shared.runtime.tracing import TraceContext
 
 QUEUE_SCHEMA = 2
@@ -24,19 +25,10 @@ QUEUE_SCHEMA = 2
 JOB_FORM = 3
 """Wire form of a job, its `schema_version`: the latest that this program reads. Workers release jobs of a later one.
 
-A new field is left out at its default (`exclude_if`), or raises the form: older programs refuse fields that they do not
-know. `tests/unit/shared/wire_forms.json` has each form as it was recorded.
+Fields at their default are not written, so that older programs, which refuse fields that they do not know, can read
+jobs without the new ones. Another default for a field raises the form. `tests/unit/shared/wire_forms.json` has each
+form as it was recorded.
 """
-
-
-class Matching(StrEnum):
-    """Whether a field must be equal in jobs with one signature."""
-
-    MUST_MATCH = "must_match"
-    MAY_DIFFER = "may_differ"
-
-
-MUST_MATCH, MAY_DIFFER = Matching
 
 
 class State(StrEnum):
@@ -61,68 +53,6 @@ class Phase(StrEnum):
     UPLOADING = "uploading"
 
 
-class Priority(StrEnum):
-    """Priorities, highest first."""
-
-    INTERACTIVE = "interactive"
-    STANDARD = "standard"
-    BULK = "bulk"
-
-    @property
-    def rank(self) -> int:
-        """0 for the highest priority; the number in Redis and in the batch scheduler."""
-        return _RANKS[self]
-
-
-_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
-
-
-class OnDeadline(StrEnum):
-    """What becomes of a job that can no longer meet its deadline."""
-
-    EXPIRE = "expire"
-    RUN = "run"
-
-
-class Task(StrEnum):
-    """Tasks of a model. Images with a strength are noised; images to edit condition the model."""
-
-    TEXT_TO_IMAGE = "text_to_image"
-    IMAGE_TO_IMAGE = "image_to_image"
-    INPAINT = "inpaint"
-    EDIT = "edit"
-    TEXT_TO_VIDEO = "text_to_video"
-    IMAGE_TO_VIDEO = "image_to_video"
-
-    @property
-    def makes_video(self) -> bool:
-        return self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
-
-    @property
-    def has_strength(self) -> bool:
-        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT)
-
-    @property
-    def takes_controls(self) -> bool:
-        return self.has_strength or self is Task.TEXT_TO_IMAGE
-
-
-class OutputFormat(StrEnum):
-    PNG = "png"
-    JPEG = "jpeg"
-    WEBP = "webp"
-    MP4 = "mp4"
-
-    @property
-    def content_type(self) -> str:
-        return f"{'video' if self is OutputFormat.MP4 else 'image'}/{self.value}"
-
-    @property
-    def preview_format(self) -> OutputFormat:
-        """Format of previews: that of the image; of videos, the smallest."""
-        return OutputFormat.WEBP if self is OutputFormat.MP4 else self
-
-
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, serialize_by_alias=True)
 
@@ -130,13 +60,12 @@ class _Frozen(BaseModel):
 class Webhook(_Frozen):
     """A webhook of one job, sent on the given `states`.
 
-    With `version`, a model version, it is sent as a Replicate prediction. Jobs without one omit the field, so that
-    older workers can read them.
+    With `version`, a model version, it is sent as a Replicate prediction.
     """
 
     url: str
     states: tuple[State, ...]
-    version: Annotated[str | None, Field(exclude_if=lambda version: version is None)] = None
+    version: str | None = None
 
 
 class InputRef(_Frozen):
@@ -150,67 +79,37 @@ class InputRef(_Frozen):
     height: int
 
 
-class Job(_Frozen):
-    """A validated request with all defaults resolved. Sizes are in pixels; `created_at_ms` is in ms since the epoch.
+class Job(ServiceFields, ChosenFields, PipelineFields, _Frozen):
+    """A validated request with all defaults resolved; `created_at_ms` is in ms since the epoch.
 
     Every field is marked: it must match in all jobs of a signature, or may differ. An unmarked field must match: a
     forgotten mark costs speed but not correctness. The fields that `mixed_fields` names may differ in a forward of the
     model; the signature omits them.
 
     `images` are the image to start from or those to edit. `reference_sizes` are the (width, height) that images to edit
-    are resized to, empty for other tasks. `layers` is the number of images per result, 0 for models without layers.
-    `control_images` are the images of `controls`, in their order.
+    are resized to, empty for other tasks. `control_images` are the images of `controls`, in their order.
     `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
-    `trace` is the span of its submission, if traces are on.
+    `trace` is the span of its submission, if traces are on. `previews` are those of each image, for clients that wait.
     """
 
     schema_version: Annotated[Literal[3], MAY_DIFFER] = 3
     id: Annotated[str, MAY_DIFFER]
     tenant: Annotated[str, MAY_DIFFER]
     created_at_ms: Annotated[int, MAY_DIFFER]
-    priority: Annotated[Priority, MAY_DIFFER] = Priority.STANDARD
     time_limit_ms: Annotated[int | None, MAY_DIFFER, Field(alias="deadline_ms")] = None  # its name in form 3
-    on_deadline: Annotated[OnDeadline, MAY_DIFFER, Field(exclude_if=lambda choice: choice is OnDeadline.EXPIRE)] = (
-        OnDeadline.EXPIRE
-    )
-    metadata: Annotated[dict[str, str], MAY_DIFFER] = Field(default_factory=dict)
-    batch_id: Annotated[str | None, MAY_DIFFER] = None
     webhook: Annotated[Webhook | None, MAY_DIFFER] = None
-    output: Annotated[Destination | None, MAY_DIFFER, Field(exclude_if=lambda output: output is None)] = None
-    trace: Annotated[TraceContext | None, MAY_DIFFER, Field(exclude_if=lambda trace: trace is None)] = None
-
-    model: Annotated[str, MUST_MATCH]
-    width: Annotated[int, MUST_MATCH]
-    height: Annotated[int, MUST_MATCH]
-    frames: Annotated[int, MUST_MATCH] = 1
-    fps: Annotated[int | None, MUST_MATCH] = None  # positions along time are in seconds if there is sound
-    layers: Annotated[int, MUST_MATCH] = 0
+    output: Annotated[Destination | None, MAY_DIFFER] = None
+    trace: Annotated[TraceContext | None, MAY_DIFFER] = None
     reference_sizes: Annotated[tuple[tuple[int, int], ...], MUST_MATCH] = ()
     adapters: Annotated[tuple[Adapter, ...], MUST_MATCH] = ()
-    control_ids: Annotated[tuple[str, ...], MUST_MATCH, Field(exclude_if=lambda ids: not ids)] = ()
+    control_ids: Annotated[tuple[str, ...], MUST_MATCH] = ()
     mixed_fields: Annotated[tuple[str, ...], MUST_MATCH] = ()
-    reproducible: Annotated[bool, MUST_MATCH] = False  # its forwards have a fixed number of rows
-
-    task: Annotated[Task, MAY_DIFFER] = Task.TEXT_TO_IMAGE
-    prompt: Annotated[str, MAY_DIFFER]
-    negative_prompt: Annotated[str, MAY_DIFFER] = ""
-    n: Annotated[int, MAY_DIFFER] = 1
-    seed: Annotated[int, MAY_DIFFER]
-    steps: Annotated[int, MAY_DIFFER]
-    guidance_scale: Annotated[float, MAY_DIFFER]
-    guidance_scale_2: Annotated[float | None, MAY_DIFFER] = None
-    scheduler: Annotated[str | None, MAY_DIFFER] = None
-    step_cache: Annotated[StepSchedule | None, MAY_DIFFER, Field(exclude_if=lambda schedule: schedule is None)] = None
-    strength: Annotated[float | None, MAY_DIFFER] = None
     images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
     mask: Annotated[InputRef | None, MAY_DIFFER] = None
     last_image: Annotated[InputRef | None, MAY_DIFFER] = None
-    controls: Annotated[tuple[Control, ...], MAY_DIFFER, Field(exclude_if=lambda controls: not controls)] = ()
-    control_images: Annotated[tuple[InputRef, ...], MAY_DIFFER, Field(exclude_if=lambda images: not images)] = ()
-    output_format: Annotated[OutputFormat, MAY_DIFFER] = OutputFormat.PNG
-    output_quality: Annotated[int, MAY_DIFFER] = 90
-    embed_parameters: Annotated[bool, MAY_DIFFER] = False
-    previews: Annotated[int, MAY_DIFFER] = 0  # per image, for clients that wait for it
+    controls: Annotated[tuple[Control, ...], MAY_DIFFER] = ()
+    control_images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
+    previews: Annotated[int, MAY_DIFFER] = 0
 
     @property
     def slots(self) -> int:
@@ -396,7 +295,8 @@ class JobRecord(_Frozen):
 
 def encode(job: Job) -> str:
     """Return the wire form of a job: JSON that names its form."""
-    return job.model_dump_json()
+    set_fields = job.model_dump_json(exclude_defaults=True)
+    return f'{{"schema_version":{job.schema_version},{set_fields[1:]}'  # a default itself
 
 
 _UNKNOWN = frozenset({"extra_forbidden", "enum", "literal_error"})

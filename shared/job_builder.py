@@ -18,7 +18,8 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.model_limits import check_limits, chosen_controls, field_faults, given_or, own_faults
 from shared.inputs.request_images import Inputs, check_proportions, reference_faults, store_inputs
 from shared.inputs.store import InputStore
-from shared.job import InputRef, Job, OutputFormat, Task, Webhook
+from shared.job import InputRef, Job, Webhook
+from shared.job_fields import SENT_FIELDS, OutputFormat, Task
 from shared.queue import Queue, Submission
 from shared.request import JobRequest, parse
 from shared.runtime import tracing
@@ -216,24 +217,17 @@ def resolve_job(
     check_proportions(inputs)
     width, height = _size(request, spec, task, inputs.images)
     return Job(
-        **_own_fields(request, spec, tenant, now_ms),
-        on_deadline=request.on_deadline,
+        **{name: getattr(request, name) for name in SENT_FIELDS} | _own_fields(request, spec, tenant, now_ms),
         webhook=_webhook(request),
-        model=spec.id,
         width=width,
         height=height,
         task=task,
-        n=request.n,
         steps=given_or(request.steps, defaults.steps),
         guidance_scale=given_or(request.guidance_scale, defaults.guidance_scale),
         guidance_scale_2=given_or(request.guidance_scale_2, defaults.guidance_scale_2),
-        scheduler=request.scheduler,
         step_cache=spec.step_cache.schedule_of(request.step_cache),
         adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
         mixed_fields=_mixed_fields(spec, request.reproducible),
-        reproducible=request.reproducible,
-        output_quality=request.output_quality,
-        embed_parameters=request.embed_parameters,
         images=inputs.images,
         mask=inputs.mask,
         last_image=inputs.last_image,
@@ -245,7 +239,7 @@ def resolve_job(
 
 
 def _own_fields(request: JobRequest, spec: ModelSpec, tenant: str, now_ms: int) -> dict[str, Any]:
-    """Return the fields of a job on which no other field of it depends."""
+    """Return the fields in which requests of one template differ: no other field of the job depends on them."""
     return {
         "id": new_id("job", now_ms),
         "tenant": tenant,

@@ -1,64 +1,26 @@
 """The request for a job: the body that clients send, its parsing, and its task. `shared.job_builder` builds the job."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.destinations import DestinationChoice
-from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
-from shared.config.step_schedules import Choice, StepSchedule
+from shared.config.models_file import MAX_INPUT_IMAGES, ModelSpec
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
-from shared.job import OnDeadline, OutputFormat, Priority, Task
+from shared.job_fields import MESSAGES, ChoosableFields, PipelineFields, ServiceFields, Task
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
-MAX_SEED = 2**63 - 1
-RANDOM_SEED = -1
-"""As other services and user interfaces write a seed that they leave to the service."""
-
-MAX_COUNT = 2**31 - 1
-"""Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
-
 MAX_DEADLINE_S = 7 * 86_400
 _WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
-_MESSAGES = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
-
-Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
-Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
-Guidance = Annotated[float, Field(strict=True, ge=0)]
-MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
 
 
-def _seed(value: int | None) -> int | None:
-    """Return a seed, None for a random one."""
-    return None if value == RANDOM_SEED else value
-
-
-def _read_step_cache(value: Any) -> Any:
-    """Return a level, or the schedule of an object; the error is one, not that of each form."""
-    if value is None or isinstance(value, StepSchedule) or value in get_args(Choice):
-        return value
-    if not isinstance(value, dict):
-        forms = f'{", ".join(get_args(Choice))} or a schedule such as {{"every": 3}}'
-        raise PydanticCustomError("step_cache", "it must be {forms}", {"forms": forms})
-    try:
-        return StepSchedule.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {_MESSAGES.get(first['type'], first['msg'])}"
-        raise PydanticCustomError("step_cache", "{reason}", {"reason": reason}) from None
-
-
-StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
-
-
-class JobRequest(BaseModel):
+class JobRequest(ServiceFields, ChoosableFields, PipelineFields):
     """The body of `POST /v1/jobs`, and one line of `POST /v1/jobs:bulk`."""
 
     model_config = ConfigDict(
@@ -73,28 +35,7 @@ class JobRequest(BaseModel):
         },
     )
 
-    model: str = Field(max_length=128, description="A model of `GET /v1/models`.")
-    prompt: str = Field(min_length=1, max_length=100_000)
-    negative_prompt: str | None = Field(None, max_length=100_000)
-    width: Count | None = Field(None, description="Pixels.")
-    height: Count | None = Field(None, description="Pixels.")
-    n: Count = Field(1, description="Number of images; image i uses seed + i.")
-    seed: Annotated[Seed | None, AfterValidator(_seed)] = Field(
-        None, description="Unset or -1: a random one, returned with the job."
-    )
-    steps: Count | None = Field(None, validation_alias=AliasChoices("steps", "num_inference_steps"))
-    guidance_scale: Guidance | None = None
-    guidance_scale_2: Guidance | None = Field(
-        None, description="For the model's second denoiser, which does the less noisy steps."
-    )
-    scheduler: str | None = Field(None, max_length=64)
-    step_cache: StepCacheChoice = Field(
-        None, description="Denoising steps to skip and extrapolate: a level, or a schedule. Unset: the model's default."
-    )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
-    task: Task | None = Field(
-        None, description="Required only if the model has several tasks that match the other fields."
-    )
     image: str | None = Field(
         None,
         description="Start from this image: an id of `POST /v1/inputs`, a job's id for its first image, the URL of an "
@@ -112,27 +53,9 @@ class JobRequest(BaseModel):
     controls: tuple[ControlChoice, ...] = Field(
         (), max_length=MAX_CONTROLS, description="Images that guide the result, through control nets or an IP-Adapter."
     )
-    strength: float | None = Field(
-        None,
-        strict=True,
-        gt=0,
-        le=1,
-        description="How much to change `image`: the share of the steps that run, at least one. "
-        "With a mask, the default is 1.",
-    )
-    frames: Count | None = Field(None, description="Length of a video.")
-    fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
-    layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
-    reproducible: bool = Field(False, strict=True, description="Identical bits whatever other jobs are in the batch.")
-    output_format: OutputFormat | None = Field(None, description="Unset: png for images; videos are always mp4.")
-    output_quality: int = Field(90, strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")
-    embed_parameters: bool = Field(
-        False, strict=True, description="Write the prompt, seed and other parameters into the image's metadata."
-    )
     output: DestinationChoice | None = Field(
         None, description="Where the images or the video go. Unset: they are stored here and deleted with the job."
     )
-    priority: Priority = Priority.STANDARD
     deadline_s: float | None = Field(
         None,
         strict=True,
@@ -140,12 +63,6 @@ class JobRequest(BaseModel):
         le=MAX_DEADLINE_S,
         description="The job is to end within this many seconds from now. Of one priority, the least slack goes first.",
     )
-    on_deadline: OnDeadline = Field(
-        OnDeadline.EXPIRE,
-        description="What becomes of a job that can no longer end by its deadline: it expires at once, or runs late.",
-    )
-    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
-    batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     webhook: str | None = Field(
         None, max_length=2048, description="An https URL that receives a signed POST when the job ends."
     )
@@ -199,7 +116,7 @@ def valid_fields(
 
 def _fault(details: ErrorDetails) -> InvalidRequest:
     param = ".".join(str(part) for part in details["loc"] if part != "[key]").rstrip(".") or None
-    return InvalidRequest(f"{param or 'body'}: {_MESSAGES.get(details['type'], details['msg'])}", param=param)
+    return InvalidRequest(f"{param or 'body'}: {MESSAGES.get(details['type'], details['msg'])}", param=param)
 
 
 def task_of(request: JobRequest, spec: ModelSpec) -> Task:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from shared.job import MUST_MATCH, Job, matching
+from shared.job import Job, matching
+from shared.job_fields import MUST_MATCH
 
 # Names of the pipeline modules that are called at least once per step.
 DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior", "prior_prior")
@@ -77,7 +78,9 @@ def mismatched_fields(one: Job, other: Job) -> tuple[str, ...]:
 
 def _values(job: Job) -> dict[str, Any]:
     mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixed_fields))
-    return job.model_dump(mode="json", include=set(_MATCHING_FIELDS - mixed)) | {"shape": shape(job)}
+    # Without defaults, so that a new field does not change the signatures of jobs without it.
+    values = job.model_dump(mode="json", include=set(_MATCHING_FIELDS - mixed), exclude_defaults=True)
+    return values | {"shape": shape(job)}
 
 
 def shape(job: Job) -> str:

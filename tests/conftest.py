@@ -29,7 +29,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from shared.config.settings import Settings
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from shared.queue import Queue, QueueClient, Submission
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature

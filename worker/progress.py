@@ -13,7 +13,8 @@ import structlog
 
 from shared.config.models_file import Catalog
 from shared.errors import RedisUnavailable
-from shared.job import Phase, Priority
+from shared.job import Phase
+from shared.job_fields import Priority
 from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import VERSION
 from worker.claims.claimed_job import ClaimedJob

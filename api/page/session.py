@@ -1,5 +1,7 @@
 """Routes for the page itself: what its key allows, and jobs with previews."""
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -10,21 +12,35 @@ from api.http.middleware import JSON_TYPES, require_type
 from api.responses import job_response
 from api.submission import IdempotencyKey, idempotency, parse_job, submit
 from shared.auth import Scope
+from shared.job_fields import SENT_FIELDS, ChosenFields
+from shared.request import JobRequest
 from shared.runtime import strict_json
 
 router = APIRouter(prefix="/page", include_in_schema=False)
+
+_OF_OWN_RULES = {
+    *("model", "prompt", "negative_prompt", "step_cache", "frames", "fps", "layers"),
+    *("on_deadline", "metadata", "batch_id"),
+}
+SAME_FIELDS: dict[str, Any] = {
+    name: JobRequest.model_fields[name].default
+    for name in (*ChosenFields.model_fields, *SENT_FIELDS)
+    if name not in _OF_OWN_RULES
+}
+"""Fields that a request for a job like another repeats as they are, with the values that it can leave out."""
 
 PREVIEWS = 6
 """Previews of each image: as many decodes of small latents, in forwards of the VAE that batch mates share."""
 
 
 class Session(BaseModel):
-    """The caller of the page. Without keys it may do everything."""
+    """The caller of the page, and `SAME_FIELDS`. Without keys it may do everything."""
 
     has_key: bool
     tenant: str
     scopes: tuple[Scope, ...]
     pool: str
+    same_fields: dict[str, Any]
 
 
 @router.get("/session")
@@ -35,6 +51,7 @@ async def get_session(caller: CallerDep, services: ServicesDep) -> Session:
         tenant=caller.tenant,
         scopes=tuple(sorted(Scope if caller.scopes is None else caller.scopes)),
         pool=services.settings.namespace,
+        same_fields=SAME_FIELDS,
     )
 
 

@@ -12,7 +12,8 @@ from api.http.openapi import job_responses, problems, request_body
 from api.responses import existing_job, job_response
 from api.submission import RETRIED, submit_retries
 from shared.errors import Conflict, FusequeueError, InvalidRequest
-from shared.job import JobRecord, Priority, State
+from shared.job import JobRecord, State
+from shared.job_fields import Priority
 from shared.queue.maintenance.changes import JobUpdate
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json

@@ -14,7 +14,7 @@ from api.http.openapi import problems
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.step_schedules import StepCaching
 from shared.errors import Unavailable
-from shared.job import Task
+from shared.job_fields import Task
 from shared.queue import WorkerInfo
 from shared.signature import Mixable
 

@@ -34,7 +34,7 @@ from bench.over_http import up
 from shared.config.adapters import Adapter, AdapterSpec
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
-from shared.job import Task
+from shared.job_fields import Task
 from shared.runtime import log
 from worker.engine.engine import Engine
 from worker.engine.process import SWITCH_INTERVAL_S

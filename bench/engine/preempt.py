@@ -21,7 +21,8 @@ from bench.common import record
 from bench.engine import shapes
 from bench.engine.runner import EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from worker.engine.protocol import Pixels
 
 # Priority of the job that arrives during the batch; None: no job.

@@ -22,7 +22,7 @@ from tiny import lora, registry
 from bench.engine import real_shapes, shapes
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, free_memory, peak_gib
 from shared.config.models_file import Defaults, Limits, ModelSpec
-from shared.job import Task
+from shared.job_fields import Task
 from shared.runtime import log
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.loading import locate

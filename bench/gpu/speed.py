@@ -29,7 +29,8 @@ from bench.gpu.made_models import billions, denoiser_of, make, save_folder, use_
 from bench.gpu.profiling import profiled
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, peak_gib, synchronize
 from shared.config.models_file import Defaults, Limits, ModelSpec
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from shared.runtime import log
 
 

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass
 
 from shared.errors import FusequeueError
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.jobs import MAX_SUBMISSIONS
 from shared.runtime.clock import make_id, now_ms

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from shared.job import Task
+    from shared.job_fields import Task
 
 Kind = Literal["controlnet", "ip_adapter"]
 MAX_CONTROLS = 4

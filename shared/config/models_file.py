@@ -20,12 +20,11 @@ from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
-from shared.job import Task
+from shared.job_fields import MAX_FPS, Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 MAX_INPUT_IMAGES = 16
-MAX_FPS = 120
 MAX_DEVICES = 16
 Dimension = Annotated[int, Field(ge=16, le=8192)]
 

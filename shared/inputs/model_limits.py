@@ -8,8 +8,8 @@ from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest, first_of
-from shared.job import OnDeadline, OutputFormat, Task
-from shared.request import MAX_SEED, JobRequest, task_of
+from shared.job_fields import MAX_SEED, OnDeadline, OutputFormat, Task
+from shared.request import JobRequest, task_of
 
 T = TypeVar("T")
 

@@ -9,20 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.adapters import Adapter
 from shared.config.destinations import Destination
-from shared.config.step_schedules import StepSchedule
 from shared.job import (
     Artifact,
     FieldWarning,
     InputRef,
     Job,
     JobRecord,
-    OnDeadline,
-    OutputFormat,
     Phase,
-    Priority,
     State,
-    Task,
 )
+from shared.job_fields import ChosenFields, PipelineFields, ServiceFields
 from shared.queue_reason import QueueReason
 
 
@@ -138,59 +134,36 @@ class UrlsObject(BaseModel):
     events: str = Field(description="Where keys are required, signed: a browser's EventSource sends no headers.")
 
 
-class JobObject(BaseModel):
-    """A job: its request with every default resolved, its state and its results.
-
-    Times are ISO 8601 in UTC with milliseconds.
-    """
-
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+class JobState(BaseModel):
+    """The state of a job. Times are ISO 8601 in UTC with milliseconds."""
 
     id: str = Field(examples=["job_01ja3v5c8zq3m7x2r4t6w8y0ab"])
     object: Literal["job"] = "job"
     status: State
     phase: Phase | None = Field(description="What a running job is doing.")
-    model: str
-    task: Task
     created_at: str = Field(examples=["2026-01-31T12:00:00.000Z"])
     started_at: str | None
     finished_at: str | None
     expires_at: str | None = Field(description="When the job and its images will be deleted.")
     deadline_at: str | None
-    on_deadline: OnDeadline
     cancel_requested: bool
     attempts: int
     progress: ProgressObject
     queue: QueueObject | None = Field(description="Only while the job is queued.")
-    prompt: str
-    negative_prompt: str
-    width: int
-    height: int
-    frames: int = Field(description="1 for images.")
-    fps: int | None
-    layers: int = Field(description="Images that each result is split into; 0 if it is not split.")
-    steps: int
-    guidance_scale: float
-    guidance_scale_2: float | None
-    seed: int
-    n: int
-    scheduler: str | None
-    step_cache: StepSchedule | None = Field(description="Which steps are computed; null: all of them.")
+
+
+class JobObject(ServiceFields, ChosenFields, PipelineFields, JobState):  # its JSON has their fields from last to first
+    """A job: its state, its request with every default resolved, and its results."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
     adapters: tuple[Adapter, ...]
     image: ImageObject | None = Field(description="The first of `images`.")
     images: list[ImageObject]
     mask: ImageObject | None
     last_image: ImageObject | None
     controls: list[ControlObject]
-    strength: float | None
-    reproducible: bool
-    output_format: OutputFormat
-    output_quality: int
-    embed_parameters: bool
     output: OutputObject | None = Field(description="Null: the artifacts are stored here, and deleted with the job.")
-    priority: Priority
-    metadata: dict[str, str]
-    batch_id: str | None
     artifacts: list[ArtifactObject]
     error: FailureObject | None
     warnings: list[FieldWarning] = Field(description="Fields without effect, such as a mask that repaints nothing.")

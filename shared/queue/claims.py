@@ -11,7 +11,8 @@ from cachetools import TTLCache
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
-from shared.job import Failure, Job, Outcome, Priority, State, decode, encode, is_newer
+from shared.job import Failure, Job, Outcome, State, decode, encode, is_newer
+from shared.job_fields import Priority
 from shared.queue.choosing import JobChooser
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
-from shared.job import InputRef, JobRecord, OnDeadline, encode
+from shared.job import InputRef, JobRecord, encode
+from shared.job_fields import OnDeadline
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated

@@ -15,12 +15,12 @@ from shared.job import (
     Job,
     JobRecord,
     Phase,
-    Priority,
     Progress,
     State,
     Timings,
     decode,
 )
+from shared.job_fields import Priority
 from shared.runtime.clock import id_time_ms
 
 ARTIFACTS = TypeAdapter(tuple[Artifact, ...])

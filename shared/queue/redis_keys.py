@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from shared.job import Priority
+from shared.job_fields import Priority
 
 
 class RedisKey:

@@ -17,7 +17,8 @@ from PIL import Image
 from harness import model_pool
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
-from shared.job import InputRef, Job, Task
+from shared.job import InputRef, Job
+from shared.job_fields import Task
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
     EngineEvent,

@@ -12,7 +12,8 @@ from typing import Any
 from harness.engine import a_job
 from tiny import registry
 
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 
 Fields = Mapping[str, Any]
 

@@ -22,7 +22,7 @@ from parity.cells import (
 )
 
 from shared.config.models_file import Defaults, Limits
-from shared.job import Task
+from shared.job_fields import Task
 
 # Of about the same number of pixels, so that their jobs are claimed together.
 SIZES = tuple(

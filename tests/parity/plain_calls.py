@@ -11,7 +11,8 @@ import torch
 from harness.engine import input_files
 from PIL import Image, ImageOps
 
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 
 # The class that does a task with the modules of a model of another class.
 _OF_TASKS = {

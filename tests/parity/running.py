@@ -20,7 +20,8 @@ from tiny import controls
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.step_schedules import StepSchedule
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.weights.control_nets import PIPELINES as CONTROL_PIPELINES
 from worker.engine.protocol import EngineEvent, ForwardDone
 

@@ -11,7 +11,7 @@ from parity.cells import LONG, small_images
 from tiny import registry
 from tiny.registry import torchvision_fault
 
-from shared.job import Task
+from shared.job_fields import Task
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 

@@ -11,7 +11,8 @@ from harness.engine import a_job, input_files
 from parity.plain_calls import CALLS, arguments
 
 from shared.config.controls import Control
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 

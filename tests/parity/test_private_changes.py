@@ -11,7 +11,8 @@ from harness.waiting import wait_until
 from parity.running import as_floats, compare, plain_results
 from tiny import registry
 
-from shared.job import Job, Priority, Task
+from shared.job import Job
+from shared.job_fields import Priority, Task
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 

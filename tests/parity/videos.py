@@ -10,7 +10,8 @@ from harness.engine import SIDE
 from parity.cells import LONG, Cell, Fields
 
 from shared.config.models_file import Defaults, Limits
-from shared.job import InputRef, Task
+from shared.job import InputRef
+from shared.job_fields import Task
 
 Jobs = Mapping[str, Fields]
 

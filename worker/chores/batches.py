@@ -11,7 +11,7 @@ import structlog
 
 from shared import job_builder
 from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, StorageUnavailable, Unavailable
-from shared.job import OnDeadline, Priority
+from shared.job_fields import OnDeadline, Priority
 from shared.protocols.openai import batch_lines
 from shared.protocols.openai.batch_lines import BatchLine, LineChecker
 from shared.protocols.openai.batches import (

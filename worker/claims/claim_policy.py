@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from shared.queue.claims import Models
 
 MAX_PAUSE_S = 2.0

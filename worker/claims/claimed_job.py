@@ -14,7 +14,8 @@ import structlog
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import ModelSpec
 from shared.errors import without_places
-from shared.job import Artifact, Failure, OnDeadline, Outcome, Phase, Progress, State, Timings
+from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
+from shared.job_fields import OnDeadline
 from shared.queue import Claim
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.engine.protocol import EngineRequest, InputFiles, JobFinished, Output, Pixels

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue import Claim, Queue
 from shared.queue.claims import Models, WaitingList
 from shared.runtime.asyncio_tools import retry_while_unavailable

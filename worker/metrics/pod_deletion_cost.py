@@ -11,7 +11,8 @@ import structlog
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.worker import Worker
 

@@ -11,7 +11,8 @@ import structlog
 from PIL import Image, PngImagePlugin
 
 from shared.errors import RedisUnavailable
-from shared.job import Job, OutputFormat
+from shared.job import Job
+from shared.job_fields import ChosenFields, OutputFormat, PipelineFields
 from shared.queue import Claim, Queue
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES
 from worker.engine.protocol import Pixels
@@ -26,6 +27,10 @@ _WEBP_METHOD = 2  # Pillow's default of 4 takes twice the time for the same size
 _EXIF_SOFTWARE, _EXIF_FOLDER, _EXIF_USER_COMMENT = 0x0131, 0x8769, 0x9286
 # EXIF holds 64 KiB in a JPEG, and text in UTF-16: two texts of this size as JSON leave room for the rest.
 _MAX_TEXT_BYTES = 28_000
+_PARAMETERS = frozenset((*PipelineFields.model_fields, *ChosenFields.model_fields, "adapters", "controls")) - {
+    *("prompt", "negative_prompt", "seed"),  # not as they are
+    *("task", "layers", "output_format"),
+}
 _UTF16 = "utf-16-be"  # the byte order is not specified; most readers use big endian
 _PREVIEW_QUALITIES = (80, 60, 40, 20)
 
@@ -53,13 +58,12 @@ def encode(pixels: Pixels, job: Job, index: int) -> bytes:
 
 def parameters_json(job: Job, index: int) -> str:
     """Return the parameters that reproduce output `index`, as JSON; long texts are cut to `_MAX_TEXT_BYTES`."""
-    names = {"model", "adapters", "width", "height", "steps", "guidance_scale", "guidance_scale_2", "scheduler"}
-    names |= {"strength", "step_cache", "controls"} | ({"frames", "fps"} if job.task.makes_video else set())
+    unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.controls else ("controls",))}
     parameters = {
         "prompt": _cut(job.prompt),
         "negative_prompt": _cut(job.negative_prompt),
         "seed": job.seed_of(index),
-        **job.model_dump(mode="json", include=names, exclude_none=True),
+        **job.model_dump(mode="json", include={*_PARAMETERS} - unused, exclude_none=True),
     }
     return json.dumps(parameters, ensure_ascii=False)
 

@@ -19,9 +19,10 @@ from api.http.openapi import event_stream, problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.submission import IdempotencyKey, idempotency, reserved_id
 from shared.errors import NotFound, Unauthenticated, Unavailable
+from shared.job_fields import MetadataKey, MetadataValue
 from shared.protocols.openai.batches import WINDOW_S, Batch
 from shared.protocols.openai.files import ExpiresAfter
-from shared.request import MetadataKey, MetadataValue, validated
+from shared.request import validated
 from shared.runtime import strict_json
 from shared.runtime.clock import epoch_s, new_id
 

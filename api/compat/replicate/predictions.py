@@ -26,7 +26,8 @@ from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unavailable, UnknownModel
-from shared.job import JobRecord, Priority, State
+from shared.job import JobRecord, State
+from shared.job_fields import Priority
 from shared.protocols.openai.images import read_base64
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import (

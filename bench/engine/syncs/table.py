@@ -23,7 +23,8 @@ from bench.engine.runner import GUIDANCE, bench_job, prompt
 from bench.engine.syncs.counting import HostWork, fused_work, plain_work
 from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 from shared.config.models_file import Defaults, Limits, ModelSpec
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from shared.runtime import log
 from worker.engine.pipelines.call_arguments import make_scheduler
 from worker.engine.pipelines.loading import LoadedModel, load

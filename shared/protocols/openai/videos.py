@@ -5,12 +5,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.config.models_file import MAX_FPS, Catalog, ModelSpec
+from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
-from shared.job import FieldWarning, JobRecord, State, Task
+from shared.job import FieldWarning, JobRecord, State
+from shared.job_fields import MAX_FPS, Count, Task
 from shared.protocols.openai.images import image_reference, parse_sized, split_fields
 from shared.protocols.openai.server_fields import Warnings
-from shared.request import Count, JobRequest
+from shared.request import JobRequest
 from shared.runtime.clock import epoch_s
 
 _STATUS = {State.QUEUED: "queued", State.RUNNING: "in_progress", State.SUCCEEDED: "completed"}

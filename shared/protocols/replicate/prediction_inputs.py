@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import ModelSpec
 from shared.errors import Faults, InvalidRequest, first_of
-from shared.job import Task
 from shared.job_builder import parse_checked
+from shared.job_fields import Task
 from shared.request import JobRequest, valid_fields
 
 JOB_FIELDS: Mapping[str, str] = {

@@ -7,9 +7,16 @@ from typing import Any
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest, UnknownModel
 from shared.job import Job, JobRecord, Progress, State
+from shared.job_fields import SENT_FIELDS, ChosenFields
 from shared.protocols.native import iso
+from shared.protocols.replicate.prediction_inputs import EXCLUDED, REPLICATE_NAMES
 from shared.webhooks import MAX_BODY_BYTES, encode
 
+_INPUT_FIELDS = frozenset((*SENT_FIELDS, *ChosenFields.model_fields)).difference(
+    EXCLUDED,
+    ("priority", "on_deadline", "metadata"),  # of no meaning to Replicate's clients
+    ("step_cache",),  # not every model takes the schedule of a level
+)
 PREFIX = "/compat/replicate/v1"
 OWNER = "fusequeue"
 """Owner of a model whose id in the models file has none."""
@@ -109,28 +116,11 @@ def prediction(
 
 def input_of(job: Job) -> dict[str, Any]:
     """Return the input of a job with all defaults resolved, so that it can be sent again."""
-    values: dict[str, Any] = {
-        "prompt": job.prompt,
-        "negative_prompt": job.negative_prompt,
-        "width": job.width,
-        "height": job.height,
-        "num_outputs": job.n,
-        "num_inference_steps": job.steps,
-        "guidance_scale": job.guidance_scale,
-        "guidance_scale_2": job.guidance_scale_2,
-        "seed": job.seed,
-        "scheduler": job.scheduler,
-        "prompt_strength": job.strength,
-        "output_format": job.output_format.value,
-        "output_quality": job.output_quality,
-        "task": job.task.value,
-    }
+    unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.layers else ("layers",))}
+    sent = job.model_dump(mode="json", include={*_INPUT_FIELDS} - unused)
+    values: dict[str, Any] = {REPLICATE_NAMES.get(name, name): value for name, value in sent.items()}
     if job.adapters:
         values["adapters"] = [adapter.model_dump() for adapter in job.adapters]
-    if job.task.makes_video:
-        values |= {"num_frames": job.frames, "fps": job.fps}
-    if job.layers:
-        values["layers"] = job.layers
     if len(job.images) > 1:
         values["images"] = [ref.id for ref in job.images]
     elif job.images:
@@ -139,7 +129,7 @@ def input_of(job: Job) -> dict[str, Any]:
     if job.controls:
         pairs = zip(job.controls, job.control_images, strict=True)
         values["controls"] = [{**control.model_dump(exclude={"kind"}), "image": ref.id} for control, ref in pairs]
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def logs(record: JobRecord, progress: Progress) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from shared.errors import Conflict
-from shared.job import JobRecord, Priority, State, decode, encode
+from shared.job import JobRecord, State, decode, encode
+from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.script_arguments import WireChange

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from shared.autoscaling import Backlog, SignatureLoad
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.pauses import PauseControls

@@ -23,7 +23,8 @@ from harness.waiting import wait_until
 from redis import Redis
 
 from shared.config import models_file
-from shared.job import Artifact, Failure, Job, Outcome, State, Task, Thumbnail
+from shared.job import Artifact, Failure, Job, Outcome, State, Thumbnail
+from shared.job_fields import Task
 from shared.queue import Claim, Queue
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect

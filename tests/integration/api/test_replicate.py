@@ -28,7 +28,8 @@ from replicate.webhook import InvalidSignatureError, Webhooks
 from api.compat.replicate import predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.job import JOB_FORM, Failure, Outcome, Phase, Progress, State, Task
+from shared.job import JOB_FORM, Failure, Outcome, Phase, Progress, State
+from shared.job_fields import Task
 from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
 from worker.chores.webhooks import DeliveryPass

@@ -14,7 +14,7 @@ from harness.http_server import serving
 from harness.queue import claim, end, put
 
 from shared.auth import TenantLimits
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission, WorkerInfo
 from shared.queue.workers import backlog_sample
 

@@ -13,7 +13,8 @@ from integration.batches.batch_steps import create, error_lines, line, validated
 from api.compat.openai.batches import batch_object
 from shared import job_builder
 from shared.errors import NotFound
-from shared.job import Job, JobRecord, OnDeadline, State
+from shared.job import Job, JobRecord, State
+from shared.job_fields import OnDeadline
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batch_lines import BatchLine
 from shared.protocols.openai.batches import GRACE_MS, Batch, BatchStatus, line_job_id

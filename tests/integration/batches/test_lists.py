@@ -10,7 +10,7 @@ import pytest
 from harness.queue import put
 from integration.batches.batch_steps import create, line
 
-from shared.job import Task
+from shared.job_fields import Task
 from shared.protocols.openai.files import File
 from shared.queue import Submission
 from shared.runtime.clock import new_id, now_ms

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from cli.operators.operations import write_csv
 from fusequeue import UsageRow
-from shared.job import Outcome, Priority, Progress, State
+from shared.job import Outcome, Progress, State
+from shared.job_fields import Priority
 from shared.queue import Queue
 
 Run = Callable[..., Awaitable[Result]]

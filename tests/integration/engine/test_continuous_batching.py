@@ -17,7 +17,8 @@ from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spe
 from harness.waiting import wait_until
 
 from shared.config.models_file import Limits, ModelSpec
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.protocol import Activity, EngineEvent, JobProgress
 from worker.engine.scheduling.selection import CallSelector, TaskCall

@@ -15,7 +15,8 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanDecoder3d
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecorder, a_job, a_spec
 
 from shared.config.models_file import Defaults, Limits, ModelSpec
-from shared.job import Job, Priority, Task
+from shared.job import Job
+from shared.job_fields import Priority, Task
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.protocol import EngineEvent, ForwardDone
 from worker.engine.scheduling import decode_pieces, selection

@@ -13,7 +13,8 @@ from harness import model_pool
 from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spec
 
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.protocol import allowed_rows
 

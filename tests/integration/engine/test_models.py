@@ -19,7 +19,8 @@ from harness.waiting import wait_until
 
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
-from shared.job import InputRef, Task
+from shared.job import InputRef
+from shared.job_fields import Task
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.pipelines import loading

@@ -18,7 +18,8 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny import weights
 
 from shared.config.models_file import Limits
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 

@@ -17,7 +17,7 @@ from shared.config.models_file import Limits
 from shared.config.settings import Settings
 from shared.config.step_schedules import CacheLevel, StepCaching, StepSchedule
 from shared.errors import ModelUnavailable
-from shared.job import Task
+from shared.job_fields import Task
 from shared.queue import Queue
 from worker import probe as command
 from worker.cost_curves import CostCurves

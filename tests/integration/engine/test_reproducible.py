@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
 
-from shared.job import Task
+from shared.job_fields import Task
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import StackingRules
 

@@ -14,7 +14,8 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_
 
 from shared.config.models_file import Defaults, Limits
 from shared.config.step_schedules import StepSchedule, computed_steps, weights
-from shared.job import Job, Priority, Task
+from shared.job import Job
+from shared.job_fields import Priority, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.protocol import EngineEvent, JobProgress

@@ -13,8 +13,9 @@ from harness.stub_engine import StubFleet
 from api.routes.operators.operations import fleet_of
 from shared.autoscaling import ReadyTimes
 from shared.config.models_file import ModelSpec
-from shared.job import Job, State, Task
+from shared.job import Job, State
 from shared.job_builder import resolve_job
+from shared.job_fields import Task
 from shared.queue import Queue, Submission
 from shared.request import JobRequest
 from shared.runtime.clock import now_ms

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from harness.queue import MODELS, end, put, state_of
 
-from shared.job import Priority, State
+from shared.job import State
+from shared.job_fields import Priority
 from shared.queue import Claim, Queue, Submission
 
 Make = Callable[..., Submission]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
-from shared.job import Priority, State
+from shared.job import State
+from shared.job_fields import Priority
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
 

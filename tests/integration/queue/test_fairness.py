@@ -10,7 +10,7 @@ import pytest
 from harness.queue import MODELS, claim, claim_ids, end, put
 
 from shared.auth import TenantLimits
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.pauses import Pause, PauseKind
 

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from api.responses import QueuePositions
 from shared.auth import TenantLimits
 from shared.errors import InvalidRequest
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo, jobs
 from shared.queue.workers import workers
 from shared.runtime.clock import new_id

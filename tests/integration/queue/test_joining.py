@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms
 
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission, WorkerInfo
 
 Make = Callable[..., Submission]

@@ -10,7 +10,8 @@ import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, state_of
 
 from shared.auth import TenantLimits
-from shared.job import Priority, State
+from shared.job import State
+from shared.job_fields import Priority
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.pauses import Pause, PauseKind
 

@@ -9,7 +9,8 @@ from harness.queue import claim, claim_ids, end, names_left, put, state_of
 
 from shared.auth import TenantLimits
 from shared.errors import IdempotencyMismatch, QueueFull
-from shared.job import InputRef, Job, Priority, State
+from shared.job import InputRef, Job, State
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission, SubmitResult
 
 Make = Callable[..., Submission]

@@ -17,7 +17,8 @@ from integration.queue_model.model import QueueModel
 
 from shared.auth import TenantLimits
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
-from shared.job import Artifact, InputRef, OnDeadline, Outcome, Phase, Priority, Progress, State, Task, Webhook
+from shared.job import Artifact, InputRef, Outcome, Phase, Progress, State, Webhook
+from shared.job_fields import OnDeadline, Priority, Task
 from shared.queue import Claim, Queue, Submission, SubmitResult
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import ProgressReport

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from shared.job import Job, OnDeadline, State
+from shared.job import Job, State
+from shared.job_fields import OnDeadline
 from shared.queue import Claim, Submission
 from shared.queue.records import RANKS
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
-from shared.job import DeviceTimes, OnDeadline, Outcome, Progress, State, Timings
+from shared.job import DeviceTimes, Outcome, Progress, State, Timings
+from shared.job_fields import OnDeadline
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import RANKS

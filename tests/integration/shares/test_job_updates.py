@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import a_moment, claim, claim_ids, end, put, state_of
 
-from shared.job import Job, Priority, State
+from shared.job import Job, State
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
 

@@ -9,7 +9,8 @@ from harness.queue import claim, end, put, state_of
 
 from shared.autoscaling import Backlog, Fleet, Targets, wanted_workers
 from shared.errors import Conflict
-from shared.job import Priority, State
+from shared.job import State
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance import pauses
 from shared.queue.maintenance.pauses import Pause, PauseKind

@@ -20,7 +20,8 @@ from tiny import controls
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import Limits, ModelSpec
 from shared.errors import ModelUnavailable, UnusableInput
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs

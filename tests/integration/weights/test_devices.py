@@ -22,7 +22,8 @@ from parity.running import ALIKE, TOLERANCE, as_floats
 
 from shared.config.models_file import Limits, ModelSpec
 from shared.errors import ModelUnavailable
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine import memory_fit
 from worker.engine.device import device_of_rank
 from worker.engine.parallel import rank_group

@@ -18,7 +18,8 @@ from transformers import CLIPImageProcessorPil
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import Limits
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import locate

@@ -17,7 +17,8 @@ from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
 from tiny import lora
 
 from shared.config.models_file import Limits
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.pipelines.weights.memory import save_memory
 

@@ -18,7 +18,8 @@ from harness.queue import put
 from PIL import Image
 
 from shared.config.models_file import Catalog
-from shared.job import Job, JobRecord, Priority, State
+from shared.job import Job, JobRecord, State
+from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect

@@ -27,8 +27,9 @@ from starlette.routing import Route
 
 from shared.config import models_file
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.job import State, Task
+from shared.job import State
 from shared.job import Webhook as JobWebhook
+from shared.job_fields import Task
 from shared.queue import Queue
 from shared.queue.tenants.webhooks import MAX_ENDPOINTS
 from shared.runtime.clock import SyncedClock, now_ms

@@ -10,7 +10,8 @@ import pytest
 from harness.queue import lose
 from harness.stub_engine import StubFleet
 
-from shared.job import Job, JobRecord, Priority
+from shared.job import Job, JobRecord
+from shared.job_fields import Priority
 from shared.queue import Queue
 from worker.claims import leases
 

@@ -12,7 +12,7 @@ from parity.cells import LONG, Cell, Fields, edits
 from tiny import registry
 
 from shared.config.models_file import Defaults, Limits
-from shared.job import Task
+from shared.job_fields import Task
 
 # Some of equal length, as inferred rules pad no prompt.
 TEXT: Mapping[str, Fields] = {

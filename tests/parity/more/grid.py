@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parity.more.families import Clip, Family, image, video
 
-from shared.job import Task
+from shared.job_fields import Task
 
 IMAGES: tuple[Family, ...] = (
     image("PixArt-Alpha", "PixArtAlphaPipeline", "pixart-alpha", around="small_images"),

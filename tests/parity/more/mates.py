@@ -20,7 +20,8 @@ from parity.plain import PlainPipeline
 from parity.running import as_floats
 from tiny import registry
 
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.protocol import EngineEvent, ForwardDone
 
 WORDS = (

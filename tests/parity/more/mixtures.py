@@ -6,7 +6,7 @@ from parity.more.families import Clip
 from parity.more.mates import Mixed
 from parity.videos import spec
 
-from shared.job import Task
+from shared.job_fields import Task
 
 THREE = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
 TWO_SIZES = ((64, 64), (48, 80))

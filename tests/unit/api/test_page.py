@@ -14,6 +14,7 @@ from harness.http_server import BODY, ROOT, WORKER, StreamingCall, bearer, deliv
 from harness.tables import row
 
 from api import auth
+from api.page.session import SAME_FIELDS
 from shared.auth import Scope
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
@@ -136,6 +137,7 @@ async def test_the_session_says_what_a_key_may_do(fake_queue: Queue, tmp_path: P
         "tenant": "acme",
         "scopes": ["jobs:read"],
         "pool": fake_queue.client.settings.namespace,
+        "same_fields": SAME_FIELDS,
     }
     assert reader.json() == expected
     assert metrics.json()["scopes"] == ["metrics"]

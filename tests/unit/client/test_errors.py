@@ -84,8 +84,8 @@ async def test_a_line_of_a_bulk_submit_has_all_its_faults(api: AsyncClient) -> N
     good, bad = [line async for line in api.submit_many(bodies)]
     assert good.error is None
     assert bad.error is not None
-    assert [fault.param for fault in bad.error.errors] == ["n", "steps"]
-    assert bad.error.param == "n"
+    assert [fault.param for fault in bad.error.errors] == ["steps", "n"]
+    assert bad.error.param == "steps"
 
 
 def test_a_failed_job_names_its_field_once() -> None:

@@ -23,7 +23,8 @@ from fusequeue.resources.batches import BatchEndpoint, BatchState
 from fusequeue.resources.webhooks import DeliveryState
 from shared import webhooks
 from shared.config import adapters, controls, destinations, models_file, step_schedules
-from shared.job import OutputFormat, Phase, Priority, State, Task
+from shared.job import Phase, State
+from shared.job_fields import OutputFormat, Priority, Task
 from shared.protocols import native
 from shared.queue import records
 from shared.request import JobRequest

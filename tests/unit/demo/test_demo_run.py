@@ -18,7 +18,7 @@ from demo.summary import Summary, Throughput, nearly_equal, percentile
 from fusequeue import Job
 from shared.config import models_file
 from shared.inputs.model_limits import check_limits
-from shared.job import Task
+from shared.job_fields import Task
 from shared.request import parse as parse_request
 
 MODELS = "models.toml"

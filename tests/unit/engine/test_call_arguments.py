@@ -15,7 +15,8 @@ from PIL import Image
 
 from shared.config.models_file import Defaults
 from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
     effective_strength,

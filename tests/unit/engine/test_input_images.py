@@ -17,7 +17,8 @@ from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed, UnexpectedError
 from shared.inputs.validation import inspect
-from shared.job import InputRef, Job, Task
+from shared.job import InputRef, Job
+from shared.job_fields import Task
 from worker.engine.pipelines import input_decoder
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.input_images import InputImages, decode_inputs, fit_image, fit_mask

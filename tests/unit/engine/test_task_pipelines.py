@@ -11,7 +11,7 @@ from harness.engine import a_job
 from PIL import Image
 
 from shared.errors import InferenceFailed, ModelUnavailable
-from shared.job import Task
+from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import pipeline_for, supports, takes_last_image

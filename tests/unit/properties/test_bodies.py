@@ -23,8 +23,8 @@ from shared.config import models_file
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import Faults, InvalidRequest, NotFound
-from shared.job import Task
 from shared.job_builder import parse_checked
+from shared.job_fields import Task
 from shared.protocols.fal_queue import FalFields
 from shared.protocols.fal_queue import parse_input as parse_fal_input
 from shared.protocols.openai.images import ImageFields, parse_image_request

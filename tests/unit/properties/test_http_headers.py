@@ -17,7 +17,7 @@ from api.routes.artifacts import requested_range
 from api.waiting import preferred_wait_s
 from shared.auth import parse_duration
 from shared.errors import InvalidRequest
-from shared.job import OutputFormat
+from shared.job_fields import OutputFormat
 
 MAX_DEADLINE_S = 7 * 86_400
 header_text = st.text(st.characters(codec="latin-1"), max_size=60)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fakeredis import FakeAsyncRedis
 
-from shared.job import Priority
+from shared.job_fields import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.script_arguments import ClaimKey, lua_arguments, parameter_names
 from shared.queue.scripts import FOLDER, PARTS, Scripts, script_files, script_methods

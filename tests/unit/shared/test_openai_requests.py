@@ -10,7 +10,7 @@ from harness.http_server import ROOT
 from shared.config import models_file
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import InvalidRequest
-from shared.job import Priority, Task
+from shared.job_fields import Priority, Task
 from shared.protocols.openai.images import ImageRequest, parse_image_request
 from shared.protocols.openai.videos import parse_video_request
 from shared.request import JobRequest

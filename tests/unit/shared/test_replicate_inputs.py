@@ -11,7 +11,7 @@ from shared.config import models_file
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
-from shared.job import Task
+from shared.job_fields import Task
 from shared.protocols.replicate.prediction_inputs import parse_input, size_for
 from shared.protocols.replicate.predictions import find_model, model_of_version, model_version, owner_and_name
 from shared.request import JobRequest

@@ -23,7 +23,6 @@ from shared.job import (
     JobRecord,
     Progress,
     State,
-    Task,
     Timings,
     Webhook,
     decode,
@@ -31,6 +30,7 @@ from shared.job import (
     is_newer,
 )
 from shared.job_builder import resolve_job
+from shared.job_fields import Task
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
 from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS

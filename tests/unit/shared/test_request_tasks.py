@@ -17,8 +17,9 @@ from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
 from shared.inputs.model_limits import check_limits
 from shared.inputs.request_images import Inputs, check_input_sizes
-from shared.job import InputRef, Job, OutputFormat, Task, encode
+from shared.job import InputRef, Job, encode
 from shared.job_builder import check_request, make_submission, resolve_job
+from shared.job_fields import OutputFormat, Task
 from shared.request import JobRequest, parse
 from shared.signature import signature
 

@@ -11,21 +11,9 @@ from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.models_file import Limits, ModelSpec
 from shared.config.step_schedules import StepSchedule
-from shared.job import (
-    MAY_DIFFER,
-    Adapter,
-    InputRef,
-    Job,
-    Matching,
-    OnDeadline,
-    OutputFormat,
-    Priority,
-    State,
-    Task,
-    Webhook,
-    matching,
-)
+from shared.job import Adapter, InputRef, Job, State, Webhook, matching
 from shared.job_builder import resolve_job
+from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, OutputFormat, Priority, Task
 from shared.request import JobRequest
 from shared.runtime.tracing import TraceContext
 from shared.signature import shape, signature, size_class

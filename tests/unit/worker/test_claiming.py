@@ -9,7 +9,8 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from shared.queue import UnavailableModel, WorkerInfo
 from shared.queue.claims import WaitingList
 from worker.claims import claiming

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from shared.config.adapters import Adapter
-from shared.job import Job, OutputFormat
+from shared.job import Job
+from shared.job_fields import OutputFormat
 from worker.output.image_encoding import encode
 
 PROMPT = 'a "red" circle — 🎨 on blue'

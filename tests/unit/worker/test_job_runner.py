@@ -18,7 +18,8 @@ from harness.queue import end, lose, put
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageRefused, StorageUnavailable, without_places
-from shared.job import FieldWarning, InputRef, OnDeadline, State
+from shared.job import FieldWarning, InputRef, State
+from shared.job_fields import OnDeadline
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.runtime.asyncio_tools import MAX_FAULTS, retry_while_unavailable

@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
-from shared.job import Job, Priority
+from shared.job import Job
+from shared.job_fields import Priority
 from worker.metrics.pod_deletion_cost import ANNOTATION, keep_current, pod_deletion_cost
 
 Eventually = Callable[..., Awaitable[None]]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shared.errors import RedisUnavailable
-from shared.job import Phase, Priority, Progress
+from shared.job import Phase, Progress
+from shared.job_fields import Priority
 from shared.queue import ProgressReport, WorkerInfo
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker import progress

@@ -12,7 +12,8 @@ import pytest
 
 from shared.config.destinations import Destination
 from shared.errors import StorageRefused, StorageUnavailable, UploadFailed
-from shared.job import Job, OutputFormat, Task
+from shared.job import Job
+from shared.job_fields import OutputFormat, Task
 from shared.queue import Claim
 from worker.engine.protocol import Audio, Output
 from worker.output import upload

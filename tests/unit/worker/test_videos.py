@@ -13,7 +13,8 @@ import pytest
 from harness.engine import a_job
 from PIL import Image
 
-from shared.job import Job, OutputFormat, Task
+from shared.job import Job
+from shared.job_fields import OutputFormat, Task
 from worker.engine.protocol import Audio, Output
 from worker.output.video_encoding import crf, encode_video
 

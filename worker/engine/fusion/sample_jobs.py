@@ -7,7 +7,8 @@ from PIL import Image
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import ModelSpec
-from shared.job import InputRef, Job, Task
+from shared.job import InputRef, Job
+from shared.job_fields import Task
 from worker.engine.protocol import InputFiles
 
 # Two have the same words in another order, so the same length, for architectures that fuse only those.

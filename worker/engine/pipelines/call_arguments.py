@@ -13,7 +13,8 @@ from PIL import Image
 
 from shared.config.models_file import Defaults
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents, UnusableInput
-from shared.job import FieldWarning, Job, Task
+from shared.job import FieldWarning, Job
+from shared.job_fields import Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.input_images import InputImages

@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
 from shared.errors import UnusableInput
-from shared.job import FieldWarning, Job, Task
+from shared.job import FieldWarning, Job
+from shared.job_fields import Task
 from worker.engine.protocol import InputFiles
 
 _FORMATS = ("PNG", "JPEG", "WEBP")

@@ -17,7 +17,8 @@ from diffusers import DiffusionPipeline
 from shared.config.controls import Control
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
-from shared.job import FieldWarning, Job, Task
+from shared.job import FieldWarning, Job
+from shared.job_fields import Task
 from shared.signature import DENOISERS
 from worker.engine.fusion.fused_call import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask

@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 import torch
 
-from shared.job import Job, Task
+from shared.job import Job
+from shared.job_fields import Task
 from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes

@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 
 from shared.errors import ModelUnavailable
-from shared.job import Task
+from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
 
 FRAME_COUNTS = ("num_frames", "frames", "video_length")

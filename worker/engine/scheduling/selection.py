@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
 
-from shared.job import Priority
+from shared.job_fields import Priority
 from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage

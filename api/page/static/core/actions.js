@@ -3,6 +3,7 @@
 import { ApiError, call, serverNow, withQuery } from "./api.js";
 import { readMetadata } from "./metadata.js";
 import { refresh } from "./overview.js";
+import { session } from "./session.js";
 
 const COUNTED = 2_000; // jobs that a confirmation counts exactly
 const PAUSES = 6;
@@ -120,20 +121,12 @@ export async function each(ids, action, progress = () => {}, signal = null) {
   return { done, failure };
 }
 
-const SAME = [
-  ...["task", "width", "height", "n", "seed", "steps", "guidance_scale", "guidance_scale_2", "scheduler", "strength"],
-  ...["reproducible", "output_format", "output_quality", "embed_parameters", "priority"],
-];
-/** Values that a request leaves out: the defaults of every model. */
-const LEFT_OUT = { n: 1, output_quality: 90, priority: "standard" };
-
 /** The body that would make this job again; that of a job without its model names some of the model's defaults too. */
 export function bodyOf(job, model = null) {
   const body = { model: job.model, prompt: job.prompt };
   if (job.negative_prompt !== model?.defaults.negative_prompt) body.negative_prompt = job.negative_prompt;
-  for (const name of SAME) {
-    const isLeftOut = job[name] === null || job[name] === false || job[name] === LEFT_OUT[name];
-    if (!isLeftOut) body[name] = job[name];
+  for (const [name, unset] of Object.entries(session.value.same_fields)) {
+    if (job[name] !== null && job[name] !== unset) body[name] = job[name];
   }
   if (job.output_format === "png" || job.output_format === "mp4") delete body.output_format;
   // Presigned URLs are shown without their signatures: they cannot be used again.

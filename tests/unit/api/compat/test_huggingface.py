@@ -14,7 +14,7 @@ from api.compat.huggingface import output_format, parse_inference_request
 from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.errors import FusequeueError, InvalidRequest
-from shared.job import OutputFormat, Priority, Task
+from shared.job_fields import OutputFormat, Priority, Task
 from shared.queue import Queue
 from shared.request import JobRequest
 

@@ -14,7 +14,8 @@ from api import submission
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
 from shared.errors import FusequeueError, InvalidRequest, QueueFull
-from shared.job import Failure, Outcome, Priority, State
+from shared.job import Failure, Outcome, State
+from shared.job_fields import Priority
 from shared.queue import Queue
 from shared.queue.jobs import SubmitResult
 

@@ -1,0 +1,221 @@
+"""The fields of jobs, each declared once: type, bounds, default, text, and whether batch mates must have it alike.
+
+`JobRequest`, `Job` and the `JobObject` of responses inherit the classes below, and take over their fields by name.
+Fields that a job has in another form than its request, such as images, are declared where they are converted.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, get_args
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from shared.config.step_schedules import Choice, StepSchedule
+
+MAX_SEED = 2**63 - 1
+RANDOM_SEED = -1
+"""As other services and user interfaces write a seed that they leave to the service."""
+
+MAX_FPS = 120
+MAX_COUNT = 2**31 - 1
+"""Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
+
+MESSAGES: Mapping[str, str] = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
+"""What clients read instead of Pydantic's own messages, by type of error."""
+
+
+class Matching(StrEnum):
+    """Whether a field must be equal in jobs with one signature."""
+
+    MUST_MATCH = "must_match"
+    MAY_DIFFER = "may_differ"
+
+
+MUST_MATCH, MAY_DIFFER = Matching
+
+
+class Priority(StrEnum):
+    """Priorities, highest first."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BULK = "bulk"
+
+    @property
+    def rank(self) -> int:
+        """0 for the highest priority; the number in Redis and in the batch scheduler."""
+        return _RANKS[self]
+
+
+_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+
+
+class OnDeadline(StrEnum):
+    """What becomes of a job that can no longer meet its deadline."""
+
+    EXPIRE = "expire"
+    RUN = "run"
+
+
+class Task(StrEnum):
+    """Tasks of a model. Images with a strength are noised; images to edit condition the model."""
+
+    TEXT_TO_IMAGE = "text_to_image"
+    IMAGE_TO_IMAGE = "image_to_image"
+    INPAINT = "inpaint"
+    EDIT = "edit"
+    TEXT_TO_VIDEO = "text_to_video"
+    IMAGE_TO_VIDEO = "image_to_video"
+
+    @property
+    def makes_video(self) -> bool:
+        return self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+
+    @property
+    def has_strength(self) -> bool:
+        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT)
+
+    @property
+    def takes_controls(self) -> bool:
+        return self.has_strength or self is Task.TEXT_TO_IMAGE
+
+
+class OutputFormat(StrEnum):
+    PNG = "png"
+    JPEG = "jpeg"
+    WEBP = "webp"
+    MP4 = "mp4"
+
+    @property
+    def content_type(self) -> str:
+        return f"{'video' if self is OutputFormat.MP4 else 'image'}/{self.value}"
+
+    @property
+    def preview_format(self) -> "OutputFormat":
+        """Format of previews: that of the image; of videos, the smallest."""
+        return OutputFormat.WEBP if self is OutputFormat.MP4 else self
+
+
+def _seed(value: int | None) -> int | None:
+    """Return a seed, None for a random one."""
+    return None if value == RANDOM_SEED else value
+
+
+def _read_step_cache(value: Any) -> Any:
+    """Return a level, or the schedule of an object; the error is one, not that of each form."""
+    if value is None or isinstance(value, StepSchedule) or value in get_args(Choice):
+        return value
+    if not isinstance(value, dict):
+        forms = f'{", ".join(get_args(Choice))} or a schedule such as {{"every": 3}}'
+        raise PydanticCustomError("step_cache", "it must be {forms}", {"forms": forms})
+    try:
+        return StepSchedule.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {MESSAGES.get(first['type'], first['msg'])}"
+        raise PydanticCustomError("step_cache", "{reason}", {"reason": reason}) from None
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
+Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
+Guidance = Annotated[float, Field(strict=True, ge=0)]
+StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class PipelineFields(BaseModel):
+    """What the pipeline is to make, as the request says it. Images repeat these (`embed_parameters`)."""
+
+    model: Annotated[str, MUST_MATCH, Field(max_length=128, description="A model of `GET /v1/models`.")]
+    prompt: Annotated[str, MAY_DIFFER, Field(min_length=1, max_length=100_000)]
+    scheduler: Annotated[str | None, MAY_DIFFER, Field(max_length=64)] = None
+
+
+class ServiceFields(BaseModel):
+    """How the service is to run, encode and deliver, as the request says it."""
+
+    n: Annotated[Count, MAY_DIFFER, Field(description="Number of images; image i uses seed + i.")] = 1
+    # Its forwards have a fixed number of rows.
+    reproducible: Annotated[
+        bool, MUST_MATCH, Field(strict=True, description="Identical bits whatever other jobs are in the batch.")
+    ] = False
+    output_quality: Annotated[int, MAY_DIFFER, Field(strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")] = 90
+    embed_parameters: Annotated[
+        bool,
+        MAY_DIFFER,
+        Field(strict=True, description="Write the prompt, seed and other parameters into the image's metadata."),
+    ] = False
+    priority: Annotated[Priority, MAY_DIFFER] = Priority.STANDARD
+    on_deadline: Annotated[
+        OnDeadline,
+        MAY_DIFFER,
+        Field(description="If a job can no longer end by its deadline: it expires at once, or runs late."),
+    ] = OnDeadline.EXPIRE
+    metadata: Annotated[dict[MetadataKey, MetadataValue], MAY_DIFFER, Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    batch_id: Annotated[str | None, MAY_DIFFER, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None
+
+
+class ChoosableFields(BaseModel):
+    """What a request can leave to the model or the service; `ChosenFields` are the same once they are chosen."""
+
+    negative_prompt: str | None = Field(None, max_length=100_000)
+    width: Count | None = Field(None, description="Pixels.")
+    height: Count | None = Field(None, description="Pixels.")
+    seed: Annotated[Seed | None, AfterValidator(_seed)] = Field(
+        None, description="Unset or -1: a random one, returned with the job."
+    )
+    steps: Count | None = Field(None, validation_alias=AliasChoices("steps", "num_inference_steps"))
+    guidance_scale: Guidance | None = None
+    guidance_scale_2: Guidance | None = Field(
+        None, description="For the model's second denoiser, which does the less noisy steps."
+    )
+    step_cache: StepCacheChoice = Field(
+        None, description="Denoising steps to skip and extrapolate: a level, or a schedule. Unset: the model's default."
+    )
+    task: Task | None = Field(
+        None, description="Required only if the model has several tasks that match the other fields."
+    )
+    strength: float | None = Field(
+        None,
+        strict=True,
+        gt=0,
+        le=1,
+        description="How much to change `image`: the share of the steps that run, at least one. "
+        "With a mask, the default is 1.",
+    )
+    frames: Count | None = Field(None, description="Length of a video.")
+    fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
+    layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
+    output_format: OutputFormat | None = Field(None, description="Unset: png for images; videos are always mp4.")
+
+
+class ChosenFields(BaseModel):
+    """What `ChoosableFields` leave open, with every default resolved. Sizes are in pixels."""
+
+    negative_prompt: Annotated[str, MAY_DIFFER] = ""
+    width: Annotated[int, MUST_MATCH]
+    height: Annotated[int, MUST_MATCH]
+    seed: Annotated[int, MAY_DIFFER]
+    steps: Annotated[int, MAY_DIFFER]
+    guidance_scale: Annotated[float, MAY_DIFFER]
+    guidance_scale_2: Annotated[float | None, MAY_DIFFER] = None
+    step_cache: Annotated[
+        StepSchedule | None, MAY_DIFFER, Field(description="Which steps are computed; null: all of them.")
+    ] = None
+    task: Annotated[Task, MAY_DIFFER] = Task.TEXT_TO_IMAGE
+    strength: Annotated[float | None, MAY_DIFFER] = None
+    frames: Annotated[int, MUST_MATCH, Field(description="1 for images.")] = 1
+    # Positions along time are in seconds if there is sound.
+    fps: Annotated[int | None, MUST_MATCH] = None
+    layers: Annotated[
+        int, MUST_MATCH, Field(description="Images that each result is split into; 0 if it is not split.")
+    ] = 0
+    output_format: Annotated[OutputFormat, MAY_DIFFER] = OutputFormat.PNG
+
+
+SENT_FIELDS = (*PipelineFields.model_fields, *ServiceFields.model_fields)
+"""Names of the fields that a job and its response have as they were sent."""
