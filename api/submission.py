@@ -20,9 +20,9 @@ from shared.config.adapters import AdapterChoice, uploaded_ids
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.inputs.store import InputStore
 from shared.job import InputRef, Job, JobRecord, State
-from shared.job_builder import Submitter
 from shared.queue import Submission, SubmitResult
 from shared.request import JobRequest
+from shared.resolve import is_reserved, parse_request, resolve
 from shared.runtime import metrics, tracing
 from shared.runtime.clock import new_id, now_ms
 
@@ -41,7 +41,7 @@ SubmissionOrReplay = Submission | SubmitResult
 
 def parse_job(body: Any, services: Services) -> JobRequest:
     """Return the job request of a decoded JSON body, or raise `InvalidRequest` with the faults of all its fields."""
-    return job_builder.parse_request(body, services.catalog.get, services)[0]
+    return parse_request(body, services.catalog.get, services)[0]
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,17 @@ async def build_submission(
     like_earlier = services.job_templates.submission(request, context.tenant, previews)
     if like_earlier is not None:
         return idempotency.of(like_earlier)
-    task = job_builder.check_request(request, services, context.tenant)
+    resolved = resolve(request, services, context.tenant)
     if idempotency.key is not None and request.image_values:
         known = await services.queue.jobs.submitted_before(context.tenant, idempotency.key, idempotency.fingerprint)
         if known is not None:
             metrics.submits.labels(request.model, "replayed").inc()
             return known
     job = await job_builder.build_job(
+        resolved,
         request,
-        task,
-        Submitter(context.tenant, context.base_url),
         services,
+        base_url=context.base_url,
         previews=previews,
         webhook_version=webhook_version,
     )
@@ -193,7 +193,7 @@ async def _retry(job: Job, services: Services) -> SubmissionOrReplay | Fusequeue
         message = "output: the presigned URLs of the job are no longer known; submit it again with new ones"
         return InvalidRequest(message, param="output")
     at_ms = now_ms()
-    is_counted = job.batch_id is not None and job_builder.is_reserved(job.batch_id)  # its OpenAI batch has counted it
+    is_counted = job.batch_id is not None and is_reserved(job.batch_id)  # its OpenAI batch has counted it
     changes: dict[str, object] = {
         "id": new_id("job", at_ms),
         "created_at_ms": at_ms,

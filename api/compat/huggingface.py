@@ -17,9 +17,9 @@ from api.submission import IdempotencyKey
 from shared.config.models_file import Catalog
 from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord
-from shared.job_builder import parse_checked
 from shared.job_fields import OutputFormat, Priority
 from shared.request import JobRequest, valid_fields, validated
+from shared.resolve import parse_checked
 from shared.runtime import strict_json
 
 PREFIX = "/compat/huggingface"

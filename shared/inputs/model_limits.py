@@ -7,23 +7,11 @@ from typing import TypeVar
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest, first_of
+from shared.errors import InvalidRequest
 from shared.job_fields import MAX_SEED, OnDeadline, OutputFormat, Task
-from shared.request import JobRequest, task_of
+from shared.request import JobRequest
 
 T = TypeVar("T")
-
-
-def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
-    """Return the request's task, or raise `InvalidRequest` with every field that the model does not allow."""
-    try:
-        task = task_of(request, spec)
-    except InvalidRequest as error:
-        raise first_of([error, *field_faults(request, spec)]) from None
-    faults = chain(_image_faults(request, spec, task), field_faults(request, spec), _task_faults(request, spec, task))
-    if found := list(faults):
-        raise first_of(found)
-    return task
 
 
 def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
@@ -36,7 +24,8 @@ def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidReques
         yield error
 
 
-def _image_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+def image_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of the number of images, and of a last one."""
     count, most = len(request.image_values), spec.limits.max_input_images
     if count > most:
         yield InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
@@ -45,10 +34,6 @@ def _image_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[
             yield InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
         if spec.limits.last_image == "needed" and request.last_image is None:
             yield InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
-    try:
-        chosen_controls(request, spec, task)
-    except InvalidRequest as error:
-        yield error
 
 
 def _size_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
@@ -92,7 +77,7 @@ def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRe
         yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
 
 
-def _task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
     """Yield the faults of fields that depend on others."""
     limits = spec.limits
     pixels = given_or(request.width, spec.defaults.width) * given_or(request.height, spec.defaults.height)

@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.models_file import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import Artifact, JobRecord, Progress, State
-from shared.job_builder import parse_checked
 from shared.protocols.native import iso
 from shared.protocols.replicate.prediction_inputs import FieldNames
 from shared.protocols.replicate.predictions import logs, owner_and_name
 from shared.request import JobRequest, valid_fields
+from shared.resolve import parse_checked
 
 PREFIX = "/compat/fal"
 FILES = f"{PREFIX}/storage/files"

@@ -29,6 +29,7 @@ from shared.protocols.openai.batches import (
 )
 from shared.queue import Submission
 from shared.queue.batches import BatchUpdate
+from shared.resolve import resolve
 from shared.runtime import tracing
 from worker.chores.batch_files import (
     ENDS_MS,
@@ -198,17 +199,16 @@ class BatchRunner:
     async def _submission(self, line: BatchLine) -> Submission:
         context, batch = self._context, self._batch
         request = batch_lines.line_request(batch.endpoint, line.body(), context.catalog)
-        task = job_builder.check_request(request, context, batch.tenant)
-        fields = {"priority": Priority.BULK, "batch_id": batch.id}
-        submitter = job_builder.Submitter(batch.tenant, batch.base_url)
+        resolved = resolve(request, context, batch.tenant)
         with tracing.new_trace("submit"):
-            job = await job_builder.build_job(request.model_copy(update=fields), task, submitter, context)
+            job = await job_builder.build_job(resolved, request, context, base_url=batch.base_url)
         left_ms = batch.expires_at_ms - self._clock.now_ms()
         time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
         times: dict[str, object] = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}
         if time_limit_ms == left_ms:  # with `on_deadline: "run"` it would run after the end of the batch
             times["on_deadline"] = OnDeadline.EXPIRE
-        job = job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times})
+        names = {"id": line_job_id(batch, line.ordinal), "batch_id": batch.id, "priority": Priority.BULK}
+        job = job.model_copy(update=names | times)
         return job_builder.make_submission(job, context.catalog)
 
     async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull]:

@@ -43,7 +43,6 @@ from api.submission import IdempotencyKey, idempotency_key
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
 from shared.job import FieldWarning, Job, JobRecord, State
-from shared.job_builder import check_request
 from shared.protocols.openai.images import (
     ImageFields,
     ImageRequest,
@@ -58,6 +57,7 @@ from shared.protocols.openai.images import (
     usage,
 )
 from shared.request import JobRequest
+from shared.resolve import resolve
 from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
 
@@ -152,7 +152,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
         raise InvalidRequest(f"{name}: send either a file or a text field", param=name)
     parsed = _parse_edit({**parts.values, **placeholders}, context)
     context.waiters.check()
-    check_request(parsed.request, context.services, context.tenant)
+    resolve(parsed.request, context.services, context.tenant)
     ids: list[str] = []
     faults = Faults()
     for name, (_, file) in zip(names, parts.files, strict=True):

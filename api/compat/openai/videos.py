@@ -35,7 +35,6 @@ from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response,
 from api.submission import IdempotencyKey
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
-from shared.job_builder import check_request
 from shared.protocols.openai.videos import (
     VideoFields,
     VideoRequest,
@@ -44,6 +43,7 @@ from shared.protocols.openai.videos import (
     video_object,
 )
 from shared.request import JobRequest
+from shared.resolve import resolve
 from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1/videos", tags=["OpenAI"])
@@ -97,7 +97,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     if name != "input_reference" or name in parts.values:
         raise InvalidRequest(f"unexpected or repeated file field: {name[:64]}", param=name)
     parsed = parse_video_request({**parts.values, name: PLACEHOLDER}, catalog)
-    check_request(parsed.request, context.services, context.tenant)  # before its image is stored
+    resolve(parsed.request, context.services, context.tenant)  # before its image is stored
     image = await parts.store(file, name, context)
     job_request = parsed.request.model_copy(update={"image": image})
     return VideoRequest(job_request, parsed.warnings), request_digest(request, parts.digested)

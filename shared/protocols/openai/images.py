@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.models_file import Catalog
 from shared.errors import Faults, InvalidRequest, NotFound, first_of
 from shared.job import Job, JobRecord
-from shared.job_builder import parse_checked
 from shared.job_fields import Priority, Task
 from shared.protocols.openai.server_fields import Warnings, own_fields
 from shared.request import JobRequest, valid_fields
+from shared.resolve import parse_checked
 from shared.storage import Storage
 
 Fields = TypeVar("Fields", bound=BaseModel)

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import ModelSpec
 from shared.errors import Faults, InvalidRequest, first_of
-from shared.job_builder import parse_checked
 from shared.job_fields import Task
 from shared.request import JobRequest, valid_fields
+from shared.resolve import parse_checked
 
 JOB_FIELDS: Mapping[str, str] = {
     "num_outputs": "n",

@@ -61,10 +61,10 @@ async def test_no_job_is_left_of_a_batch_that_is_canceled_while_its_lines_are_su
     """Its cancellation passes lines that become jobs later; the end of these jobs does not change the counts."""
     build_job, building, goes_on = job_builder.build_job, asyncio.Event(), asyncio.Event()
 
-    async def build(*args: Any) -> Job:
+    async def build(*args: Any, **options: Any) -> Job:
         building.set()
         await goes_on.wait()
-        return await build_job(*args)
+        return await build_job(*args, **options)
 
     monkeypatch.setattr(job_builder, "build_job", build)
     batch = await validated(context, "default", [line(number) for number in range(1, 6)])

@@ -17,7 +17,6 @@ from shared.job import Job, State
 from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batches import Batch, BatchStatus, line_job_id
 from shared.queue.jobs import Jobs
-from shared.request import JobRequest
 from shared.storage import Storage
 from shared.storage.folder import FolderStorage
 from worker.chores import batch_failures, batch_files, batches
@@ -155,12 +154,12 @@ async def test_an_input_that_storage_refuses_fails_its_line_only(
     """At once if it refuses it for good, else after as many tries as a batch has, and one with the line before."""
     build_job, tries = job_builder.build_job, 0
 
-    async def build(request: JobRequest, *more: Any) -> Job:
+    async def build(resolved: Job, *more: Any, **options: Any) -> Job:
         nonlocal tries
-        if request.prompt.endswith("number 2"):
+        if resolved.prompt.endswith("number 2"):
             tries += 1
             raise error
-        return await build_job(request, *more)
+        return await build_job(resolved, *more, **options)
 
     monkeypatch.setattr(job_builder, "build_job", build)
     batch = await passed(context, await validated(context, "default", [line(number) for number in range(1, 4)]))

@@ -21,7 +21,6 @@ from shared.inputs import request_images
 from shared.job import Job
 from shared.protocols.openai.batches import BatchStatus
 from shared.queue.batches import Batches
-from shared.request import JobRequest
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage
@@ -80,10 +79,10 @@ async def test_a_step_ends_although_a_line_hangs(context: BatchContext, monkeypa
     """The lines before it are committed, and the next step begins with it."""
     build_job, hangs = job_builder.build_job, True
 
-    async def build(request: JobRequest, *more: Any) -> Job:
-        if hangs and request.prompt.endswith("number 3"):
+    async def build(resolved: Job, *more: Any, **options: Any) -> Job:
+        if hangs and resolved.prompt.endswith("number 3"):
             await asyncio.Event().wait()
-        return await build_job(request, *more)
+        return await build_job(resolved, *more, **options)
 
     monkeypatch.setattr(batches, "LINES_S", 1.0)
     monkeypatch.setattr(job_builder, "build_job", build)
@@ -128,10 +127,10 @@ async def test_a_line_that_raises_an_unexpected_error_stops_no_other(
 ) -> None:
     build_job = job_builder.build_job
 
-    async def build(request: JobRequest, *args: Any) -> Job:
-        if request.steps == 3:
+    async def build(resolved: Job, *args: Any, **options: Any) -> Job:
+        if resolved.steps == 3:
             raise OverflowError("an odd line")
-        return await build_job(request, *args)
+        return await build_job(resolved, *args, **options)
 
     monkeypatch.setattr(job_builder, "build_job", build)
     batch = await validated(context, "default", [line(1), line(2, steps=3), line(3)])

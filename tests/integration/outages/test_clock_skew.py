@@ -14,10 +14,9 @@ from api.routes.operators.operations import fleet_of
 from shared.autoscaling import ReadyTimes
 from shared.config.models_file import ModelSpec
 from shared.job import Job, State
-from shared.job_builder import resolve_job
-from shared.job_fields import Task
 from shared.queue import Queue, Submission
 from shared.request import JobRequest
+from shared.resolve import resolve_for_model
 from shared.runtime.clock import now_ms
 
 Make = Callable[..., Submission]
@@ -36,7 +35,7 @@ def skew_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def a_job(deadline_s: float) -> Job:
     request = JobRequest(model="demo", prompt="x", deadline_s=deadline_s)
-    return resolve_job(request, SPEC, Task.TEXT_TO_IMAGE, tenant="default", now_ms=now_ms())
+    return resolve_for_model(request, SPEC, "default", now_ms())
 
 
 async def test_a_deadline_counts_from_the_submit_by_the_clock_of_redis(

@@ -17,9 +17,9 @@ from demo.run import fusequeue_up, save
 from demo.summary import Summary, Throughput, nearly_equal, percentile
 from fusequeue import Job
 from shared.config import models_file
-from shared.inputs.model_limits import check_limits
 from shared.job_fields import Task
 from shared.request import parse as parse_request
+from shared.resolve import resolve_for_model
 
 MODELS = "models.toml"
 # Is ready at once, and writes on SIGTERM whether its data folder, the last argument, exists.
@@ -50,7 +50,7 @@ def test_demo_model_accepts_every_job(pytestconfig):
     for job in planned_jobs():
         task = Task.TEXT_TO_IMAGE if job.input_image is None else Task.IMAGE_TO_IMAGE
         body = dict(job.body) | ({} if job.input_image is None else {"image": "in_0"})
-        assert check_limits(parse_request(body), spec) is task
+        assert resolve_for_model(parse_request(body), spec, "t", 0).task is task
         assert parse(job.prompt).caption() == job.prompt
 
 

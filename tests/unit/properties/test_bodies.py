@@ -23,7 +23,6 @@ from shared.config import models_file
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import Faults, InvalidRequest, NotFound
-from shared.job_builder import parse_checked
 from shared.job_fields import Task
 from shared.protocols.fal_queue import FalFields
 from shared.protocols.fal_queue import parse_input as parse_fal_input
@@ -31,6 +30,7 @@ from shared.protocols.openai.images import ImageFields, parse_image_request
 from shared.protocols.openai.videos import VideoFields, parse_video_request
 from shared.protocols.replicate.prediction_inputs import JOB_FIELDS, ReplicateFields, parse_input
 from shared.request import JobRequest, validated
+from shared.resolve import parse_checked
 from shared.runtime import strict_json
 
 CATALOG = models_file.load(Path(__file__).resolve().parents[3] / "models.toml")

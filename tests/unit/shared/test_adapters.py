@@ -11,9 +11,9 @@ import pytest
 from shared.config import models_file
 from shared.config.adapters import Adapter, AdapterChoice, AdapterSpec, resolve_adapters
 from shared.errors import ConfigurationError, InvalidRequest
-from shared.inputs.model_limits import check_limits
 from shared.job import Job
 from shared.request import parse
+from shared.resolve import resolve_for_model
 from shared.signature import denoisers_of, mixable_fields, signature
 
 ALLOWED = (
@@ -65,7 +65,7 @@ def test_error_names_the_invalid_adapter_field(body: Any, param: str, words: str
         defaults=models_file.Defaults(),
     )
     with pytest.raises(InvalidRequest, match=words) as caught:
-        check_limits(parse({"model": "m", "prompt": "a", "adapters": body}), spec)
+        resolve_for_model(parse({"model": "m", "prompt": "a", "adapters": body}), spec, "t", 0)
     assert caught.value.param == param
 
 

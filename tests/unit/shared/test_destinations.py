@@ -14,9 +14,9 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import decode, encode
-from shared.job_builder import check_request
 from shared.protocols.openai.batch_lines import line_request
 from shared.request import parse
+from shared.resolve import resolve
 
 URL = "https://bucket.example/a.png?X-Amz-Signature=secret"
 SPEC = ModelSpec(id="demo", source="d", max_batch=8)
@@ -24,7 +24,7 @@ SPEC = ModelSpec(id="demo", source="d", max_batch=8)
 
 def check(output: dict[str, Any], n: int = 1, tenant: str = "acme", **configured: Any) -> None:
     services: Any = SimpleNamespace(catalog=Catalog((SPEC,)), settings=Settings(**configured))
-    check_request(parse({"model": "demo", "prompt": "x", "n": n, "output": output}), services, tenant)
+    resolve(parse({"model": "demo", "prompt": "x", "n": n, "output": output}), services, tenant)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from shared.config import models_file
 from shared.config.adapters import Adapter
 from shared.errors import InvalidRequest
-from shared.inputs.model_limits import check_limits
-from shared.job_builder import JobTemplates, make_submission, resolve_job
+from shared.job_builder import JobTemplates, make_submission
 from shared.queue import Submission
 from shared.request import JobRequest, parse
+from shared.resolve import resolve_for_model
 
 CATALOG = models_file.load(ROOT / "models.toml")
 AT_MS = 1_800_000_000_000
@@ -47,9 +47,7 @@ BODIES = st.fixed_dictionaries(
 
 def built(request: JobRequest, tenant: str = "default") -> Submission:
     """Return the submission of a request, or raise the fault of it."""
-    spec = CATALOG.get(request.model)
-    task = check_limits(request, spec)
-    return make_submission(resolve_job(request, spec, task, tenant=tenant, now_ms=AT_MS), CATALOG)
+    return make_submission(resolve_for_model(request, CATALOG.get(request.model), tenant, AT_MS), CATALOG)
 
 
 def comparable(submission: Submission, request: JobRequest) -> tuple[Any, ...]:

@@ -29,10 +29,11 @@ from shared.job import (
     encode,
     is_newer,
 )
-from shared.job_builder import resolve_job
+from shared.job_builder import with_inputs
 from shared.job_fields import Task
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
+from shared.resolve import resolve_for_model
 from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS
 
 CATALOG = models_file.load(ROOT / "models.toml")
@@ -111,15 +112,10 @@ def test_the_input_of_a_prediction_describes_an_equal_job(
     make_job: Callable[..., Job], changes: dict[str, Any]
 ) -> None:
     job = make_job(mixed_fields=CATALOG.get("demo").mixed_fields, **changes)
-    request, _ = parse_input(input_of(job), CATALOG.get("demo"), {})
-    rebuilt = resolve_job(
-        request,
-        CATALOG.get("demo"),
-        job.task,
-        tenant=job.tenant,
-        now_ms=job.created_at_ms,
-        inputs=Inputs(images=job.images, mask=job.mask),
-    )
+    spec = CATALOG.get("demo")
+    request, _ = parse_input(input_of(job), spec, {})
+    resolved = resolve_for_model(request, spec, job.tenant, job.created_at_ms)
+    rebuilt = with_inputs(resolved, request, spec, Inputs(images=job.images, mask=job.mask))
     assert rebuilt.model_copy(update={"id": job.id}) == job
 
 

@@ -15,12 +15,12 @@ from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, Refe
 from shared.config.settings import Settings
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
-from shared.inputs.model_limits import check_limits
 from shared.inputs.request_images import Inputs, check_input_sizes
 from shared.job import InputRef, Job, encode
-from shared.job_builder import check_request, make_submission, resolve_job
+from shared.job_builder import make_submission, with_inputs
 from shared.job_fields import OutputFormat, Task
 from shared.request import JobRequest, parse
+from shared.resolve import resolve, resolve_for_model
 from shared.signature import signature
 
 T2I, I2I, PAINT, EDIT, T2V, I2V = (
@@ -68,7 +68,7 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         last_image=None if request.last_image is None else ref(),
     )
     spec = CATALOG.get(request.model)
-    return resolve_job(request, spec, check_limits(request, spec), tenant="t", now_ms=0, inputs=inputs)
+    return with_inputs(resolve_for_model(request, spec, "t", 0), request, spec, inputs)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_video_gets_the_length_and_rate_of_its_model() -> None:
     assert (asked.frames, asked.fps, asked.guidance_scale_2) == (81, 24, 1.5)
     most = ModelSpec(id="m", source="x", tasks=(T2V,), limits=Limits(max_frames=100, frames_multiple=8))
     request = parse({"model": "m", "prompt": "x"})
-    assert resolve_job(request, most, check_limits(request, most), tenant="t", now_ms=0).frames == 97
+    assert resolve_for_model(request, most, "t", 0).frames == 97
     image = job_of({"model": "painter"})
     assert (image.frames, image.fps, image.output_format) == (1, None, OutputFormat.PNG)
 
@@ -269,10 +269,10 @@ def sized_request(n: int, width: int, height: int) -> JobRequest:
 def test_more_images_than_a_batch_rule_allows_are_refused() -> None:
     """Accepted, the job could never be claimed."""
     services: Any = SimpleNamespace(catalog=LIMITED, settings=Settings())
-    check_request(sized_request(2, width=512, height=512), services, "default")
-    check_request(sized_request(4, width=512, height=768), services, "default")
+    resolve(sized_request(2, width=512, height=512), services, "default")
+    resolve(sized_request(4, width=512, height=768), services, "default")
     with pytest.raises(InvalidRequest, match="n is at most 2 for model 'demo' at 512x512") as refused:
-        check_request(sized_request(4, width=512, height=512), services, "default")
+        resolve(sized_request(4, width=512, height=512), services, "default")
     assert refused.value.param == "n"
 
 

@@ -12,9 +12,9 @@ from shared.config.destinations import Destination
 from shared.config.models_file import Limits, ModelSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import Adapter, InputRef, Job, State, Webhook, matching
-from shared.job_builder import resolve_job
-from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, OutputFormat, Priority, Task
+from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, OutputFormat, Priority
 from shared.request import JobRequest
+from shared.resolve import resolve_for_model
 from shared.runtime.tracing import TraceContext
 from shared.signature import shape, signature, size_class
 
@@ -83,7 +83,7 @@ def test_reproducible_jobs_are_claimed_by_themselves_and_mix_no_sizes() -> None:
 
     def job(width: int, **fields: Any) -> Job:
         request = JobRequest(model="m", prompt="a", width=width, height=1024, **fields)
-        return resolve_job(request, spec, Task.TEXT_TO_IMAGE, tenant="t", now_ms=0)
+        return resolve_for_model(request, spec, "t", 0)
 
     assert signature(job(1024)) == signature(job(1040))
     assert signature(job(1024, reproducible=True)) != signature(job(1040, reproducible=True))
