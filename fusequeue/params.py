@@ -101,6 +101,10 @@ class JobParams(TypedDict, total=False):
     guidance_scale: float | None
     guidance_scale_2: float | None
     scheduler: str | None
+    prompt_2: str | None
+    clip_skip: int | None
+    max_sequence_length: int | None
+    guidance_rescale: float | None
     step_cache: CacheLevelName | StepScheduleParams | None
     adapters: Sequence[AdapterParams] | None
     task: TaskName | None

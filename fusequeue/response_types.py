@@ -171,6 +171,10 @@ class Job(Resource):
     guidance_scale: float
     guidance_scale_2: float | None = None
     scheduler: str | None = None
+    prompt_2: str | None = None
+    clip_skip: int | None = None
+    max_sequence_length: int | None = None
+    guidance_rescale: float | None = None
     step_cache: JobStepCache | None = None
     adapters: tuple[JobAdapter, ...] = ()
     image: InputImage | None = None

@@ -16,7 +16,7 @@ from shared.config.adapters import Adapter
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.step_schedules import computed_steps
-from shared.job_fields import MAY_DIFFER, MUST_MATCH, ChosenFields, Matching, PipelineFields, ServiceFields
+from shared.job_fields import MAY_DIFFER, MUST_MATCH, CallFields, ChosenFields, Matching, PipelineFields, ServiceFields
 from shared.runtime.tracing import TraceContext
 
 QUEUE_SCHEMA = 2
@@ -79,7 +79,7 @@ class InputRef(_Frozen):
     height: int
 
 
-class Job(ServiceFields, ChosenFields, PipelineFields, _Frozen):
+class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     """A validated request with all defaults resolved; `created_at_ms` is in ms since the epoch.
 
     Every field is marked: it must match in all jobs of a signature, or may differ. An unmarked field must match: a

@@ -133,6 +133,27 @@ class PipelineFields(BaseModel):
     scheduler: Annotated[str | None, MAY_DIFFER, Field(max_length=64)] = None
 
 
+class CallFields(BaseModel):
+    """Arguments of the calls of some pipelines, by their names there. Jobs of the other pipelines get a warning."""
+
+    prompt_2: Annotated[
+        str | None,
+        MAY_DIFFER,
+        Field(min_length=1, max_length=100_000, description="For the model's second text encoder. Unset: `prompt`."),
+    ] = None
+    clip_skip: Annotated[
+        int | None, MAY_DIFFER, Field(strict=True, ge=1, le=11, description="Last layers of CLIP to leave out.")
+    ] = None
+    max_sequence_length: Annotated[
+        int | None, MAY_DIFFER, Field(strict=True, ge=1, le=4096, description="Most tokens of a prompt.")
+    ] = None
+    guidance_rescale: Annotated[
+        float | None,
+        MAY_DIFFER,
+        Field(strict=True, ge=0, le=1, description="Against overexposure by a high guidance scale; 0: none."),
+    ] = None
+
+
 class ServiceFields(BaseModel):
     """How the service is to run, encode and deliver, as the request says it."""
 
@@ -217,5 +238,5 @@ class ChosenFields(BaseModel):
     output_format: Annotated[OutputFormat, MAY_DIFFER] = OutputFormat.PNG
 
 
-SENT_FIELDS = (*PipelineFields.model_fields, *ServiceFields.model_fields)
+SENT_FIELDS = (*PipelineFields.model_fields, *CallFields.model_fields, *ServiceFields.model_fields)
 """Names of the fields that a job and its response have as they were sent."""

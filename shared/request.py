@@ -11,7 +11,7 @@ from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.destinations import DestinationChoice
 from shared.config.models_file import MAX_INPUT_IMAGES, ModelSpec
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
-from shared.job_fields import MESSAGES, ChoosableFields, PipelineFields, ServiceFields, Task
+from shared.job_fields import MESSAGES, CallFields, ChoosableFields, PipelineFields, ServiceFields, Task
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -20,7 +20,7 @@ _WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
 
 
-class JobRequest(ServiceFields, ChoosableFields, PipelineFields):
+class JobRequest(ServiceFields, CallFields, ChoosableFields, PipelineFields):
     """The body of `POST /v1/jobs`, and one line of `POST /v1/jobs:bulk`."""
 
     model_config = ConfigDict(

@@ -61,8 +61,9 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
 
 def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     """Yield the faults of the prompts and the seed, on which no other field depends."""
-    for param, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt or "")):
-        if len(text) > spec.limits.max_prompt_chars:
+    texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "prompt_2": request.prompt_2}
+    for param, text in texts.items():
+        if text is not None and len(text) > spec.limits.max_prompt_chars:
             yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
     if request.seed is not None and request.seed > MAX_SEED - request.n:
         yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")

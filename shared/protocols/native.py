@@ -18,7 +18,7 @@ from shared.job import (
     Phase,
     State,
 )
-from shared.job_fields import ChosenFields, PipelineFields, ServiceFields
+from shared.job_fields import CallFields, ChosenFields, PipelineFields, ServiceFields
 from shared.queue_reason import QueueReason
 
 
@@ -152,7 +152,8 @@ class JobState(BaseModel):
     queue: QueueObject | None = Field(description="Only while the job is queued.")
 
 
-class JobObject(ServiceFields, ChosenFields, PipelineFields, JobState):  # its JSON has their fields from last to first
+# Its JSON has the fields of these from last to first.
+class JobObject(ServiceFields, CallFields, ChosenFields, PipelineFields, JobState):
     """A job: its state, its request with every default resolved, and its results."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)

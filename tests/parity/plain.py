@@ -16,6 +16,7 @@ from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from harness.engine import DEVICE
 from parity.plain_calls import arguments, pipeline_of
+from transformers import CLIPTextModel
 
 from shared.job import Job
 from worker.engine.fusion.stacking import map_tensors
@@ -58,6 +59,9 @@ class PlainPipeline:
     def __init__(self, source: Path, device: str = DEVICE, dtype: torch.dtype = torch.float32) -> None:
         self._loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True, dtype=dtype).to(device)
         self._loaded.set_progress_bar_config(disable=True)
+        encoder = getattr(self._loaded, "text_encoder", None)
+        if isinstance(encoder, CLIPTextModel) and not hasattr(encoder, "text_model"):
+            vars(encoder)["text_model"] = encoder  # as before transformers 5, for `clip_skip`
         self._own_scheduler = self._loaded.scheduler
 
     def results(self, job: Job) -> list[PlainResult]:

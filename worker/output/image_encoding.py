@@ -12,7 +12,7 @@ from PIL import Image, PngImagePlugin
 
 from shared.errors import RedisUnavailable
 from shared.job import Job
-from shared.job_fields import ChosenFields, OutputFormat, PipelineFields
+from shared.job_fields import CallFields, ChosenFields, OutputFormat, PipelineFields
 from shared.queue import Claim, Queue
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES
 from worker.engine.protocol import Pixels
@@ -25,10 +25,12 @@ SOFTWARE = "fusequeue"
 _PNG = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 _WEBP_METHOD = 2  # Pillow's default of 4 takes twice the time for the same size
 _EXIF_SOFTWARE, _EXIF_FOLDER, _EXIF_USER_COMMENT = 0x0131, 0x8769, 0x9286
-# EXIF holds 64 KiB in a JPEG, and text in UTF-16: two texts of this size as JSON leave room for the rest.
-_MAX_TEXT_BYTES = 28_000
-_PARAMETERS = frozenset((*PipelineFields.model_fields, *ChosenFields.model_fields, "adapters", "controls")) - {
-    *("prompt", "negative_prompt", "seed"),  # not as they are
+# EXIF holds 64 KiB in a JPEG, and text in UTF-16: texts of this size together, as JSON, leave room for the rest.
+_MAX_TEXTS_BYTES = 56_000
+_PARAMETERS = frozenset(
+    (*PipelineFields.model_fields, *CallFields.model_fields, *ChosenFields.model_fields, "adapters", "controls")
+) - {
+    *("prompt", "negative_prompt", "prompt_2", "seed"),  # not as they are
     *("task", "layers", "output_format"),
 }
 _UTF16 = "utf-16-be"  # the byte order is not specified; most readers use big endian
@@ -57,24 +59,26 @@ def encode(pixels: Pixels, job: Job, index: int) -> bytes:
 
 
 def parameters_json(job: Job, index: int) -> str:
-    """Return the parameters that reproduce output `index`, as JSON; long texts are cut to `_MAX_TEXT_BYTES`."""
+    """Return the parameters that reproduce output `index`, as JSON; its texts are cut if they are very long."""
     unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.controls else ("controls",))}
+    texts = {"prompt": job.prompt, "negative_prompt": job.negative_prompt}
+    if job.prompt_2 is not None:
+        texts["prompt_2"] = job.prompt_2
     parameters = {
-        "prompt": _cut(job.prompt),
-        "negative_prompt": _cut(job.negative_prompt),
+        **{name: _cut(text, _MAX_TEXTS_BYTES // len(texts)) for name, text in texts.items()},
         "seed": job.seed_of(index),
         **job.model_dump(mode="json", include={*_PARAMETERS} - unused, exclude_none=True),
     }
     return json.dumps(parameters, ensure_ascii=False)
 
 
-def _cut(text: str) -> str:
-    """Return as much of a text as fits. JSON writes a control character as up to six characters."""
+def _cut(text: str, room: int) -> str:
+    """Return as much of a text as fits into `room` bytes. JSON writes a control character as up to six characters."""
 
     def size(length: int) -> int:
         return len(json.dumps(text[:length], ensure_ascii=False).encode(_UTF16, "replace")) - len('""'.encode(_UTF16))
 
-    return text[: bisect_right(range(1, min(len(text), _MAX_TEXT_BYTES) + 1), _MAX_TEXT_BYTES, key=size)]
+    return text[: bisect_right(range(1, min(len(text), room) + 1), room, key=size)]
 
 
 def _png_text(parameters: str | None) -> PngImagePlugin.PngInfo | None:

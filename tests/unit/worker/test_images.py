@@ -98,10 +98,13 @@ def test_file_without_parameters_contains_nothing_of_the_job(output_format: Outp
 @pytest.mark.parametrize("output_format", IMAGE_FORMATS)
 def test_longest_prompt_fits(output_format: OutputFormat) -> None:
     """EXIF is limited: longer texts are cut."""
-    job = _job(output_format, prompt="🎨" * 100_000, negative_prompt="🎨" * 100_000, embed_parameters=True)
-    text = _parameters_in(encode(_pixels(), job, 0))
-    assert text is not None
-    assert json.loads(text)["prompt"] == "🎨" * 7000
+    longest = "🎨" * 100_000
+    job = _job(output_format, prompt=longest, negative_prompt=longest, embed_parameters=True)
+    for number, changes in ((7000, {}), (4666, {"prompt_2": longest})):
+        text = _parameters_in(encode(_pixels(), job.model_copy(update=changes), 0))
+        assert text is not None
+        parameters = json.loads(text)
+        assert {parameters[name] for name in ("prompt", "negative_prompt", *changes)} == {"🎨" * number}
 
 
 @pytest.mark.parametrize("output_format", IMAGE_FORMATS)

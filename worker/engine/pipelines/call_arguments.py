@@ -14,7 +14,7 @@ from PIL import Image
 from shared.config.models_file import Defaults
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job
-from shared.job_fields import Task
+from shared.job_fields import CallFields, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.input_images import InputImages
@@ -53,6 +53,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_images(type(pipeline).__name__, job, inputs),
         **_video(job, accepted),
         **_controls(job, accepted, inputs),
+        **_call_fields(job),
     }
     if job.layers:
         resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))
@@ -76,6 +77,12 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
     return values
 
 
+def _call_fields(job: Job) -> dict[str, Any]:
+    """Return the values of the `CallFields` that the request set."""
+    values = {name: getattr(job, name) for name in CallFields.model_fields}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[FieldWarning, ...]:
     """Return warnings about fields of `job` that the pipeline's call does not use.
 
@@ -87,6 +94,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     ignored = {
         "negative_prompt": job.negative_prompt not in ("", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and "strength" not in accepted,
+        **{name: name not in accepted for name in _call_fields(job)},
     }
     return tuple(
         FieldWarning(param=name, message=f"{name}: ignored; model {job.model!r} takes none for {job.task.value}")

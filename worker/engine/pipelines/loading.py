@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 import torch
 from diffusers import DiffusionPipeline
+from transformers import CLIPTextModel
 
 from shared.config.controls import Control
 from shared.config.models_file import ModelSpec
@@ -349,7 +350,12 @@ def _controlled(
 
 
 def _modules(pipeline: Pipeline) -> dict[str, torch.nn.Module]:
-    return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    for module in modules.values():
+        if isinstance(module, CLIPTextModel) and not hasattr(module, "text_model"):
+            # With `clip_skip`, Stable Diffusion 1.x reads `text_model.final_layer_norm`, which transformers 5 moved.
+            vars(module)["text_model"] = module
+    return modules
 
 
 def _vae_cast(pipeline: Pipeline, dtype: torch.dtype) -> torch.dtype | None:
