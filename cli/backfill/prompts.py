@@ -80,7 +80,7 @@ def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
 
 def parse_field(name: str, text: str) -> Any:
     """Return a field's value: parsed if it is JSON and not a prompt, else the text itself."""
-    if name in ("prompt", "negative_prompt"):
+    if name in ("prompt", "negative_prompt", "prompt_2"):
         return text
     try:
         return _parse(text)

@@ -179,6 +179,7 @@ REQUESTS = """async () => {
     const job = {
         ...(await (await fetch("v1/jobs?limit=1")).json()).data[0], negative_prompt: "", output_quality: 50,
         task: "edit", images: [image, { id: "in_2" }], output: { put_urls: [], bucket: "results", prefix: "acme" },
+        clip_skip: 2,
     };
     const again = changes => bodyOf({ ...job, ...changes }, model);
     return {
@@ -209,6 +210,7 @@ def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: 
     assert (found["all_steps"], found["strong"], found["light"]) == ("off", "strong", "none")
     again, result = found["again"], found["result"]
     assert (again["negative_prompt"], again["output_quality"], again["images"]) == ("", 50, ["in_1", "in_2"])
+    assert again["clip_skip"] == 2, "the form has no input for it"
     assert again["output"] == result["output"] == {"bucket": "results", "prefix": "acme"}
     assert (result["image"], result.get("images")) == (job_id, None)
 

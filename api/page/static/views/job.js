@@ -7,7 +7,7 @@ import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, word
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
-import { mayWrite } from "../core/session.js";
+import { mayWrite, session } from "../core/session.js";
 import { Bar } from "../parts/charts.js";
 import { RowsPlot } from "../parts/plots.js";
 import { confirm } from "../parts/dialogs.js";
@@ -210,6 +210,18 @@ function Timeline({ job }) {
   `;
 }
 
+const SHOWN = [
+  ...["task", "width", "height", "seed", "steps", "guidance_scale", "guidance_scale_2", "strength", "scheduler"],
+  ...["n", "output_format", "output_quality", "reproducible", "priority", "embed_parameters"],
+];
+
+/** The fields of a request that `Request` does not name, if they are set. */
+function otherFields(job) {
+  const others = Object.keys(session.value.same_fields).filter((name) => !SHOWN.includes(name));
+  const label = (name) => words(name[0].toUpperCase() + name.slice(1));
+  return Object.fromEntries(others.map((name) => [label(name), job[name]]));
+}
+
 function Request({ job }) {
   const inputs = [
     ...job.images.map((image, index) => [job.images.length > 1 ? `image ${index + 1}` : "image", image]),
@@ -236,6 +248,7 @@ function Request({ job }) {
         Seed: html`<span class="mono">${job.seed}</span>`,
         Strength: job.strength,
         Scheduler: job.scheduler,
+        ...otherFields(job),
         "Step cache": job.step_cache && `every ${job.step_cache.every} steps`,
         Adapters: job.adapters.map((adapter) => `${adapter.id} ${adapter.scale}`).join(", "),
         Controls: job.controls

@@ -1,6 +1,7 @@
 // The form's values and the request body that they mean.
 
 import { metadataText, readMetadata } from "../core/metadata.js";
+import { session } from "../core/session.js";
 
 const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video"];
 const WITH_STRENGTH = ["image_to_image", "inpaint"];
@@ -62,6 +63,7 @@ export function blank(model, before = null, modelBefore = null) {
     deadline_s: "",
     on_deadline: "expire",
     metadata: "",
+    others: {},
     ...(before?.images?.length
       ? { task: model.tasks.find((task) => WITH_IMAGE.includes(task)) ?? model.tasks[0] }
       : {}),
@@ -103,6 +105,7 @@ export function bodyFrom(values, model) {
     body.deadline_s = Number.isFinite(seconds) ? seconds : values.deadline_s; // the service refuses a text
     put("on_deadline", values.on_deadline, "expire");
   }
+  Object.assign(body, values.others);
   const { metadata } = readMetadata(values.metadata);
   if (Object.keys(metadata).length) body.metadata = metadata;
   if (isAmbiguous(values.task, body, model)) body.task = values.task;
@@ -142,6 +145,9 @@ export function valuesFrom(body, models) {
   for (const [name, value] of Object.entries(body)) {
     if (name in values && value !== undefined && typeof values[name] !== "object") values[name] = value;
   }
+  // Fields that the form does not show are kept as they are.
+  const isOther = ([name]) => name in session.value.same_fields && !(name in values);
+  values.others = Object.fromEntries(Object.entries(body).filter(isOther));
   values.model = model.id;
   values.seed = body.seed === undefined ? "" : String(body.seed);
   values.step_cache = body.step_cache ?? "";
