@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
+from shared.config.noise_schedulers import folder_predicts_flow, misfit
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
@@ -213,6 +214,12 @@ class ModelSpec(_Table):
     @property
     def is_folder(self) -> bool:
         return Path(self.source).is_absolute()
+
+    @property
+    def usable_schedulers(self) -> tuple[str, ...]:
+        """Those of `schedulers` that fit what the model predicts, as far as its folder says it."""
+        is_flow = folder_predicts_flow(self.source) if self.is_folder else None
+        return tuple(name for name in self.schedulers if misfit(name, is_flow) is None)
 
     @property
     def is_on_hub(self) -> bool:

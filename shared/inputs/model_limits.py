@@ -70,8 +70,8 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 
 def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    if request.scheduler is not None and request.scheduler not in spec.schedulers:
-        allowed = ", ".join(spec.schedulers) or "none but the model's default"
+    if request.scheduler is not None and request.scheduler not in (usable := spec.usable_schedulers):
+        allowed = ", ".join(usable) or "none but the model's default"
         yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
     if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
         allowed = ", ".join(("off", *spec.step_cache.allowed))

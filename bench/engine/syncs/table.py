@@ -26,8 +26,8 @@ from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Job
 from shared.job_fields import Task
 from shared.runtime import log
-from worker.engine.pipelines.call_arguments import make_scheduler
 from worker.engine.pipelines.loading import LoadedModel, load
+from worker.engine.pipelines.noise_schedulers import make_scheduler
 
 SIDE = 64
 STEPS = 8

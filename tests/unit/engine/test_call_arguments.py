@@ -9,12 +9,11 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from harness.engine import a_job
 from PIL import Image
 
 from shared.config.models_file import Defaults
-from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
+from shared.errors import InferenceFailed, NonFiniteLatents
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import (
@@ -22,7 +21,6 @@ from worker.engine.pipelines.call_arguments import (
     effective_strength,
     ignored_fields,
     make_results,
-    make_scheduler,
     to_frames,
     to_pixels,
 )
@@ -279,19 +277,3 @@ def test_an_image_with_values_that_are_not_numbers_is_an_error() -> None:
     """The black image of a decoder overflow would look like a result."""
     with pytest.raises(NonFiniteLatents):
         to_pixels(torch.full((3, 2, 2), float("nan")))
-
-
-def test_a_scheduler_by_name_has_the_models_configuration() -> None:
-    """The method changes, the model's noise schedule does not."""
-    own = DDIMScheduler(beta_start=0.002, prediction_type="v_prediction")
-    named = make_scheduler("EulerDiscreteScheduler", own)
-    assert isinstance(named, EulerDiscreteScheduler)
-    assert named.config["beta_start"] == 0.002
-    assert named.config["prediction_type"] == "v_prediction"
-
-
-@pytest.mark.parametrize("name", ["DiffusionPipeline", "os", "Nothing", "__version__"])
-def test_a_name_that_is_not_a_scheduler_is_refused(name: str) -> None:
-    """Other classes of diffusers are refused."""
-    with pytest.raises(ModelUnavailable):
-        make_scheduler(name, DDIMScheduler())

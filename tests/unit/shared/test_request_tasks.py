@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -341,3 +343,33 @@ def test_a_wrong_step_cache_is_named(model: str, step_cache: Any, message: str) 
     with pytest.raises(InvalidRequest) as caught:
         job_of({"model": model, "step_cache": step_cache})
     assert (caught.value.param, caught.value.message) == ("step_cache", message)
+
+
+@pytest.mark.parametrize(
+    ("config", "allowed"),
+    [
+        (
+            {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+            ("UniPCMultistepScheduler", "FlowMatchHeunDiscreteScheduler"),
+        ),
+        ({"_class_name": "PNDMScheduler"}, ("UniPCMultistepScheduler", "DDIMScheduler")),
+        (None, ("UniPCMultistepScheduler", "DDIMScheduler", "FlowMatchHeunDiscreteScheduler")),
+    ],
+)
+def test_schedulers_that_do_not_fit_what_the_model_predicts_are_refused(
+    tmp_path: Path, config: dict[str, str] | None, allowed: tuple[str, ...]
+) -> None:
+    """Accepted, a job fails, or succeeds with an image of noise. A folder that says nothing allows all of them."""
+    if config is not None:
+        (tmp_path / "scheduler").mkdir()
+        (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
+    names = ("UniPCMultistepScheduler", "DDIMScheduler", "FlowMatchHeunDiscreteScheduler")
+    spec = ModelSpec(id="m", source=str(tmp_path), schedulers=names)
+    assert spec.usable_schedulers == allowed
+    for name in names:
+        request = parse({"model": "m", "prompt": "x", "scheduler": name})
+        if name in allowed:
+            assert resolve_for_model(request, spec, "t", 0).scheduler == name
+        else:
+            with pytest.raises(InvalidRequest, match="scheduler must be one of"):
+                resolve_for_model(request, spec, "t", 0)

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import diffusers
 import numpy as np
 import torch
 from PIL import Image
 
 from shared.config.models_file import Defaults
-from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents, UnusableInput
+from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import CallFields, Task
 from worker.engine.channel import shared_array
@@ -177,14 +176,6 @@ def set_guidance(pipeline: Pipeline, job: Job) -> None:
     guider = getattr(pipeline, "guider", None)
     if guider is not None and hasattr(guider, "guidance_scale"):
         guider.guidance_scale = job.guidance_scale
-
-
-def make_scheduler(name: str, own: Any) -> Any:
-    """Return a noise scheduler of diffusers' class `name`, configured like the model's `own`."""
-    scheduler_class: Any = getattr(diffusers, name, None)
-    if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, diffusers.SchedulerMixin)):
-        raise ModelUnavailable(f"diffusers has no scheduler {name!r}")
-    return scheduler_class.from_config(own.config)  # type: ignore[attr-defined]
 
 
 @contextmanager

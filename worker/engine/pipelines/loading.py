@@ -17,7 +17,7 @@ from transformers import CLIPTextModel
 
 from shared.config.controls import Control
 from shared.config.models_file import ModelSpec
-from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
+from shared.errors import InferenceFailed, LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from shared.signature import DENOISERS
@@ -35,7 +35,6 @@ from worker.engine.pipelines.call_arguments import (
     ignored_fields,
     images_refused,
     make_results,
-    make_scheduler,
     set_guidance,
 )
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
@@ -44,6 +43,7 @@ from worker.engine.pipelines.downloads import fetch
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_callback
 from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
+from worker.engine.pipelines.noise_schedulers import make_schedulers
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weights.attention import use_attention
@@ -138,9 +138,7 @@ class LoadedModel:
             if nets and job.task in self.templates:
                 raise UnusableInput(f"model {self.spec.id!r} takes no controls for {job.task.value}", param="controls")
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
-        if job.scheduler is not None and job.scheduler not in self.schedulers:
-            self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
-        scheduler = template.scheduler if job.scheduler is None else self.schedulers[job.scheduler]
+        scheduler = template.scheduler if job.scheduler is None else self._scheduler(job.scheduler, template.scheduler)
         clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
         if self.controls is not None and nets:
             clone.__dict__["controlnet"] = self.controls.stand_in(nets)
@@ -150,6 +148,14 @@ class LoadedModel:
         if self.decoder_pieces is not None and job.frames > 1 and decode_limit(job) == 1:
             clone.__dict__["vae"] = divide_decodes(clone.vae, self.decoder_pieces)
         return clone
+
+    def _scheduler(self, name: str, own: Any) -> Any:
+        """Return a noise scheduler by name, or raise why it cannot be used."""
+        if name not in self.schedulers:
+            self.schedulers |= make_schedulers((name,), own, self.spec.id)
+        if isinstance(scheduler := self.schedulers[name], ModelUnavailable):
+            raise InferenceFailed(scheduler.message, param="scheduler")
+        return scheduler
 
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started."""
@@ -324,7 +330,7 @@ def _assemble(
         device,
         templates={task: make_template(one, stand_ins, device) for task, one in pipelines.items()},
         shared_methods=shared_methods,
-        schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
+        schedulers=make_schedulers(spec.schedulers, getattr(pipeline, "scheduler", None), spec.id),
         nbytes=tensors_bytes(tensors),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
         watch=ModuleWatch(modules),
