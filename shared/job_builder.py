@@ -72,17 +72,25 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
     if resolved.task is Task.EDIT:
         sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
         changes["reference_sizes"] = tuple(sizes)
-        if inputs.images and request.width is None and request.height is None:
-            changes |= _size_of(inputs.images[0], spec)
+    if inputs.images and request.width is None and request.height is None:
+        size = _size_of(inputs.images[0], resolved.task, spec)
+        changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
 
 
-def _size_of(image: InputRef, spec: ModelSpec) -> dict[str, int]:
-    """Return width and height with an image's proportions and about the default's pixels, if the model allows them."""
+def _size_of(image: InputRef, task: Task, spec: ModelSpec) -> tuple[int, int] | None:
+    """Return width and height of a result that follows from an image, None for the model's default.
+
+    An image that is changed keeps its size. One that is edited gives its proportions, with about the default's pixels.
+    """
+    if task.has_strength:
+        return spec.limits.size_like(image.width, image.height)
+    if task is not Task.EDIT:
+        return None
     pixels = spec.defaults.width * spec.defaults.height
     area = References(pixels=pixels, multiple_of=spec.limits.multiple_of, enlarge=True)
-    width, height = area.size_for(image.width, image.height)
-    return {"width": width, "height": height} if spec.limits.allows_size(width, height) else {}
+    size = area.size_for(image.width, image.height)
+    return size if spec.limits.allows_size(*size) else None
 
 
 async def current_adapters(

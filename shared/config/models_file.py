@@ -89,6 +89,17 @@ class Limits(_Table):
         valid = all(self.min_side <= side <= self.max_side and side % self.multiple_of == 0 for side in sides)
         return valid and width * height <= self.max_pixels
 
+    def size_like(self, width: int, height: int) -> tuple[int, int] | None:
+        """Return the allowed size nearest to an image's, in its proportions; None if there is none.
+
+        Sides are rounded down, as in diffusers.
+        """
+        largest = min(1.0, self.max_side / max(width, height), math.sqrt(self.max_pixels / (width * height)))
+        scale = max(largest, self.min_side / min(width, height))
+        # A side that is a multiple already is not to lose one by rounding errors.
+        columns, rows = (int(side * scale / self.multiple_of + 1e-6) * self.multiple_of for side in (width, height))
+        return (columns, rows) if self.allows_size(columns, rows) else None
+
     @property
     def most_frames(self) -> int:
         return (self.max_frames - 1) // self.frames_multiple * self.frames_multiple + 1

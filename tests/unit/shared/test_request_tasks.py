@@ -230,6 +230,29 @@ def test_images_to_edit_are_scaled_to_few_sizes(
     assert made[0] * made[1] <= 1.1 * 1024 * 1024
 
 
+@pytest.mark.parametrize("body", [{"image": "i"}, {"image": "i", "mask": "m"}], ids=["image", "mask"])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((512, 768), (512, 768)),
+        ((515, 771), (512, 768)),
+        ((2048, 1024), (2048, 1024)),
+        ((4096, 2048), (2048, 1024)),
+        ((3000, 3000), (2048, 2048)),
+        ((32, 48), (64, 96)),
+        ((4096, 64), (512, 512)),  # the default: no allowed size has these proportions
+    ],
+)
+def test_an_image_that_is_changed_keeps_its_size(
+    body: dict[str, str], size: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """Within the model's limits, unless the request has a size."""
+    job = job_of({"model": "painter", **body}, size, mask=size)
+    assert (job.width, job.height) == expected
+    one_side = job_of({"model": "painter", **body, "width": 256}, size, mask=size)
+    assert (one_side.width, one_side.height) == (256, 512)
+
+
 def test_jobs_with_equal_reference_sizes_share_a_signature() -> None:
     """Reference images become tokens of the forward; sizes of images that are only noised do not matter."""
     body = {"model": "editor", "image": "i", "width": 512, "height": 512}
@@ -239,8 +262,8 @@ def test_jobs_with_equal_reference_sizes_share_a_signature() -> None:
     assert signature(large) == signature(larger) != signature(square)
     two = job_of({"model": "editor", "images": ["i", "j"], "width": 512, "height": 512}, (1920, 1080), (1024, 1024))
     assert signature(two) not in (signature(large), signature(square))
-    started = (job_of({"model": "painter", "image": "i"}, size) for size in ((1920, 1080), (64, 64)))
-    assert len({signature(job) for job in started}) == 1
+    sizes, body = ((1920, 1080), (64, 64)), {"model": "painter", "image": "i", "width": 512, "height": 512}
+    assert len({signature(job_of(body, size)) for size in sizes}) == 1
 
 
 @pytest.mark.parametrize(

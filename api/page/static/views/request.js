@@ -80,8 +80,8 @@ export function bodyFrom(values, model) {
   };
   if (values.negative_prompt !== defaults.negative_prompt) body.negative_prompt = values.negative_prompt;
   for (const name of PLAIN) put(name, values[name], defaults[name]);
-  // An edit without sides gets those of its image, whatever the form shows.
-  if (values.task === "edit") Object.assign(body, { width: values.width, height: values.height });
+  // A result of an image without sides gets those of the image, whatever the form shows.
+  if (has.image && !has.frames) Object.assign(body, { width: values.width, height: values.height });
   put("seed", values.seed === "" ? "" : Number(values.seed));
   put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
   for (const [name, usual] of Object.entries(USUAL)) put(name, values[name], usual);
