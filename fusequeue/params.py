@@ -104,6 +104,7 @@ class JobParams(TypedDict, total=False):
     prompt_2: str | None
     clip_skip: int | None
     max_sequence_length: int | None
+    true_cfg_scale: float | None
     guidance_rescale: float | None
     step_cache: CacheLevelName | StepScheduleParams | None
     adapters: Sequence[AdapterParams] | None

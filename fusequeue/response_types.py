@@ -174,6 +174,7 @@ class Job(Resource):
     prompt_2: str | None = None
     clip_skip: int | None = None
     max_sequence_length: int | None = None
+    true_cfg_scale: float | None = None
     guidance_rescale: float | None = None
     step_cache: JobStepCache | None = None
     adapters: tuple[JobAdapter, ...] = ()

@@ -147,6 +147,14 @@ class CallFields(BaseModel):
     max_sequence_length: Annotated[
         int | None, MAY_DIFFER, Field(strict=True, ge=1, le=4096, description="Most tokens of a prompt.")
     ] = None
+    true_cfg_scale: Annotated[
+        Guidance | None,
+        MAY_DIFFER,
+        Field(
+            description="Guidance by a second, negative forward, in models whose `guidance_scale` is an input, such as "
+            "FLUX: above 1, and with a `negative_prompt`."
+        ),
+    ] = None
     guidance_rescale: Annotated[
         float | None,
         MAY_DIFFER,

@@ -50,8 +50,8 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
     limits, steps = spec.limits, given_or(request.steps, spec.defaults.steps)
     if not limits.min_steps <= steps <= limits.max_steps:
         yield InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
-    for param, scale in (("guidance_scale", request.guidance_scale), ("guidance_scale_2", request.guidance_scale_2)):
-        if (scale or 0) > limits.max_guidance_scale:
+    for param in ("guidance_scale", "guidance_scale_2", "true_cfg_scale"):
+        if (getattr(request, param) or 0) > limits.max_guidance_scale:
             yield InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
     if request.guidance_scale_2 is not None and spec.defaults.guidance_scale_2 is None:
         yield InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")

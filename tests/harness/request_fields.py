@@ -129,6 +129,7 @@ ROWS: dict[str, Row] = {
     "prompt_2": same({"prompt_2": "z"}, prompt_2="z"),
     "clip_skip": same({"clip_skip": 2}, clip_skip=2),
     "max_sequence_length": same({"max_sequence_length": 64}, max_sequence_length=64),
+    "true_cfg_scale": same({"true_cfg_scale": 4.0}, true_cfg_scale=4.0),
     "guidance_rescale": same({"guidance_rescale": 0.7}, guidance_rescale=0.7),
     "step_cache": Row({"step_cache": "strong"}, {"step_cache": SCHEDULE}, {"step_cache": SCHEDULE}, STEPS),
     "step_cache.every": of_schedule("every", 4),

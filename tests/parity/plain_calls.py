@@ -161,7 +161,7 @@ CALLS = {
     "AnimateDiffSDXLPipeline": "num_frames height width guidance_scale negative_prompt",
     "AnimateDiffPAGPipeline": "num_frames height width guidance_scale negative_prompt",
 }
-ANY_CALL = ("prompt_2", "clip_skip", "max_sequence_length", "guidance_rescale")
+ANY_CALL = ("prompt_2", "clip_skip", "max_sequence_length", "true_cfg_scale", "guidance_rescale")
 """Of jobs that set them, whose pipelines have them."""
 
 

@@ -11,7 +11,6 @@ from shared.job import FieldWarning
 from shared.runtime import strict_json
 
 ALIASES = {
-    "true_cfg_scale": "guidance_scale",
     "num_outputs_per_prompt": "n",
     "num_images_per_prompt": "n",
     "num_videos_per_prompt": "n",
@@ -35,7 +34,7 @@ IGNORED = frozenset(
         # the noise schedule and where noise is drawn: the model's own scheduler settings and the seed decide
         *("flow_shift", "audio_flow_shift", "boundary_ratio", "generator_device", "rollout", "rollout_sde_type"),
         # speed and memory: the service decides; `step_cache` is our own
-        *("enable_teacache", "vae_use_slicing", "vae_use_tiling", "max_sequence_length"),
+        *("enable_teacache", "vae_use_slicing", "vae_use_tiling"),
         # work on finished videos
         *("generate_sound", "sound_duration", "enable_frame_interpolation", "frame_interpolation_exp"),
         *("frame_interpolation_scale", "frame_interpolation_model_path"),

@@ -24,7 +24,12 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "skipped": {"clip_skip": 1},
         "short": {"max_sequence_length": 8},
     },
-    "flux": {"two": {"prompt_2": "a cat in the rain"}, "short": {"max_sequence_length": 8}},
+    "flux": {
+        "two": {"prompt_2": "a cat in the rain"},
+        "guided": {"negative_prompt": "rain, snow", "true_cfg_scale": 4.0},
+        "short": {"max_sequence_length": 8},
+    },
+    "qwen-image": {"guided": {"negative_prompt": "rain", "true_cfg_scale": 2.0}},
 }
 OTHER_SHAPES = ("short",)  # of the prompt: their jobs have forwards of their own
 
@@ -45,3 +50,12 @@ def test_a_pipeline_without_them_warns_about_each(tiny_model: Callable[[str], Pa
     fields = {"prompt_2": "a cat", "clip_skip": 1, "max_sequence_length": 8, "guidance_rescale": 0.5}
     recorder = EngineHarness(a_spec(tiny_model("sd"))).run(a_job("job", **fields))
     assert [warning.param for warning in recorder.finished["job"].warnings] == ["prompt_2", "max_sequence_length"]
+
+
+@pytest.mark.parametrize(("scale", "warned"), [(None, ["negative_prompt"]), (1.0, ["negative_prompt"]), (2.0, [])])
+def test_a_negative_prompt_counts_with_true_guidance(
+    tiny_model: Callable[[str], Path], scale: float | None, warned: list[str]
+) -> None:
+    job = a_job("job", steps=2, negative_prompt="rain", true_cfg_scale=scale)
+    recorder = EngineHarness(a_spec(tiny_model("flux"))).run(job)
+    assert [warning.param for warning in recorder.finished["job"].warnings] == warned

@@ -42,6 +42,7 @@ class Painter:
         prompt_2: str | None = None,
         clip_skip: int | None = None,
         max_sequence_length: int = 512,
+        true_cfg_scale: float = 1.0,
         guidance_rescale: float = 0.0,
         control_image: Any = None,
         controlnet_conditioning_scale: Any = 1.0,

@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "prompt_2": "second",
     "clip_skip": 2,
     "max_sequence_length": 64,
+    "true_cfg_scale": 4.0,
     "guidance_rescale": 0.7,
     "strength": 0.4,
     "images": (A_REF,),

@@ -65,8 +65,9 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
     scale = accepted.get("guidance_scale")
     if "true_cfg_scale" in accepted and (scale is None or scale.default is None):
         # Guidance by a second, negative call, which these pipelines make only with a negative prompt, even a blank.
-        negative = job.negative_prompt or (" " if job.guidance_scale > 1 else "")
-        values: dict[str, Any] = {"true_cfg_scale": job.guidance_scale}
+        true_scale = job.guidance_scale if job.true_cfg_scale is None else job.true_cfg_scale
+        negative = job.negative_prompt or (" " if true_scale > 1 else "")
+        values: dict[str, Any] = {"true_cfg_scale": true_scale}
     else:
         negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
     if negative:  # without one XL zeroes the negative embedding, as intended by its authors
@@ -108,7 +109,8 @@ def _is_distilled(pipeline: Pipeline, job: Job, accepted: Parameters) -> bool:
     Chroma's inpainting takes that and ignores it.
     """
     scale = accepted.get("true_cfg_scale")
-    unused = scale is not None and scale.default <= 1 and "true_cfg_scale" not in _guidance(job, accepted)
+    is_off = (job.true_cfg_scale or 1) <= 1 and "true_cfg_scale" not in _guidance(job, accepted)
+    unused = scale is not None and scale.default <= 1 and is_off
     return unused and not hasattr(type(pipeline), "do_classifier_free_guidance")
 
 

@@ -104,7 +104,6 @@ IMAGES: Rows = {
     "quality": ({"quality": "high"}, RESPONSE),
     "background": ({"background": "opaque"}, CHECKED),
     **{name: ({name: "x"}, IGNORED) for name in ("moderation", "style", "input_fidelity", "user")},
-    "true_cfg_scale": ({"true_cfg_scale": 3.5}, {"guidance_scale": 3.5}),
     **{
         name: ({name: 2}, {"n": 2})
         for name in ("num_outputs_per_prompt", "num_images_per_prompt", "num_videos_per_prompt")
