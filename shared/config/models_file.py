@@ -320,6 +320,8 @@ def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     if spec.quantization is not None:
         update["quantization"] = spec.quantization.resolve_paths(folder)
     source = (folder / spec.source).resolve()
+    if source.is_file():
+        raise ValueError(f"source of model {spec.id!r} is a file: {spec.source}; it must be a diffusers folder")
     if source.is_dir():
         update["source"] = str(source)
         denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from harness.engine import a_job
 from PIL import Image
 
@@ -29,6 +31,8 @@ from worker.engine.pipelines.input_images import InputImages
 
 class Narrow:
     """A pipeline with few parameters."""
+
+    scheduler: Any = None
 
     def __call__(self, prompt: str, generator: Any, num_inference_steps: int = 1) -> None: ...
 
@@ -62,6 +66,19 @@ def test_image_i_has_the_seed_plus_i() -> None:
     """One image of several can be generated again by itself."""
     third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, InputImages())["generator"]
     assert torch.equal(torch.randn(4, generator=third), torch.randn(4, generator=torch.Generator().manual_seed(42)))
+
+
+@pytest.mark.parametrize(("terminal", "steps", "refused"), [(0.02, 1, True), (0.02, 2, False), (None, 1, False)])
+def test_one_step_of_a_stretched_schedule_is_refused(terminal: float | None, steps: int, refused: bool) -> None:
+    """As of Qwen-Image: diffusers divides by 0, and the image has no numbers."""
+    pipeline = Narrow()
+    pipeline.scheduler = scheduler = FlowMatchEulerDiscreteScheduler(shift_terminal=terminal)
+    with np.errstate(invalid="ignore"):
+        scheduler.set_timesteps(sigmas=[1.0] if steps == 1 else [1.0, 0.5])
+    assert bool(scheduler.sigmas.isnan().any()) is refused
+    expectation = pytest.raises(InferenceFailed, match=r"steps: .* at least 2") if refused else nullcontext()
+    with expectation:
+        arguments_for(pipeline, a_job("x", steps=steps), 0, InputImages())
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 10, 49, 100, 150])

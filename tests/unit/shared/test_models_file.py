@@ -119,6 +119,13 @@ def test_relative_source_is_a_folder_next_to_the_file(tmp_path: Path) -> None:
     assert spec.source == "someone/model"
 
 
+def test_a_source_that_is_a_file_is_no_hub_id(tmp_path: Path) -> None:
+    """It was looked up on the hub."""
+    (tmp_path / "b").write_bytes(b"weights")
+    with pytest.raises(ConfigurationError, match="source of model 'a' is a file: b"):
+        models_file.load(write(tmp_path, VALID))
+
+
 def test_files_of_quantized_weights_are_relative_to_the_file(tmp_path: Path) -> None:
     text = VALID + '[model.quantization]\ngguf = {transformer = "weights/t.gguf", transformer_2 = "/t2.gguf"}\n'
     (spec,) = models_file.load(write(tmp_path, text))

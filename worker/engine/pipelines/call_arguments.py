@@ -29,10 +29,12 @@ Parameters = Mapping[str, inspect.Parameter]
 def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages) -> dict[str, Any]:
     """Return the keyword arguments of result `index` of `job` that the pipeline accepts.
 
-    Raises `UnusableInput` naming an input image that the model does not take, or lacks.
+    Raises `UnusableInput` naming an input image that the model does not take, or lacks, and `InferenceFailed` for too
+    few steps.
     """
     accepted = call_parameters(pipeline)
     _check_last_image(pipeline, job)
+    _check_steps(pipeline, job)
     arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
@@ -147,6 +149,13 @@ def _check_last_image(pipeline: Pipeline, job: Job) -> None:
         raise UnusableInput(f"model {job.model!r} takes no last_image", param="last_image")
     if taken is True and job.last_image is None:
         raise UnusableInput(f"model {job.model!r} needs a last_image", param="last_image")
+
+
+def _check_steps(pipeline: Pipeline, job: Job) -> None:
+    """Raise `InferenceFailed` for one step of a schedule that is stretched to a last value: diffusers divides by 0."""
+    config = getattr(getattr(pipeline, "scheduler", None), "config", {})
+    if job.steps == 1 and config.get("shift_terminal"):
+        raise InferenceFailed(f"steps: model {job.model!r} needs at least 2", param="steps")
 
 
 def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
