@@ -43,6 +43,7 @@ class Limits(Resource):
     max_input_images: int = 1
     max_images: int
     max_prompt_chars: int
+    max_sequence_length: int = 512
     max_adapters: int = 0
     max_controls: int = 0
 

@@ -299,14 +299,19 @@ def encode(job: Job) -> str:
     return f'{{"schema_version":{job.schema_version},{set_fields[1:]}'  # a default itself
 
 
-_UNKNOWN = frozenset({"extra_forbidden", "enum", "literal_error"})
-"""Pydantic's errors for fields and values that a model does not have."""
+_UNKNOWN = frozenset(
+    {
+        *("extra_forbidden", "enum", "literal_error", "string_pattern_mismatch"),
+        *("less_than_equal", "greater_than_equal", "greater_than", "too_long", "string_too_long", "string_too_short"),
+    }
+)
+"""Pydantic's errors for fields and values that a model does not have, and for those beyond its bounds."""
 
 
 def is_newer(wire: str | bytes) -> bool:
     """Return whether a later program has written a job that `decode` rejects.
 
-    Such a job has a later form, or is valid but for fields and values that this program does not know.
+    Such a job has a later form, or is valid but for fields, values and bounds that this program does not know.
     """
     try:
         version = json.loads(wire).get("schema_version")

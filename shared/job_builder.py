@@ -18,7 +18,7 @@ from shared.queue import Queue, Submission
 from shared.request import JobRequest
 from shared.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
 from shared.runtime import tracing
-from shared.runtime.clock import now_ms
+from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
 
@@ -56,7 +56,15 @@ async def build_job(
     webhook = job.webhook
     if webhook_version is not None and webhook is not None:
         webhook = webhook.model_copy(update={"version": webhook_version})
-    changes = {"adapters": adapters, "webhook": webhook, "previews": previews, "trace": tracing.current()}
+    changes: dict[str, Any] = {
+        "adapters": adapters,
+        "webhook": webhook,
+        "previews": previews,
+        "trace": tracing.current(),
+    }
+    if request.references:  # jobs are listed in the order of their times: an image can take half a minute
+        at_ms = now_ms()
+        changes |= {"id": new_id("job", at_ms), "created_at_ms": at_ms}
     return job.model_copy(update=changes)
 
 
@@ -84,7 +92,7 @@ def _size_of(image: InputRef, task: Task, spec: ModelSpec) -> tuple[int, int] | 
     An image that is changed keeps its size. One that is edited gives its proportions, with about the default's pixels.
     """
     if task.has_strength:
-        return spec.limits.size_like(image.width, image.height)
+        return spec.limits.size_like(image.width, image.height, spec.defaults.width * spec.defaults.height)
     if task is not Task.EDIT:
         return None
     pixels = spec.defaults.width * spec.defaults.height
@@ -117,7 +125,7 @@ def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = No
     )
 
 
-_OWN = frozenset({"prompt", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
+_OWN = frozenset({"prompt", "prompt_2", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
 _WITHOUT_TEMPLATE = ("image", "images", "mask", "last_image", "controls", "output", "webhook", "webhook_events")
 _shared_fields = attrgetter(*sorted(set(JobRequest.model_fields) - _OWN - set(_WITHOUT_TEMPLATE)))
 _fields_without_template = attrgetter(*_WITHOUT_TEMPLATE)

@@ -93,6 +93,7 @@ def own_fields(request: JobRequest, spec: ModelSpec, tenant: str, now_ms: int) -
         "metadata": request.metadata,
         "batch_id": request.batch_id,
         "prompt": request.prompt,
+        "prompt_2": request.prompt_2,
         "negative_prompt": given_or(request.negative_prompt, spec.defaults.negative_prompt),
         "seed": secrets.randbelow(2**32) if request.seed is None else request.seed,
     }

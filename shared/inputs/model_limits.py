@@ -53,6 +53,9 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
     for param in ("guidance_scale", "guidance_scale_2", "true_cfg_scale"):
         if (getattr(request, param) or 0) > limits.max_guidance_scale:
             yield InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
+    if (request.max_sequence_length or 0) > limits.max_sequence_length:
+        message = f"max_sequence_length is at most {limits.max_sequence_length} for model {spec.id!r}"
+        yield InvalidRequest(message, param="max_sequence_length")
     if request.guidance_scale_2 is not None and spec.defaults.guidance_scale_2 is None:
         yield InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
     if request.n > limits.max_images:

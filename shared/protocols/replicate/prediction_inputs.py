@@ -220,8 +220,9 @@ def _check_named_ratio(ratio: str, other: ReplicateFields, body: Mapping[str, An
         raise InvalidRequest(f"megapixels: send either megapixels or aspect_ratio {ratio}", param="megapixels")
     if ratio == "custom" and not {"width", "height"} <= body.keys():
         raise InvalidRequest("aspect_ratio: custom needs width and height", param="aspect_ratio")
-    if ratio == "match_input_image" and (Task.EDIT not in spec.tasks or not {"image", "images"} & body.keys()):
-        message = f"aspect_ratio: match_input_image needs an image and a model that edits: {spec.id}"
+    follows_image = {Task.EDIT, Task.IMAGE_TO_IMAGE, Task.INPAINT}.intersection(spec.tasks)
+    if ratio == "match_input_image" and (not follows_image or not {"image", "images"} & body.keys()):
+        message = f"aspect_ratio: match_input_image needs an image, and a model that changes images: {spec.id}"
         raise InvalidRequest(message, param="aspect_ratio")
 
 

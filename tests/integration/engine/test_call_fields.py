@@ -57,5 +57,7 @@ def test_a_negative_prompt_counts_with_true_guidance(
     tiny_model: Callable[[str], Path], scale: float | None, warned: list[str]
 ) -> None:
     job = a_job("job", steps=2, negative_prompt="rain", true_cfg_scale=scale)
-    recorder = EngineHarness(a_spec(tiny_model("flux"))).run(job)
+    without = a_job("without", steps=2, true_cfg_scale=scale)
+    recorder = EngineHarness(a_spec(tiny_model("flux"))).run(job, without)
     assert [warning.param for warning in recorder.finished["job"].warnings] == warned
+    assert [one.param for one in recorder.finished["without"].warnings] == ([] if warned else ["true_cfg_scale"])

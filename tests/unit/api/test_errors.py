@@ -66,6 +66,7 @@ INVALID_FIELDS = [
     ({"guidance_scale": True}, 422, "invalid_request", "guidance_scale"),
     ({"deadline_s": True}, 422, "invalid_request", "deadline_s"),
     ({"strength": "0.5"}, 422, "invalid_request", "strength"),
+    ({"max_sequence_length": 513}, 422, "invalid_request", "max_sequence_length"),
     ({"metadata": {"": "x"}}, 422, "invalid_request", "metadata"),
     ({"metadata": {"k" * 65: "x"}}, 422, "invalid_request", f"metadata.{'k' * 65}"),
     ({"scheduler": "Nope"}, 422, "invalid_request", "scheduler"),

@@ -9,6 +9,7 @@ import diffusers
 import pytest
 from diffusers import (
     DDIMScheduler,
+    DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     SchedulerMixin,
@@ -81,6 +82,15 @@ def test_a_scheduler_is_set_to_what_the_model_predicts(own: Any, name: str, made
         assert reason is None
         config = make_scheduler(name, own).config
         assert {option: config[option] for option in made} == made
+
+
+def test_a_configuration_that_a_class_refuses_is_an_error_of_the_name() -> None:
+    """diffusers raises several types."""
+    own = DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
+    with pytest.raises(ModelUnavailable, match="DEISMultistepScheduler cannot be used"):
+        make_scheduler("DEISMultistepScheduler", own)
+    with pytest.raises(ModelUnavailable, match="no noise scheduler of its own"):
+        make_scheduler("DDIMScheduler", None)
 
 
 def test_a_name_that_cannot_be_used_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
 }
 OWN: dict[str, st.SearchStrategy[Any]] = {
     "negative_prompt": st.text("ab", max_size=9),
+    "prompt_2": st.text("ab", min_size=1, max_size=9),
     "seed": st.integers(0, 9),
     "priority": st.sampled_from(["interactive", "bulk"]),
     "deadline_s": st.sampled_from([1, 2.5]),

@@ -90,7 +90,7 @@ def test_several_images_and_videos_have_field_aliases() -> None:
         ({"aspect_ratio": "3:1"}, "aspect_ratio", "input.aspect_ratio must be 64 to 128, not 192"),
         ({"aspect_ratio": "2:1", "width": 64}, "aspect_ratio", "send either aspect_ratio or width and height"),
         ({"aspect_ratio": "custom", "width": 64}, "aspect_ratio", "custom needs width and height"),
-        ({"aspect_ratio": "match_input_image"}, "aspect_ratio", "needs an image and a model that edits"),
+        ({"aspect_ratio": "match_input_image"}, "aspect_ratio", "needs an image, and a model that changes"),
         ({"megapixels": 1}, "megapixels", "input.megapixels must be 64 to 128, not 1024"),
         ({"width": 65}, "width", "input.width must be a multiple of 8"),
         ({"lora_weights": "ink"}, "lora_weights", "input.lora_weights"),

@@ -94,6 +94,7 @@ NEWER = [
     ("an unknown field", {"sharpness": 0.5}, True),
     ("an unknown field of a part", {"webhook": {"url": "https://a", "states": ["failed"], "retries": 3}}, True),
     ("an unknown value", {"task": "text_to_sound"}, True),
+    ("a value beyond a bound", {"clip_skip": 99, "metadata": {str(at): "" for at in range(40)}}, True),
     ("an unknown value and an unknown field", {"output_format": "avif", "sharpness": 0.5}, True),
     ("an unknown field of a record that is no job", {"sharpness": 0.5, "prompt": None}, False),
     ("an earlier form", {"schema_version": JOB_FORM - 1, "sharpness": 0.5}, False),

@@ -98,6 +98,8 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
         "strength": job.strength not in unsent and "strength" not in accepted,
         **{name: name not in accepted for name in _call_fields(job)},
     }
+    if (job.true_cfg_scale or 0) > 1 and not job.negative_prompt and "true_cfg_scale" not in _guidance(job, accepted):
+        ignored["true_cfg_scale"] = True  # the pipeline guides only away from a negative prompt
     return tuple(
         FieldWarning(param=name, message=f"{name}: ignored; model {job.model!r} takes none for {job.task.value}")
         for name, is_ignored in ignored.items()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
@@ -359,9 +360,15 @@ def _modules(pipeline: Pipeline) -> dict[str, torch.nn.Module]:
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     for module in modules.values():
         if isinstance(module, CLIPTextModel) and not hasattr(module, "text_model"):
-            # With `clip_skip`, Stable Diffusion 1.x reads `text_model.final_layer_norm`, which transformers 5 moved.
-            vars(module)["text_model"] = module
+            # With `clip_skip`, Stable Diffusion 1.x calls `text_model.final_layer_norm`, which transformers 5 moved.
+            vars(module)["text_model"] = SimpleNamespace(final_layer_norm=partial(_normalize, module.final_layer_norm))
     return modules
+
+
+def _normalize(norm: torch.nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+    """Apply a layer outside of its module's forward, where an offloaded one is on another device."""
+    weight, bias = (None if one is None else one.to(hidden.device) for one in (norm.weight, norm.bias))
+    return torch.nn.functional.layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def _vae_cast(pipeline: Pipeline, dtype: torch.dtype) -> torch.dtype | None:

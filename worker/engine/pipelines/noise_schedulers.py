@@ -86,6 +86,8 @@ def make_scheduler(name: str, own: Any) -> Any:
         raise ModelUnavailable(f"scheduler: {name} needs the package {', '.join(lacking)}", param="scheduler")
     if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, SchedulerMixin)):
         raise ModelUnavailable(f"diffusers has no scheduler {name!r}", param="scheduler")
+    if own is None:
+        raise ModelUnavailable("scheduler: the model has no noise scheduler of its own", param="scheduler")
     is_flow = predicts_flow(own.config, type(own).__name__)
     if reason := misfit(name, is_flow):
         raise ModelUnavailable(f"scheduler: {reason}", param="scheduler")
@@ -97,7 +99,7 @@ def make_scheduler(name: str, own: Any) -> Any:
         options = {"shift": own.config["flow_shift"]}
     try:
         return scheduler_class.from_config(own.config, **options)  # type: ignore[attr-defined]
-    except (ImportError, TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
         raise ModelUnavailable(f"scheduler: {name} cannot be used: {error}"[:400], param="scheduler") from None
 
 

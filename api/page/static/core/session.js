@@ -10,7 +10,7 @@ export const session = createStore({ state: "loading", scopes: [], tenant: "", p
 export async function openSession() {
   try {
     const { has_key, ...rest } = await call("page/session");
-    session.set({ ...rest, hasKey: has_key, state: "open", reason: "" });
+    session.set({ same_fields: {}, ...rest, hasKey: has_key, state: "open", reason: "" });
   } catch (error) {
     const state = error.status === 401 ? "locked" : "down";
     const isAsked = state === "locked" && !hasKey(); // for the first time: nothing was refused

@@ -97,6 +97,12 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       </div>
       ${model.adapters.length > 0 && html`<${Adapters} model=${model} values=${values} set=${set} fault=${faultOf("adapters")} />`}
       ${has.controls && html`<${Controls} model=${model} values=${values} set=${set} fault=${faultOf("controls")} />`}
+      ${
+        Object.keys(values.others).length > 0 &&
+        html`<p class="hint">Sent as it was: ${Object.entries(values.others)
+          .map(([name, value]) => `${words(name)} ${value}`)
+          .join(", ")}. <${Button} kind="quiet" action=${() => set({ others: {} })}>Leave it out<//></p>`
+      }
       <details>
         <summary>More</summary>
         <div class="form-stack">
