@@ -19,11 +19,6 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "rescaled": {"guidance_rescale": 0.7},
         "two": {"prompt_2": "a cat in the rain"},
     },
-    "sd3-16": {
-        "two": {"prompt_2": "a cat in the rain"},
-        "skipped": {"clip_skip": 1},
-        "short": {"max_sequence_length": 8},
-    },
     "flux": {
         "two": {"prompt_2": "a cat in the rain"},
         "guided": {"negative_prompt": "rain, snow", "true_cfg_scale": 4.0},

@@ -270,11 +270,13 @@ def test_a_task_without_a_pipeline_fails_the_job(tiny_models: Path) -> None:
     assert "image_to_image" in error.message
 
 
-def test_an_unknown_noise_scheduler_in_the_models_file_fails_the_load(tiny_models: Path) -> None:
-    recorder = EngineHarness(a_spec(tiny_models / "sd", schedulers=("NoSuchScheduler",))).run(a_job("one"))
-    error = recorder.finished["one"].error
-    assert isinstance(error, ModelUnavailable)
-    assert "NoSuchScheduler" in error.message
+def test_an_unknown_noise_scheduler_in_the_models_file_fails_only_its_jobs(tiny_models: Path) -> None:
+    spec = a_spec(tiny_models / "sd", schedulers=("NoSuchScheduler",))
+    recorder = EngineHarness(spec).run(a_job("one"), a_job("named", scheduler="NoSuchScheduler"))
+    assert recorder.finished["one"].error is None
+    error = recorder.finished["named"].error
+    assert error is not None
+    assert (error.param, "NoSuchScheduler" in error.message) == ("scheduler", True)
 
 
 def test_half_precision_runs_fused(tiny_models: Path) -> None:

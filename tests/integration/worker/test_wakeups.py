@@ -56,6 +56,8 @@ async def idle_fleet(
             await stack.enter_async_context(fleet.worker(*models, queue=own, **options))
         await asyncio.sleep(0.5)
         yield fleet
+        for worker in fleet.workers:  # all at once: one after the other takes half a second each
+            worker.drain()
     await fleet.close()
 
 

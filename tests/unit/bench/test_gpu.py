@@ -27,6 +27,7 @@ def dry_run(out: Path, *options: str) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_plain_pipeline_are_measured_side_by_side(tmp_path: Path) -> None:
     lines = dry_run(tmp_path, "--stages", "speed-z-image")
     engine = [line for line in lines if line.get("method") == "engine"]
