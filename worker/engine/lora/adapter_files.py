@@ -142,7 +142,8 @@ def _component_changes(
     component: str, state: State, alphas: State, metadata: Mapping[str, Any], pipeline: Pipeline, pace: Pace
 ) -> dict[str, LowRank]:
     prefix = f"{component}."
-    flat = not hasattr(getattr(pipeline, component, None), "text_model")
+    # A module: what a loaded model adds for `clip_skip` is none.
+    flat = not isinstance(getattr(getattr(pipeline, component, None), "text_model", None), torch.nn.Module)
     weights = _to_peft_names(component, _without(prefix, state), flat)
     unknown = next((name for name in sorted(weights) if not name.endswith(_KINDS)), None)
     if unknown is not None:

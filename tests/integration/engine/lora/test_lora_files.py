@@ -10,12 +10,13 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import convert_state_dict_to_diffusers
+from harness.engine import EngineHarness, a_job, a_spec
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from tiny import lora
 
-from shared.config.adapters import AdapterSpec
+from shared.config.adapters import Adapter, AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
 from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
@@ -208,3 +209,13 @@ def test_rows_of_a_video_model_have_their_own_adapters(
         mine = slice(at, at + 1)
         solo = theirs.transformer(latents[mine], times[mine], text[mine], return_dict=False)[0]
         torch.testing.assert_close(fused[mine], solo, atol=1e-5, rtol=1e-4)
+
+
+def test_a_loaded_model_takes_a_file_with_the_older_names_of_its_text_encoder(
+    tmp_path: Path, tiny_models: Path
+) -> None:
+    """What the engine adds to the encoder does not count as a level of its names."""
+    of_kohya(opened(tiny_models / "sd"), tmp_path / "lora.safetensors")
+    spec = a_spec(tiny_models / "sd", adapter=(AdapterSpec(id="file", source=str(tmp_path)),))
+    recorder = EngineHarness(spec).run(a_job("one", steps=2, adapters=(Adapter(id="file"),)))
+    assert recorder.finished["one"].error is None
