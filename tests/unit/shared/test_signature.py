@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import pytest
 
+from api.jobs.request import JobRequest
+from api.jobs.resolve import resolve_for_model
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.models_file import Limits, ModelSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import Adapter, InputRef, Job, State, Webhook, matching
 from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, OutputFormat, Priority
-from shared.request import JobRequest
-from shared.resolve import resolve_for_model
 from shared.runtime.tracing import TraceContext
 from shared.signature import shape, signature, size_class
 
@@ -139,3 +139,8 @@ def test_signature_is_readable_and_safe_in_redis_keys(make_job: Callable[..., Jo
     text = signature(make_job(model="org/model-1.0", width=512, height=768))
     assert "|" not in text
     assert text.startswith("org/model-1.0:512x768x1:")
+
+
+def test_a_field_at_its_default_is_not_part_of_a_signature(make_job: Callable[..., Job]) -> None:
+    """So a new field does not part the jobs that programs of two versions queue."""
+    assert signature(make_job(model="demo", width=64, height=64)) == "demo:64x64x1:f21517afe7cf"
