@@ -6,6 +6,7 @@ import contextlib
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api import queue_metrics
 from api.context import METRICS_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
@@ -91,8 +92,8 @@ async def _read_queue(services: Services) -> None:
             metrics.dead_letters_added.value = await queue.dead_letters.added()
             footprint = await queue.api_keys.footprint()
             chores = await queue.maintenance.chore_ages_s()
-    metrics.show_load(load, startable)
-    metrics.show_workers(workers)
-    metrics.show_scale(scale, dead)
-    metrics.show_footprint(footprint)
-    metrics.show_chores(chores)
+    queue_metrics.show_load(load, startable)
+    queue_metrics.show_workers(workers)
+    queue_metrics.show_scale(scale, dead)
+    queue_metrics.show_footprint(footprint)
+    queue_metrics.show_chores(chores)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-
-if TYPE_CHECKING:
-    from shared.auth import Footprint
-    from shared.autoscaling import Scale
-    from shared.queue import QueueLoad, WorkerInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -186,59 +179,3 @@ def names() -> frozenset[str]:
 def exposition() -> bytes:
     """Return all metrics of this process in Prometheus' text format."""
     return generate_latest(REGISTRY)
-
-
-def show_load(load: QueueLoad, startable: Mapping[str, float]) -> None:
-    """Set the gauges of queued and running jobs; `startable` are queued slots by model that no pause holds back."""
-    for gauge in (queued_jobs, startable_slots, running_jobs, oldest_queued_seconds, oldest_wait_seconds):
-        gauge.clear()
-    for name, slots in startable.items():
-        startable_slots.labels(name).set(slots)
-    for model in load.models:
-        for priority, jobs in model.jobs.items():
-            queued_jobs.labels(model.model, priority.value).set(jobs)
-        running_jobs.labels(model.model).set(model.running_jobs)
-    _show_oldest(oldest_queued_seconds, [(depth.model, depth.oldest_age_ms) for depth in load.depths])
-    _show_oldest(oldest_wait_seconds, [(depth.model, depth.waiting_ms) for depth in load.depths])
-
-
-def _show_oldest(gauge: Gauge, ages_ms: Iterable[tuple[str, int | None]]) -> None:
-    oldest: dict[str, int] = {}
-    for model, age_ms in ages_ms:
-        oldest[model] = max(oldest.get(model, 0), age_ms or 0)
-    for model, age_ms in oldest.items():
-        gauge.labels(model).set(age_ms / 1000)
-
-
-def show_workers(workers: Iterable[WorkerInfo]) -> None:
-    """Set the gauges of live workers."""
-    for gauge in (worker_busy_seconds, worker_idle_while_queued_seconds, workers_alive, model_workers):
-        gauge.clear()
-    for worker in workers:
-        workers_alive.labels(worker.state).inc()
-        worker_busy_seconds.labels(worker.id).set(worker.busy_s)
-        worker_idle_while_queued_seconds.labels(worker.id).set(worker.idle_while_queued_s)
-        for model in worker.models:
-            model_workers.labels(model, worker.state_of(model)).inc()
-
-
-def show_chores(ages_s: Mapping[str, float]) -> None:
-    """Set the gauges of periodic chores."""
-    chore_age_seconds.clear()
-    for chore, age_s in ages_s.items():
-        chore_age_seconds.labels(chore).set(age_s)
-
-
-def show_footprint(footprint: Footprint | None) -> None:
-    """Set the gauges of what all tenants keep; None (unknown) becomes NaN."""
-    kept_jobs.set(math.nan if footprint is None else footprint.kept_jobs)
-    record_bytes.set(math.nan if footprint is None else footprint.record_bytes)
-    stored_objects.set(math.nan if footprint is None else footprint.stored_objects)
-    stored_bytes.set(math.nan if footprint is None else footprint.stored_bytes)
-
-
-def show_scale(scale: Scale | None, dead: int | None) -> None:
-    """Set the gauges of wanted workers and dead letters; None (unknown) becomes NaN."""
-    workers_wanted.set(math.nan if scale is None else scale.wanted)
-    backlog_seconds.set(math.nan if scale is None else scale.queued_s + scale.running_s)
-    dead_letters.set(math.nan if dead is None else dead)
