@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,8 @@ from starlette.routing import BaseRoute
 
 from api import errors
 from api.auth import Authenticator
-from api.compat import fal, huggingface
-from api.compat.openai import batches, files, images, request_bodies, unsupported, videos
-from api.compat.replicate import files as replicate_files
-from api.compat.replicate import models as replicate_models
-from api.compat.replicate import predictions as replicate_predictions
-from api.compat.replicate import streams as replicate_streams
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
+from api.grouping import Grouped
 from api.http import openapi
 from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
@@ -32,8 +27,11 @@ from api.http.head_requests import HeadRequests
 from api.http.middleware import BodyLimits, RequestLog
 from api.http.request_traces import RequestTraces
 from api.http.streaming import RESPONSE_PIECES
+from api.jobs.job_builder import JobTemplates
 from api.keys_required import KeysRequired
 from api.page import assets, live, session
+from api.protocols.served import PROTOCOLS
+from api.protocols.served_protocol import ServedProtocol
 from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
 from api.routes import (
@@ -57,12 +55,9 @@ from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.job_builder import JobTemplates
-from shared.protocols.fal_queue import FILES as FAL_FILES
 from shared.queue import EventFeed, Queue
 from shared.runtime import tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
-from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
 from shared.storage import CHUNK_BYTES, Storage, connect
 from shared.storage.output_buckets import OutputBuckets
@@ -79,22 +74,14 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
-# Request headers of pages of other origins: ours, and what the SDKs of OpenAI, Replicate, Hugging Face and fal send.
+# Request headers of pages of other origins, beside those that the clients of protocols send.
 ALLOWED_HEADERS = (
-    *("Authorization", "Cancel-After", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "If-Range"),
+    *("Authorization", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "If-Range"),
     *("Last-Event-ID", "Prefer", "Range", "traceparent", "tracestate", "x-request-id"),
-    *("x-wait-for-model", "x-use-cache"),
-    *(f"OpenAI-{name}" for name in ("Beta", "Organization", "Project")),
-    *(f"x-stainless-{name}" for name in ("arch", "async", "custom-poll-interval", "helper-method", "lang", "os")),
-    *(f"x-stainless-{name}" for name in ("package-version", "poll-helper", "raw-response", "read-timeout")),
-    *(f"x-stainless-{name}" for name in ("retry-count", "runtime", "runtime-version", "timeout")),
-    *(f"x-fal-{name}" for name in ("object-lifecycle-preference", "queue-priority", "request-timeout", "runner-hint")),
-    *("x-fal-store-io", "x-fal-target-url", "fal-api-key", "user-agent"),
 )
 
 _CORS: dict[str, Any] = {
     "allow_methods": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
-    "allow_headers": ALLOWED_HEADERS,
     "expose_headers": EXPOSED_HEADERS,
     "max_age": 600,
 }
@@ -116,7 +103,12 @@ _DESCRIBED: dict[str, Any] = {
 
 
 def create_app(
-    settings: Settings, *, queue: Queue | None = None, storage: Storage | None = None, shares_port: bool = False
+    settings: Settings,
+    *,
+    queue: Queue | None = None,
+    storage: Storage | None = None,
+    shares_port: bool = False,
+    protocols: tuple[ServedProtocol, ...] = PROTOCOLS,
 ) -> FastAPI:
     """Return the API for `settings`; a given `queue` or `storage` is used and not closed.
 
@@ -134,7 +126,7 @@ def create_app(
     app = FastAPI(
         **_DESCRIBED,
         lifespan=lifespan,
-        routes=list(_routes()),
+        routes=list(_routes(protocols)),
         redirect_slashes=False,
         openapi_url=None,  # `openapi.install` serves it
         docs_url=None,
@@ -144,19 +136,22 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `shared.runtime.tracing` has its own
     )
     app.state.shares_port = shares_port
-    app.state.methods = _methods()
-    openapi.install(app, _document)
+    app.state.methods = _methods(protocols)
+    app.state.error_forms = tuple(protocol.error_form for protocol in protocols)
+    openapi.install(app, partial(_document, protocols))
     # The last one added is the outermost: it receives all requests and errors.
-    app.add_middleware(DirectRoutes, routes=(*jobs.DIRECT, *images.DIRECT))
+    direct = (*jobs.DIRECT, *(route for protocol in protocols for route in protocol.direct_routes))
+    app.add_middleware(DirectRoutes, routes=direct)
     app.add_middleware(
         BodyShares,
         largest_json=max(settings.max_body_bytes, max_json_bytes(settings)),
         largest_file=max(settings.max_file_bytes, settings.max_adapter_bytes),
     )
-    app.add_middleware(HeadRequests, own=_paths_with_head())
-    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
+    app.add_middleware(HeadRequests, own=_paths_with_head(protocols))
+    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog, protocols))
     if settings.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
+        headers = (*ALLOWED_HEADERS, *(name for protocol in protocols for name in protocol.request_headers))
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, allow_headers=headers, **_CORS)
     app.add_middleware(RequestLog)
     if tracing.enabled():
         app.add_middleware(RequestTraces)
@@ -164,26 +159,26 @@ def create_app(
 
 
 @functools.cache
-def _document() -> dict[str, Any]:
+def _document(protocols: tuple[ServedProtocol, ...]) -> dict[str, Any]:
     """Return the OpenAPI document, once for all apps of a process; FastAPI takes 1.2 s for it."""
-    described = FastAPI(**_DESCRIBED, routes=list(_routes()), generate_unique_id_function=openapi.operation_id)
-    return openapi.complete(described.openapi())
+    described = FastAPI(**_DESCRIBED, routes=list(_routes(protocols)), generate_unique_id_function=openapi.operation_id)
+    return openapi.complete(described.openapi(), {protocol.error_form.model for protocol in protocols})
 
 
 @functools.cache
-def _routes() -> tuple[BaseRoute, ...]:
+def _routes(protocols: tuple[ServedProtocol, ...]) -> tuple[BaseRoute, ...]:
     """Return the routes, once for all apps of a process: FastAPI prepares each at its first request, 0.2 s in all."""
     everything = APIRouter(generate_unique_id_function=openapi.operation_id)
-    for router, scopes in _routers():
+    for router, scopes in _routers(protocols):
         everything.include_router(router, dependencies=scopes)
     return tuple(everything.routes)
 
 
 @functools.cache
-def _methods() -> dict[str, frozenset[str]]:
+def _methods(protocols: tuple[ServedProtocol, ...]) -> dict[str, frozenset[str]]:
     """Return the methods of each path."""
     methods: dict[str, frozenset[str]] = {}
-    for router, _ in _routers():
+    for router, _ in _routers(protocols):
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
                 path = route.path_format
@@ -192,21 +187,19 @@ def _methods() -> dict[str, frozenset[str]]:
 
 
 @functools.cache
-def _paths_with_head() -> tuple[re.Pattern[str], ...]:
+def _paths_with_head(protocols: tuple[ServedProtocol, ...]) -> tuple[re.Pattern[str], ...]:
     """Return the paths that have a HEAD of their own."""
-    routes = [route for router, _ in _routers() for route in router.routes if isinstance(route, APIRoute)]
+    routes = [route for router, _ in _routers(protocols) for route in router.routes if isinstance(route, APIRoute)]
     return tuple(route.path_regex for route in routes if "HEAD" in (route.methods or ()))
 
 
-def _routers() -> Iterator[tuple[APIRouter, Sequence[Depends]]]:
+def _routers(protocols: tuple[ServedProtocol, ...]) -> Iterator[tuple[APIRouter, Sequence[Depends]]]:
     """Yield the routers in the order in which paths are matched, and the scopes that their requests need."""
     native = (jobs, job_lists, bulk, inputs, adapters, models, webhooks)
-    openai = (files, images, batches, videos, unsupported)
-    replicate = (replicate_predictions, replicate_models, replicate_files)
     # Before `models`: its path also matches `:load`, and a refused method is answered by the first path that matches.
     yield model_orders.router, [ADMIN_SCOPE]
-    for module in (*native, *openai, *replicate, huggingface, fal, live):
-        yield module.router, [JOBS_SCOPE]
+    for router in (*(module.router for module in native), *_routers_of(protocols), live.router):
+        yield router, [JOBS_SCOPE]
     for module in (job_changes, matching_jobs, usage):  # they require the scope, which `tenant` changes
         yield module.router, []
     for module in (operations, dead_letters, pauses, cost_curves, tenants):
@@ -215,36 +208,31 @@ def _routers() -> Iterator[tuple[APIRouter, Sequence[Depends]]]:
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
     # own.
     # The page's files hold no data; its session is that of any key.
-    signed = (artifacts.router, events.router, replicate_streams.router, fal.upload_router)
-    for router in (*signed, health.router, session.router, assets.router):
+    signed = (router for protocol in protocols for router in protocol.signed_routers)
+    for router in (artifacts.router, events.router, *signed, health.router, session.router, assets.router):
         yield router, []
 
 
-def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
+def _routers_of(protocols: Iterable[ServedProtocol]) -> Iterator[APIRouter]:
+    return (router for protocol in protocols for router in protocol.routers)
+
+
+def _body_caps(settings: Settings, catalog: Catalog, protocols: Iterable[ServedProtocol]) -> dict[str, int | None]:
     """Return the body limits of paths that differ from the default; None: the route limits its body itself.
 
     `*` stands for any part of a path.
     """
-    upload = settings.max_input_bytes + inputs.OVERHEAD_BYTES
     with_image = max_json_bytes(settings)  # as a data URL, the same wherever a job is created
-    predictions = replicate_predictions.router.prefix
-    images_per_edit = 1 + max(spec.limits.max_input_images for spec in catalog)  # and a mask
-    return {
-        "/v1/inputs": upload,
+    caps: dict[str, int | None] = {
+        "/v1/inputs": settings.max_input_bytes + inputs.OVERHEAD_BYTES,
         "/v1/adapters": settings.max_adapter_bytes + adapters.OVERHEAD_BYTES,
         "/v1/jobs": with_image,
         "/page/jobs": with_image,
-        "/v1/images/generations": with_image,
-        f"{predictions}/predictions": with_image,
-        f"{predictions}/models/*/predictions": with_image,
         "/v1/jobs:bulk": None,
-        "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
-        f"{predictions}/files": upload,
-        f"{FAL_FILES}/*": settings.max_input_bytes,
-        "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
-        "/v1/videos": with_image,
-        f"{huggingface.PREFIX}/*": with_image,
     }
+    for protocol in protocols:
+        caps |= protocol.body_limits(settings, catalog)
+    return caps
 
 
 async def _open_services(

@@ -13,7 +13,11 @@ from fastapi import Depends, Query, Request
 from starlette.datastructures import UploadFile
 
 from api.auth import Authenticator, Caller, rate_headers
+from api.grouping import Grouped
 from api.http.middleware import RELEASE_KEY
+from api.jobs.input_store import INPUT_ID, InputStore
+from api.jobs.job_builder import JobTemplates
+from api.jobs.job_object import JobObject, QueueObject, job_object
 from api.keyless import READ_METHODS, check_keyless
 from api.readiness import Readiness
 from api.responses import QueuePositions
@@ -22,14 +26,10 @@ from shared.auth import JobPart, Rate, Scope, Signer, tenant_name
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable
-from shared.inputs.store import INPUT_ID, InputStore
 from shared.job import InputRef, JobRecord, State
-from shared.job_builder import JobTemplates
-from shared.protocols.native import JobObject, QueueObject, job_object
 from shared.queue import Queue, Submission, SubmitResult
 from shared.queue.maintenance.actions import Action
 from shared.runtime.clock import now_ms
-from shared.runtime.grouping import Grouped
 from shared.runtime.shares import SharedPool
 from shared.storage import Storage
 from shared.storage.output_buckets import OutputBuckets

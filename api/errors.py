@@ -1,9 +1,11 @@
 """HTTP responses for errors: one table from error code to status, one body for all.
 
-Every error of every path is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read.
+Every error is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read, unless its path
+belongs to a protocol with a form of its own.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -117,8 +119,6 @@ STATUSES: Mapping[str, tuple[int, str]] = {
 }
 
 _CODES_BY_STATUS = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
-# OpenAI's SDKs raise BadRequestError for a body that is not valid; elsewhere it is 422.
-_OPENAI_PATHS = tuple(f"/v1/{name}" for name in ("images", "videos", "files", "batches", "uploads"))
 _TYPES_BY_STATUS = {
     401: "authentication_error",
     403: "permission_error",
@@ -161,23 +161,27 @@ class Problem(BaseModel):
     )
 
 
-class TextProblem(Problem):
-    """Every error of the paths in `TEXT_ERROR_PATHS`, except where the server refuses a request unread."""
+@dataclass(frozen=True)
+class ProblemFacts:
+    """What the response for an error says; texts are printable."""
 
-    error: str | ErrorObject  # type: ignore[assignment]
-
-
-TEXT_ERROR_PATHS = ("/compat/huggingface/", "/compat/replicate/")
-"""Paths where `error` of an error is its text: the clients of Hugging Face, and Vercel's of Replicate, print it."""
-
-
-class FalProblem(BaseModel):
-    """Every error of `/compat/fal`, as fal's clients read it."""
-
-    detail: str | list[dict[str, Any]] = Field(description="For invalid fields a list of `loc`, `msg` and `type`.")
-    message: str
-    error_type: str = Field(examples=["invalid_request"])
+    status: int
+    title: str
+    code: str
+    detail: str
+    param: str | None
+    faults: Sequence[FaultObject]
     request_id: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ErrorForm:
+    """The form of the errors of paths that begin with one of `paths`; `model` describes their bodies."""
+
+    paths: tuple[str, ...]
+    model: type[BaseModel]
+    respond: Callable[[ProblemFacts], Response]
 
 
 def status_of(code: str) -> int:
@@ -218,55 +222,50 @@ def problem(
     if code not in STATUSES:
         code, detail, param, faults = "internal_error", "an internal error occurred", None, ()
     status, title = STATUSES[code]
-    if status == 422 and scope.get("path", "").startswith(_OPENAI_PATHS):
-        status = 400
     detail = _printable(detail[:MAX_DETAIL_CHARS])
     param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
-    kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    if str(scope.get("path", "")).startswith("/compat/fal/"):
-        return _fal_problem(
-            scope, code, detail, faults or [FaultObject(message=detail, param=param, code=code)], headers
-        )
-    error: Any = ErrorObject(message=detail, type=kind, param=param, code=code)
-    form: type[Problem] = Problem
-    if str(scope.get("path", "")).startswith(TEXT_ERROR_PATHS):
-        error, form = detail, TextProblem
-    body = form(
-        type=f"urn:fusequeue:error:{code}",
-        title=title,
+    facts = ProblemFacts(
         status=status,
-        detail=detail,
+        title=title,
         code=code,
+        detail=detail,
+        param=param,
+        faults=faults or (FaultObject(message=detail, param=param, code=code),),
         request_id=str(scope.get("request_id", "")),
+        headers=headers or {},
+    )
+    return _respond_of(scope)(facts)
+
+
+def _respond_of(scope: Mapping[str, Any]) -> Callable[[ProblemFacts], Response]:
+    """Return what makes the errors of a request's path: a protocol's form, or ours."""
+    forms: Sequence[ErrorForm] = getattr(scope["app"].state, "error_forms", ()) if "app" in scope else ()
+    path = str(scope.get("path", ""))
+    return next((form.respond for form in forms if path.startswith(form.paths)), problem_response)
+
+
+def problem_response(facts: ProblemFacts, form: type[Problem] = Problem, error: Any = None) -> Response:
+    """Return an error as `application/problem+json`; `error` stands in for the object that OpenAI's SDKs read."""
+    status = facts.status
+    if error is None:
+        kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        error = ErrorObject(message=facts.detail, type=kind, param=facts.param, code=facts.code)
+    body = form(
+        type=f"urn:fusequeue:error:{facts.code}",
+        title=facts.title,
+        status=status,
+        detail=facts.detail,
+        code=facts.code,
+        request_id=facts.request_id,
         error=error,
-        errors=list(faults) or [FaultObject(message=detail, param=param, code=code)],
+        errors=list(facts.faults),
     )
     return Response(
         body.model_dump_json(),
         status,
         media_type="application/problem+json",
-        headers={**({"x-should-retry": "false"} if status == 409 else {}), **(headers or {})},
+        headers={**({"x-should-retry": "false"} if status == 409 else {}), **facts.headers},
     )
-
-
-def _fal_problem(
-    scope: Mapping[str, Any],
-    code: str,
-    message: str,
-    faults: Sequence[FaultObject],
-    headers: Mapping[str, str] | None,
-) -> Response:
-    """Return an error as fal's clients read it: as JSON, and never 409, which they repeat."""
-    status = 400 if STATUSES[code][0] == 409 else STATUSES[code][0]
-    detail: str | list[dict[str, Any]] = message
-    if status == 422:
-        detail = [
-            {"loc": ["body", *(fault.param or "").split(".")], "msg": fault.message, "type": fault.code}
-            for fault in faults
-        ]
-    request_id = str(scope.get("request_id", ""))
-    body = FalProblem(detail=detail, message=message, error_type=code, request_id=request_id)
-    return Response(body.model_dump_json(), status, dict(headers or {}), "application/json")
 
 
 def closing_response(code: str, detail: str, headers: Mapping[str, str] | None = None) -> bytes:

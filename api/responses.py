@@ -7,11 +7,11 @@ from collections import OrderedDict
 
 from starlette.responses import Response
 
+from api.jobs.job_object import JobObject, QueueObject
+from api.jobs.queue_reason import queue_reason
 from shared.errors import NotFound
 from shared.job import JobRecord
-from shared.protocols.native import JobObject, QueueObject
 from shared.queue import Queue, QueuePosition, WorkerInfo
-from shared.queue_reason import queue_reason
 
 MAX_RETRY_AFTER_S = 30
 POSITION_CACHE_S = 1.0

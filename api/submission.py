@@ -15,14 +15,14 @@ from typing import Annotated, Any
 from fastapi import Depends, Header
 
 from api.context import RequestContext, Services
-from shared import job_builder
+from api.jobs import job_builder
+from api.jobs.input_store import InputStore
+from api.jobs.request import JobRequest
+from api.jobs.resolve import is_reserved, parse_request, resolve
 from shared.config.adapters import AdapterChoice, uploaded_ids
 from shared.errors import Conflict, FusequeueError, InvalidRequest
-from shared.inputs.store import InputStore
 from shared.job import InputRef, Job, JobRecord, State
 from shared.queue import Submission, SubmitResult
-from shared.request import JobRequest
-from shared.resolve import is_reserved, parse_request, resolve
 from shared.runtime import metrics, tracing
 from shared.runtime.clock import new_id, now_ms
 

@@ -33,7 +33,7 @@ STEPS = 8
 PARTS = {
     "engine": "worker.engine.process",
     "worker": "-m worker ",
-    "chores": "worker.chores",
+    "chores": "api.chores",
     "api": "-m api ",
     "redis": "redis-server",
     "supervisor": "cli.main up",

@@ -65,7 +65,7 @@ def worker() -> None:
 
 def chores() -> None:
     """Run one chores worker."""
-    _exec("worker.chores")
+    _exec("api.chores")
 
 
 def probe(

@@ -1,6 +1,5 @@
 """Webhooks after the Standard Webhooks specification (1.0.0): events, bodies, signatures, retries."""
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -9,30 +8,16 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from secrets import token_bytes
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
-from standardwebhooks import Webhook
 
-from shared.job import JobRecord, State
+from shared.job import State
 
 JobEventName = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "job.canceled", "job.expired"]
 EVENTS: dict[JobEventName, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEventName)}
 
-OpenAIEventName = Literal[
-    "batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "video.completed", "video.failed"
-]
-"""OpenAI's events, for endpoints that subscribe to them."""
-
-EndpointEventName = Literal[JobEventName, OpenAIEventName]
-
-ENDPOINT_EVENTS: dict[str, State | OpenAIEventName] = {
-    **dict[str, State | OpenAIEventName](EVENTS.items()),
-    **{name: name for name in get_args(OpenAIEventName)},
-}
-
 TERMINAL_EVENTS: tuple[JobEventName, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
-MAX_BODY_BYTES = 20_000
 ROTATION_MS = 86_400_000
 """How long a replaced secret still signs."""
 
@@ -57,13 +42,16 @@ class SigningSecret(BaseModel):
 
 
 class WebhookEndpoint(BaseModel):
-    """URL of a tenant and its subscribed events. `failing_since` in ms; None while deliveries succeed."""
+    """URL of a tenant and its subscribed events, those of jobs by their state.
+
+    `failing_since` in ms; None while deliveries succeed.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     url: str
-    states: tuple[State | OpenAIEventName, ...]
+    states: tuple[str, ...]
     secrets: tuple[SigningSecret, ...]
     enabled: bool = True
     description: str = ""
@@ -124,56 +112,3 @@ def rotate_secrets(secrets: Sequence[SigningSecret], now_ms: int) -> tuple[Signi
     """Return a new secret followed by the current one, which expires after a day."""
     current = secrets[0].model_copy(update={"until_ms": now_ms + ROTATION_MS})
     return (SigningSecret(secret=new_secret()), current)
-
-
-def headers(message_id: str, body: bytes, secrets: Sequence[SigningSecret], now_ms: int) -> dict[str, str]:
-    """Return the headers of one attempt, with a signature per valid secret."""
-    at = datetime.fromtimestamp(now_ms // 1000, UTC)
-    valid = [secret for secret in secrets if secret.until_ms is None or secret.until_ms > now_ms]
-    signatures = [Webhook(secret.secret).sign(message_id, at, body.decode()) for secret in valid]
-    return {
-        "content-type": "application/json",
-        "user-agent": "fusequeue-webhooks/1",
-        "webhook-id": message_id,
-        "webhook-timestamp": str(now_ms // 1000),
-        "webhook-signature": " ".join(signatures),
-    }
-
-
-def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url: str) -> bytes:
-    """Return the body of an event, under 20 kB: facts of the job and URLs, no images.
-
-    `record` is None for a deleted job: the body has only its id. `job_id` can be the id of a batch.
-    """
-    if event.startswith(("batch.", "video.")):
-        return _openai_event(event, at_ms, job_id, base_url)
-    data: dict[str, Any] = {"id": job_id, "object": "job", "status": event.partition(".")[2]}
-    if record is not None:
-        url = f"{base_url}/v1/jobs/{job_id}"
-        data |= record.job.model_dump(mode="json", include={"model", "task", "batch_id", "metadata", "seed"})
-        data["url"] = url
-        dumps = [
-            one.model_dump(mode="json", exclude={"key", "thumbnail"}, exclude_none=True) for one in record.artifacts
-        ]
-        data["artifacts"] = [dump | {"url": f"{url}/artifacts/{dump['index']}"} for dump in dumps]
-        data["error"] = None if record.error is None else record.error.model_dump(mode="json")
-    at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    encoded = encode({"type": event, "timestamp": at, "data": data})
-    if len(encoded) > MAX_BODY_BYTES:  # many images or a long error: clients read the rest at `url`
-        data = {key: data[key] for key in ("id", "object", "status", "url", "model", "batch_id")}
-        encoded = encode({"type": event, "timestamp": at, "data": data})
-    return encoded
-
-
-def _openai_event(event: str, at_ms: int, job_id: str, base_url: str) -> bytes:
-    """Return the event of a batch or a video, whose id is the job id with another prefix."""
-    kind, _, status = event.partition(".")
-    number = job_id.partition("_")[2]
-    object_id, path = f"{kind}_{number}", {"batch": "batches", "video": "videos"}[kind]
-    data = {"id": object_id, "object": kind, "status": status, "url": f"{base_url}/v1/{path}/{object_id}"}
-    return encode({"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000, "type": event, "data": data})
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """Return a message as compact JSON."""
-    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,13 +13,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from api.errors import STATUSES, FalProblem, Problem, TextProblem
+from api.errors import STATUSES, Problem
 from api.http import docs_page
-from shared.protocols.native import JobObject
-from shared.request import JobRequest
+from api.jobs.job_object import JobObject
+from api.jobs.request import JobRequest
 
 _REF = "#/components/schemas/"
-_ID_PREFIXES = {"Replicate": "replicate_", "Hugging Face": "huggingface_"}
 _OPEN_PATHS = frozenset(("/healthz", "/readyz"))
 _KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` work too. Required once a key has been created."
 IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
@@ -72,7 +71,7 @@ def request_body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
 
 def problems(*statuses: int, model: type[BaseModel] = Problem) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of errors with these statuses, and of the errors that every path can return."""
-    media_type = "application/json" if model is FalProblem else "application/problem+json"
+    media_type = "application/problem+json" if issubclass(model, Problem) else "application/json"
     content = {media_type: {"schema": {"$ref": f"{_REF}{model.__name__}"}}}
     responses: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 500}):
@@ -93,15 +92,20 @@ def job_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def operation_id(route: APIRoute) -> str:
     """Return a route's stable name, of which generated clients make functions: that of its function."""
-    prefix = next((name for tag, name in _ID_PREFIXES.items() if tag in route.tags), "")
-    return f"{prefix}{route.name}"
+    return route.name
 
 
-def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's document with the schemas of bodies and responses, and the key."""
+def operation_ids(prefix: str) -> Callable[[APIRoute], str]:
+    """Return what names the routes of a router whose functions have names that others have too."""
+    return lambda route: f"{prefix}_{route.name}"
+
+
+def complete(document: dict[str, Any], error_models: Iterable[type[BaseModel]] = ()) -> dict[str, Any]:
+    """Return FastAPI's document with the schemas of bodies, responses and errors, and the key."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     _add_security(document)
-    for model in (JobRequest, Problem, TextProblem, FalProblem, JobObject):
+    models: tuple[type[BaseModel], ...] = (JobRequest, JobObject, Problem, *error_models)
+    for model in models:
         schema = model.model_json_schema(
             ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
         )

@@ -6,15 +6,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from api import strict_json
 from api.context import JOBS_SCOPE, CallerDep, Context, ServicesDep
 from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
+from api.jobs.request import JobRequest
 from api.responses import job_response
 from api.submission import IdempotencyKey, idempotency, parse_job, submit
 from shared.auth import Scope
 from shared.job_fields import SENT_FIELDS, ChosenFields
-from shared.request import JobRequest
-from shared.runtime import strict_json
 
 router = APIRouter(prefix="/page", include_in_schema=False)
 

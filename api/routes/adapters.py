@@ -16,14 +16,14 @@ from api.http.bodies import read_form
 from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
+from api.jobs.job_object import iso
+from api.jobs.request import validated
 from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.config.adapters import UploadedAdapter
 from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
 from shared.inputs.adapter_check import check_file, check_layers
-from shared.protocols.native import iso
-from shared.request import validated
 from shared.runtime.clock import new_id, now_ms
 from shared.runtime.shares import SharedPool, SharedTurns
 

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api import strict_json
 from api.context import Context, RequestContext
 from api.errors import TooManyLines, describe
 from api.http.bodies import count_at_most
@@ -33,7 +34,7 @@ from api.submission import (
 )
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, SubmitResult
-from shared.runtime import metrics, strict_json, tracing
+from shared.runtime import metrics, tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()

@@ -12,9 +12,9 @@ from api.http.bodies import read_form
 from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, upload_body
+from api.jobs.job_object import iso
 from api.routes.artifacts import IMAGE_RESPONSES, ConditionsDep, object_response
 from shared.errors import InputRejected, InvalidRequest, NotFound
-from shared.protocols.native import iso
 from shared.queue.jobs import StoredInput
 from shared.runtime.clock import now_ms
 

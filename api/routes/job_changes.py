@@ -6,17 +6,17 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from api import strict_json
 from api.context import JobContext
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import job_responses, problems, request_body
+from api.jobs.request import MAX_DEADLINE_S, validated
 from api.responses import existing_job, job_response
 from api.submission import RETRIED, submit_retries
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.job_fields import Priority
 from shared.queue.maintenance.changes import JobUpdate
-from shared.request import MAX_DEADLINE_S, validated
-from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from api.context import Context, RequestContext
 from api.http.lists import MAX_LIMIT, SCANS, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
+from api.jobs.job_object import JobObject, job_object
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
-from shared.protocols.native import JobObject, job_object
 
 router = APIRouter(tags=["jobs"])
 

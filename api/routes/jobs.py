@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
+from api import strict_json
 from api.context import JOB_ID, Context, direct_context
 from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.direct_routes import DirectRoute, route_of
@@ -16,7 +17,6 @@ from api.responses import existing_job, job_response
 from api.submission import IdempotencyKey, idempotency, idempotency_key, parse_job, submit
 from api.waiting import preferred_wait_s
 from shared.errors import Unavailable
-from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -8,25 +8,22 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from api import strict_json
 from api.context import Context, Services, ServicesDep, Tenant, returns_secret
 from api.http.lists import MAX_LIMIT, SCANS, After, Limit, Order, known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
+from api.jobs.job_object import iso
+from api.jobs.request import Body, validated
 from api.submission import IdempotencyKey, idempotency, reserved_id
+from api.webhook_events import ENDPOINT_EVENTS, EndpointEventName, event_names
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.job import State
-from shared.protocols.native import iso
 from shared.queue.tenants.webhooks import DeliveryFilters, WebhookDelivery
-from shared.request import Body, validated
-from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import (
-    ENDPOINT_EVENTS,
     TERMINAL_EVENTS,
     DeliveryState,
-    EndpointEventName,
-    OpenAIEventName,
     SigningSecret,
     WebhookEndpoint,
     new_secret,
@@ -278,7 +275,7 @@ async def _body(request: Request, model: type[Body]) -> Body:
     return validated(model, strict_json.decode(await request.body()))
 
 
-def _states(events: tuple[EndpointEventName, ...]) -> tuple[State | OpenAIEventName, ...]:
+def _states(events: tuple[EndpointEventName, ...]) -> tuple[str, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 
@@ -294,7 +291,7 @@ def _endpoint(endpoint: WebhookEndpoint, *, show_secret: bool = False) -> Endpoi
     failing = endpoint.failing_since
     return EndpointObject(
         **endpoint.model_dump(include={"id", "url", "description", "enabled", "disabled_reason"}),
-        events=[f"job.{state.value}" if isinstance(state, State) else state for state in endpoint.states],
+        events=event_names(endpoint.states),
         failing_since=None if failing is None else iso(round(failing)),
         created_at=iso(endpoint.created_at_ms) or "",
         secret=endpoint.secrets[0].secret if show_secret else None,

@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from shared.request import JobRequest
+from api.jobs.request import JobRequest
 
 app = FastAPI()
 _ANSWER = b'{"id":"job_00000000000000000000000000","status":"queued","progress":{"step":0,"total":8,"percent":0}}'

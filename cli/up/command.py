@@ -267,5 +267,5 @@ def worker_processes(
             ProcessSpec(f"worker-{number}", python_command("worker"), probes.worker, WORKER_RANK, grace_s, needs, env)
             for number, env in enumerate(environments, 1)
         ),
-        ProcessSpec("chores", python_command("worker.chores"), logged_ready, CHORES_RANK, STOP_GRACE_S, needs),
+        ProcessSpec("chores", python_command("api.chores"), logged_ready, CHORES_RANK, STOP_GRACE_S, needs),
     ]

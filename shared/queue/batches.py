@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 
+from shared.batch import Batch, File, Part
 from shared.errors import Conflict, NotFound
-from shared.protocols.openai.batches import Batch
-from shared.protocols.openai.files import File, Part
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated

@@ -168,7 +168,7 @@ class Stack:
             if limit is not None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
-        command = {"api": ["-m", "api", "--port", str(self.cluster.api_port)], "chores": ["-m", "worker.chores"]}[role]
+        command = {"api": ["-m", "api", "--port", str(self.cluster.api_port)], "chores": ["-m", "api.chores"]}[role]
         with (self.folder / f"{role}.log").open("ab") as log:
             self.processes[role] = subprocess.Popen(
                 [*self._prefix, sys.executable, *command],

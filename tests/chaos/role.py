@@ -21,9 +21,9 @@ def main(role: str) -> int:
 
         return api.__main__.main(["--port", os.environ[PORT]])
     if role == "chores":
-        import worker.chores.__main__
+        import api.chores.__main__
 
-        return worker.chores.__main__.main()
+        return api.chores.__main__.main()
     import worker.__main__
     from chaos.sleeping_engine import StubEngine
 

@@ -196,7 +196,7 @@ class Stack:
 
     def chores(self) -> ServiceProcess:
         """Start a chores worker."""
-        return self.add("chores", [sys.executable, "-m", "worker.chores"]).start()
+        return self.add("chores", [sys.executable, "-m", "api.chores"]).start()
 
     def submit(self, **body: object) -> str:
         response = self.client.post("/v1/jobs", json={"model": "demo", **body})

@@ -17,17 +17,16 @@ from typing import Any
 from fakeredis import FakeAsyncRedis, FakeServer
 from harness.http_server import ROOT
 
+from api.protocols.openai import stored_files
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_runner import BatchRunner
+from shared.batch import Batch, BatchStatus, File, Part, file_prefix
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.protocols.openai import files
-from shared.protocols.openai.batches import Batch, BatchStatus
-from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, QueueClient
 from shared.runtime.clock import SyncedClock, new_id, now_ms
 from shared.storage import connect
-from worker.chores.batch_files import BatchContext
-from worker.chores.batches import BatchRunner
 
 MAX_STEP_S = 20.0
 FILES_PER_TENANT = 500  # below the limits of a tenant
@@ -132,7 +131,7 @@ async def _store(context: BatchContext, tenant: str, data: bytes, endpoint: str)
     now = now_ms()
     life = {"created_at_ms": now, "expires_at_ms": now + 600_000}
     file = File(id=new_id("file"), tenant=tenant, filename="in", purpose="batch", bytes=len(data), **life)
-    await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
+    await context.storage.put(f"{file_prefix(tenant, file.id)}0.jsonl", data, stored_files.CONTENT_TYPE)
     await context.queue.files.begin(tenant, file.id, len(data))
     await context.queue.files.put(file, [Part("0.jsonl", len(data))])
     names = {"output_file_id": new_id("file"), "error_file_id": new_id("file"), "base_url": "http://localhost"}
@@ -150,7 +149,7 @@ async def _step(context: BatchContext, batch: Batch, findings: Findings) -> bool
 
 async def _rows(context: BatchContext, tenant: str, file_id: str) -> list[dict[str, Any]]:
     parts = await context.queue.files.parts(tenant, file_id)
-    chunks = files.content(context.storage, tenant, file_id, parts)
+    chunks = stored_files.content(context.storage, tenant, file_id, parts)
     return [json.loads(row) for row in b"".join([chunk async for chunk in chunks]).splitlines()]
 
 

@@ -39,7 +39,12 @@ from shared.runtime.parent_process import end_with_parent
 IMPORTED = (
     *("api.app", "moto.server", "uvicorn", "uvloop", "worker.worker"),
     *("cli.main", "cli.backfill.command", "cli.doctor", "cli.jobs", "cli.matching", "cli.processes", "cli.submit"),
-    *("worker.chores.batch_pass", "worker.chores.rq_worker", "worker.chores.webhooks", "worker.metrics.http_port"),
+    *(
+        "api.protocols.openai.batches.batch_pass",
+        "api.chores.rq_worker",
+        "api.chores.webhooks",
+        "worker.metrics.http_port",
+    ),
     *("worker.engine.engine", "demo.components", "diffusers.loaders", "diffusers.models", "transformers"),
     *(["cli.mcp.server"] if importlib.util.find_spec("mcp") else []),
 )
@@ -234,7 +239,8 @@ def _import() -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)
-    _prepare(sys.modules["api.app"]._routes())
+    api = sys.modules["api.app"]
+    _prepare(api._routes(api.PROTOCOLS))
     gc.collect()
     gc.freeze()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 FORKED = (
-    *("api", "chaos.role", "cli.main", "moto.server", "worker", "worker.chores"),
+    *("api", "chaos.role", "cli.main", "moto.server", "worker", "api.chores"),
     *("worker.engine.memory_fit", "worker.engine.parallel.rank_process", "worker.engine.process"),
 )
 PARENT_WATCH = "shared.runtime.parent_process"

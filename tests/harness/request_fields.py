@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel
 
-from shared.request import JobRequest
+from api.jobs.request import JobRequest
 
 MODELS = """
 [[model]]

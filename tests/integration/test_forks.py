@@ -16,7 +16,7 @@ from harness.waiting import wait_until
 COMMANDS = {
     "output": ("cli.main", "--version"),
     "status of a usage error": ("cli.main", "nosuch"),
-    "error of a configuration": ("worker.chores",),
+    "error of a configuration": ("api.chores",),
 }
 
 

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 from api.context import ServicesDep
 from api.http.lists import known_parameters
 from api.http.openapi import problems
+from api.jobs.job_object import iso
 from shared.autoscaling.efficient_rows import efficient_rows
 from shared.config.models_file import ModelSpec
-from shared.protocols.native import iso
 from shared.queue import CostCurve
 
 router = APIRouter(prefix="/v1", tags=["operations"])

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from api.context import CallerDep, Context, ServicesDep
 from api.http.lists import MAX_LIMIT, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
+from api.jobs.job_object import JobObject, iso, job_object
 from shared.errors import InvalidRequest, NotFound
-from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter
 from shared.queue.maintenance.actions import Action
 from shared.queue.maintenance.dead_letters import LetterFilter

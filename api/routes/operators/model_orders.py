@@ -6,18 +6,18 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from api import strict_json
 from api.auth import Caller
 from api.context import CallerDep, Services, ServicesDep
 from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
+from api.jobs.job_object import iso
+from api.jobs.request import validated
 from shared.errors import Conflict, NotFound
-from shared.protocols.native import iso
 from shared.queue import WorkerInfo
 from shared.queue.maintenance.actions import Action
 from shared.queue.maintenance.model_orders import ModelAction, ModelOrder, pins_in_the_way, pins_too_large
-from shared.request import validated
-from shared.runtime import strict_json
 from shared.runtime.clock import new_id
 
 router = APIRouter(prefix="/v1", tags=["operations"])

@@ -6,17 +6,17 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from api import strict_json
 from api.context import CallerDep, ServicesDep
 from api.http.lists import MAX_LIMIT, After, Limit, known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
+from api.jobs.job_object import iso
+from api.jobs.request import validated
 from shared.auth import tenant_name
 from shared.errors import NotFound
-from shared.protocols.native import iso
 from shared.queue.maintenance.actions import Action
 from shared.queue.maintenance.pauses import MAX_REASON_CHARS, Pause, PauseKind
-from shared.request import validated
-from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 

@@ -3,9 +3,9 @@
 import math
 from contextlib import suppress
 
+from shared.batch import file_prefix
 from shared.errors import Conflict, RedisUnavailable
 from shared.inputs import adapter_store
-from shared.protocols.openai import files
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.reconcile import Reconciliation
@@ -109,7 +109,7 @@ def _expired_item(row: str) -> ExpiredItem:
     if kind == "input":
         return ExpiredItem("input", tenant, item_id, f"inputs/{tenant}/{item_id}/{rest}", row)
     if kind == "file":
-        return ExpiredItem("file", tenant, item_id, files.prefix(tenant, item_id), row)
+        return ExpiredItem("file", tenant, item_id, file_prefix(tenant, item_id), row)
     if kind == "adapter":
         return ExpiredItem("adapter", tenant, item_id, adapter_store.prefix(tenant, item_id), row)
     return ExpiredItem("job", tenant, item_id, f"jobs/{item_id}/", row)

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from shared.autoscaling import DatedSlots, LimitedTenant
+from shared.batch import BatchStatus
 from shared.job_fields import Priority
-from shared.protocols.openai.batches import BatchStatus
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import RANKS, ModelDepth

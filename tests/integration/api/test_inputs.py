@@ -13,10 +13,10 @@ import pytest
 from fuzz.hostile_images import SECRET, with_metadata
 from PIL import Image
 
+from api.jobs.input_store import InputStore
 from shared.config.settings import Settings
 from shared.errors import InputRejected, NotFound, StorageUnavailable
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.store import InputStore
 from shared.job import InputRef
 from shared.queue import Queue
 from shared.storage import Storage, connect

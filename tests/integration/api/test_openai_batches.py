@@ -22,6 +22,9 @@ from harness.api_process import Server
 from harness.api_thread import ApiThread
 from harness.http_server import ROOT, WORKER, png
 
+from api.protocols.openai.batches import batch_files, batch_runner
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_runner import BatchRunner
 from shared.auth import Scope
 from shared.config import models_file
 from shared.job import Artifact, Outcome, State
@@ -29,9 +32,6 @@ from shared.queue import Claim, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
-from worker.chores import batch_files, batches
-from worker.chores.batch_files import BatchContext
-from worker.chores.batches import BatchRunner
 
 GENERATIONS = "/v1/images/generations"
 
@@ -89,7 +89,7 @@ def read_lines(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (batches, batch_files):
+    for module in (batch_runner, batch_files):
         monkeypatch.setattr(module, "CHUNK_LINES", 10)
 
 
@@ -181,7 +181,7 @@ async def test_an_invalid_file_fails_the_batch(
     client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any line becomes a job; the errors name the lines."""
-    monkeypatch.setattr(batches, "MAX_LINES", 20)
+    monkeypatch.setattr(batch_runner, "MAX_LINES", 20)
     for lines, code, number in INVALID:
         batch = create(client, lines)
         await advance(context, batch.id)
@@ -368,7 +368,7 @@ async def test_batches_are_paged_and_streamed(client: openai.OpenAI, context: Ba
 STOPPING = """
 import os, signal, sys
 from shared.queue.batches import Batches
-from worker.chores.__main__ import main
+from api.chores.__main__ import main
 
 read, written = map(int, sys.argv[1:])
 commit = Batches.commit
@@ -393,7 +393,7 @@ def chores(server: Server, folder: Path) -> Iterator[Callable[..., subprocess.Po
 
     def start_worker(*stops_at: int) -> subprocess.Popen[bytes]:
         with (folder / "chores.log").open("ab") as log:
-            program = ["-c", STOPPING, *map(str, stops_at)] if stops_at else ["-m", "worker.chores"]
+            program = ["-c", STOPPING, *map(str, stops_at)] if stops_at else ["-m", "api.chores"]
             command = [sys.executable, *program]
             started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
         return started[-1]

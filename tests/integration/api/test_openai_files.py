@@ -11,10 +11,10 @@ import pytest
 from harness.api_process import Server
 from harness.api_thread import ApiThread
 
-from shared.protocols.openai.files import File
+from api.chores.maintenance import sweep_chunk
+from shared.batch import File
 from shared.queue import Queue
 from shared.storage import connect
-from worker.chores.maintenance import sweep_chunk
 
 LINES = b'{"custom_id":"a","method":"POST","url":"/v1/jobs","body":{}}\n' * 3
 

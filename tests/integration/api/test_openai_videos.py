@@ -22,14 +22,14 @@ from harness.http_server import WORKER, next_claim, png
 from harness.waiting import wait_until
 from redis import Redis
 
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_runner import BatchRunner
 from shared.config import models_file
 from shared.job import Artifact, Failure, Job, Outcome, State, Thumbnail
 from shared.job_fields import Task
 from shared.queue import Claim, Queue
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
-from worker.chores.batch_files import BatchContext
-from worker.chores.batches import BatchRunner
 from worker.engine.protocol import Output
 from worker.output.video_encoding import encode_video
 

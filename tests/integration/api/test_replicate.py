@@ -25,14 +25,14 @@ from replicate.helpers import FileOutput
 from replicate.prediction import Prediction
 from replicate.webhook import InvalidSignatureError, Webhooks
 
-from api.compat.replicate import predictions
+from api.chores.webhooks import DeliveryPass
+from api.protocols.replicate import prediction_routes as predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import JOB_FORM, Failure, Outcome, Phase, Progress, State
 from shared.job_fields import Task
 from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
-from worker.chores.webhooks import DeliveryPass
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shared.protocols.openai import files
-from shared.protocols.openai.batches import Batch
-from shared.protocols.openai.files import File, Part
+from api.protocols.openai import stored_files
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_runner import BatchRunner
+from shared.batch import Batch, File, Part, file_prefix
 from shared.runtime.clock import new_id, now_ms
-from worker.chores.batch_files import BatchContext
-from worker.chores.batches import BatchRunner
 
 JOBS = "/v1/jobs"
 
@@ -32,7 +31,7 @@ async def create(context: BatchContext, tenant: str, lines: list[dict[str, Any]]
         created_at_ms=now,
         expires_at_ms=now + 600_000,
     )
-    await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
+    await context.storage.put(f"{file_prefix(tenant, file.id)}0.jsonl", data, stored_files.CONTENT_TYPE)
     await context.queue.files.begin(tenant, file.id, len(data))
     await context.queue.files.put(file, [Part("0.jsonl", len(data))])
     batch = Batch(
@@ -59,5 +58,5 @@ async def validated(context: BatchContext, tenant: str, lines: list[dict[str, An
 
 async def error_lines(context: BatchContext, batch: Batch) -> list[dict[str, Any]]:
     parts = await context.queue.files.parts(batch.tenant, batch.error_file_id)
-    chunks = files.content(context.storage, batch.tenant, batch.error_file_id, parts)
+    chunks = stored_files.content(context.storage, batch.tenant, batch.error_file_id, parts)
     return [json.loads(row) for row in b"".join([chunk async for chunk in chunks]).splitlines()]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from harness.http_server import ROOT
 
+from api.protocols.openai.batches.batch_files import BatchContext
 from shared.config import models_file
 from shared.queue import Queue
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
-from worker.chores.batch_files import BatchContext
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from integration.batches.batch_steps import create, error_lines, line, validated
 
-from api.compat.openai.batches import batch_object
-from shared import job_builder
+from api.jobs import job_builder
+from api.protocols.openai.batch_routes import batch_object
+from api.protocols.openai.batches import batch_failures, batch_files, batch_lines
+from api.protocols.openai.batches.batch_failures import LASTING_TRIES, record_failure
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_lines import BatchLine
+from api.protocols.openai.batches.batch_runner import BatchRunner
+from api.protocols.openai.batches.batch_steps import GRACE_MS, line_job_id
+from shared.batch import Batch, BatchStatus, file_prefix
 from shared.errors import NotFound
 from shared.job import Job, JobRecord, State
 from shared.job_fields import OnDeadline
-from shared.protocols.openai import batch_lines, files
-from shared.protocols.openai.batch_lines import BatchLine
-from shared.protocols.openai.batches import GRACE_MS, Batch, BatchStatus, line_job_id
 from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import SyncedClock, now_ms
-from worker.chores import batch_failures, batch_files
-from worker.chores.batch_failures import LASTING_TRIES, record_failure
-from worker.chores.batch_files import BatchContext
-from worker.chores.batches import BatchRunner
 
 
 async def current(context: BatchContext, batch: Batch) -> Batch:
@@ -88,7 +88,7 @@ async def test_a_batch_whose_input_file_is_lost_fails_with_the_reason(
     batch = await advance(context, batch)
     for ordinal in (1, 2):
         await context.queue.jobs.cancel(line_job_id(batch, ordinal))
-    await context.storage.delete_prefix(files.prefix(batch.tenant, batch.input_file_id))
+    await context.storage.delete_prefix(file_prefix(batch.tenant, batch.input_file_id))
     batch = await ended(context, batch)
     assert batch.status is BatchStatus.FAILED
     assert [error.code for error in batch.errors] == ["input_file_lost"]
@@ -132,7 +132,7 @@ async def test_a_failed_batch_names_the_files_that_it_has_written(
         await context.queue.jobs.cancel(line_job_id(batch, ordinal))
     while batch.written < 1:
         batch = await advance(context, batch)
-    await context.storage.delete_prefix(files.prefix(batch.tenant, batch.input_file_id))
+    await context.storage.delete_prefix(file_prefix(batch.tenant, batch.input_file_id))
     batch = await ended(context, batch)
     shown = batch_object(batch)
     assert (shown["status"], shown["output_file_id"], shown["error_file_id"]) == ("failed", None, batch.error_file_id)

@@ -10,20 +10,21 @@ import structlog
 from harness.queue import claim, end
 from integration.batches.batch_steps import create, error_lines, line, validated
 
-from api.compat.openai.batches import batch_object
-from shared import job_builder
+from api.jobs import job_builder
+from api.protocols.openai import stored_files
+from api.protocols.openai.batch_routes import batch_object
+from api.protocols.openai.batches import batch_failures, batch_files, batch_lines, batch_runner
+from api.protocols.openai.batches.batch_failures import LASTING_TRIES
+from api.protocols.openai.batches.batch_files import NEXT_LINE_FAILURES, TRIES, BatchContext
+from api.protocols.openai.batches.batch_pass import BatchPass
+from api.protocols.openai.batches.batch_runner import BatchRunner
+from api.protocols.openai.batches.batch_steps import line_job_id
+from shared.batch import Batch, BatchStatus, file_prefix
 from shared.errors import NotFound, StorageRefused, StorageUnavailable
 from shared.job import Job, State
-from shared.protocols.openai import batch_lines, files
-from shared.protocols.openai.batches import Batch, BatchStatus, line_job_id
 from shared.queue.jobs import Jobs
 from shared.storage import Storage
 from shared.storage.folder import FolderStorage
-from worker.chores import batch_failures, batch_files, batches
-from worker.chores.batch_failures import LASTING_TRIES
-from worker.chores.batch_files import NEXT_LINE_FAILURES, TRIES, BatchContext
-from worker.chores.batch_pass import BatchPass
-from worker.chores.batches import BatchRunner
 
 BAD_RANGE = StorageUnavailable("bucket 'private': the checksum is another", public="storage: returned a damaged object")
 REFUSED = StorageRefused("bucket 'private' refused it", public="storage: refuses the request with 413")
@@ -51,7 +52,7 @@ async def end_jobs(context: BatchContext, batch: Batch) -> None:
 
 async def output_ids(context: BatchContext, batch: Batch) -> list[str]:
     parts = await context.queue.files.parts(batch.tenant, batch.output_file_id)
-    chunks = files.content(context.storage, batch.tenant, batch.output_file_id, parts)
+    chunks = stored_files.content(context.storage, batch.tenant, batch.output_file_id, parts)
     rows = b"".join([chunk async for chunk in chunks]).splitlines()
     return [row.partition(b'"custom_id":"')[2].partition(b'"')[0].decode() for row in rows]
 
@@ -84,7 +85,7 @@ async def test_a_batch_whose_lines_cannot_be_read_ends_with_those_that_could(
     context: BatchContext, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int, code: str
 ) -> None:
     """Their jobs end, their results are kept, and the reason says nothing of the service's insides."""
-    monkeypatch.setattr(batches, "CHUNK_LINES", 2)
+    monkeypatch.setattr(batch_runner, "CHUNK_LINES", 2)
     starts = fail_ranges(monkeypatch, error)
     batch = await validated(context, "default", [line(number) for number in range(1, 6)])
     batch = await passed(context, batch)
@@ -204,14 +205,14 @@ async def test_a_file_that_cannot_be_read_at_all_ends_its_batch(
     """The first step of a batch reads it."""
     batch_id = await create(context, "default", [line(1)])
     batch = await context.queue.batches.get("default", batch_id)
-    await context.storage.delete_prefix(files.prefix("default", batch.input_file_id))
+    await context.storage.delete_prefix(file_prefix("default", batch.input_file_id))
     batch = await passed(context, batch)
     assert (batch.status, [one.code for one in batch.errors]) == (BatchStatus.FAILED, ["input_file_lost"])
 
 
 async def test_an_outage_of_the_storage_ends_no_batch(context: BatchContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it lasts: its failures are not counted. Later ones are counted from one after any progress."""
-    monkeypatch.setattr(batches, "CHUNK_LINES", 2)
+    monkeypatch.setattr(batch_runner, "CHUNK_LINES", 2)
     batch = await validated(context, "default", [line(number) for number in range(1, 6)])
     await BatchRunner(context, batch).advance()
     starts = fail_ranges(monkeypatch, BAD_RANGE)

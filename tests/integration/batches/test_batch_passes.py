@@ -14,20 +14,19 @@ from fuzz import batch_files as fuzz_batch_files
 from harness.http_server import hosting
 from integration.batches.batch_steps import create, error_lines, line, validated
 
-from shared import job_builder
+from api.jobs import job_builder, request_images
+from api.protocols.openai.batches import batch_files, batch_pass, batch_runner
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_pass import BatchPass
+from api.protocols.openai.batches.batch_runner import BatchRunner
 from shared.auth import TenantLimits
+from shared.batch import BatchStatus
 from shared.errors import StorageUnavailable
-from shared.inputs import request_images
 from shared.job import Job
-from shared.protocols.openai.batches import BatchStatus
 from shared.queue.batches import Batches
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage
-from worker.chores import batch_files, batch_pass, batches
-from worker.chores.batch_files import BatchContext
-from worker.chores.batch_pass import BatchPass
-from worker.chores.batches import BatchRunner
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ async def test_a_step_commits_the_lines_that_it_had_time_for(
     context: BatchContext, image_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its URLs are fetched concurrently; a slow one fails only its line, with the reason, and the rest follows."""
-    monkeypatch.setattr(batches, "STEP_S", 0.2)
+    monkeypatch.setattr(batch_runner, "STEP_S", 0.2)
     settings = context.settings.model_copy(update={"fetch_timeout_s": 1.0})
     context = BatchContext(settings, context.catalog, context.queue, context.storage, context.clock)
     slow = [line(number, image=f"{image_host}/{'fast' if number == 3 else 'slow'}") for number in range(1, 26)]
@@ -84,7 +83,7 @@ async def test_a_step_ends_although_a_line_hangs(context: BatchContext, monkeypa
             await asyncio.Event().wait()
         return await build_job(resolved, *more, **options)
 
-    monkeypatch.setattr(batches, "LINES_S", 1.0)
+    monkeypatch.setattr(batch_runner, "LINES_S", 1.0)
     monkeypatch.setattr(job_builder, "build_job", build)
     batch = await validated(context, "default", [line(number) for number in range(1, 26)])
     async with asyncio.timeout(30):

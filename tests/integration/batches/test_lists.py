@@ -10,11 +10,11 @@ import pytest
 from harness.queue import put
 from integration.batches.batch_steps import create, line
 
+from api.protocols.openai.batches.batch_files import BatchContext
+from shared.batch import File
 from shared.job_fields import Task
-from shared.protocols.openai.files import File
 from shared.queue import Submission
 from shared.runtime.clock import new_id, now_ms
-from worker.chores.batch_files import BatchContext
 
 COUNT = 9
 Page = Callable[[str | None], Awaitable[tuple[list[Any], bool]]]

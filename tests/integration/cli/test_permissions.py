@@ -48,7 +48,7 @@ def umask_of(process: subprocess.Popen[bytes]) -> int:
     "arguments",
     [
         ("worker",),
-        ("worker.chores",),
+        ("api.chores",),
         ("cli.main", "pool", "--max", "1", "--url", "http://127.0.0.1:9", "--data-dir", "/nonexistent"),
     ],
     ids=["worker", "chores", "pool"],

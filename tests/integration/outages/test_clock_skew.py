@@ -10,13 +10,13 @@ import pytest
 from harness.queue import claim, put, redis_ms, state_of
 from harness.stub_engine import StubFleet
 
+from api.jobs.request import JobRequest
+from api.jobs.resolve import resolve_for_model
 from api.routes.operators.operations import fleet_of
 from shared.autoscaling import ReadyTimes
 from shared.config.models_file import ModelSpec
 from shared.job import Job, State
 from shared.queue import Queue, Submission
-from shared.request import JobRequest
-from shared.resolve import resolve_for_model
 from shared.runtime.clock import now_ms
 
 Make = Callable[..., Submission]

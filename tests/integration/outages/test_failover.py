@@ -18,11 +18,11 @@ from harness.tcp_proxy import TcpProxy
 from redis import Redis
 from rq import Queue as RqQueue
 
+from api.chores import rq_queue
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import Phase, Progress, State
 from shared.queue import EventFeed, JobEvent, ProgressReport, Queue, Submission
-from worker.chores import rq_queue
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -168,7 +168,7 @@ def chores_worker(settings: Settings, objects: Path) -> subprocess.Popen[bytes]:
     """Start a chores worker."""
     changes = {"redis_url": settings.redis_url, "namespace": settings.namespace, "storage_dir": str(objects)}
     env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": value for name, value in changes.items()}}
-    return subprocess.Popen([sys.executable, "-m", "worker.chores"], env=env)
+    return subprocess.Popen([sys.executable, "-m", "api.chores"], env=env)
 
 
 async def test_waiting_chores_follow_a_failover(

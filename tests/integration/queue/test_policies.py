@@ -15,12 +15,12 @@ from harness.http_server import serving
 from harness.queue import claim, end, put
 from structlog.testing import capture_logs
 
+from api.background import Background
+from api.chores.maintenance import _move_on
+from api.chores.rq_worker import _announcing
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, Submission, policies
 from shared.queue.policies import KEPT_MS, LIVE_MS, Policies, PolicySource, Role
-from worker.chores.background import Background
-from worker.chores.maintenance import _move_on
-from worker.chores.rq_worker import _announcing
 
 Make = Callable[..., Submission]
 DAY_S, HOUR_S = 86_400, 3_600

@@ -24,7 +24,7 @@ OLD_DATA = {"schema": str(QUEUE_SCHEMA - 1), "auth": "keys", "paying:demo:64x64"
 PROGRAMS = {
     "api": ("api", "--port", "0"),
     "worker": ("worker",),
-    "chores": ("worker.chores",),
+    "chores": ("api.chores",),
     "keys": ("cli.main", "keys", "list"),
     "tenants": ("cli.main", "tenants", "list"),
 }

@@ -12,12 +12,11 @@ import pytest
 from harness.queue import MODELS, claim, end, lose, miss_deadline, put
 
 from shared.auth import TenantLimits
+from shared.batch import Batch, File, Part
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict
 from shared.job import InputRef, Outcome, Phase, Progress, State
 from shared.job_fields import OnDeadline, Priority
-from shared.protocols.openai.batches import Batch
-from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission
 from shared.queue.batches import BatchUpdate
 from shared.queue.maintenance.changes import JobUpdate

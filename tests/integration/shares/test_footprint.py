@@ -9,11 +9,11 @@ import pytest
 from harness.queue import claim, end_retention, put
 
 from shared.auth import Footprint, TenantLimits
+from shared.batch import File, Part
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict, QuotaExceeded
 from shared.job import Artifact, InputRef, Outcome, State
 from shared.job_fields import Task
-from shared.protocols.openai.files import File, Part
 from shared.queue import ExpiredItem, Queue, Submission, SubmitResult, scripts
 from shared.runtime.clock import new_id, now_ms
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import claim, end, put, state_of
 
+from api.jobs.queue_reason import QueueReason, queue_reason
 from shared.autoscaling import Backlog, Fleet, Targets, wanted_workers
 from shared.errors import Conflict
 from shared.job import State
@@ -14,7 +15,6 @@ from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance import pauses
 from shared.queue.maintenance.pauses import Pause, PauseKind
-from shared.queue_reason import QueueReason, queue_reason
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]

@@ -19,12 +19,13 @@ from harness.s3_process import admin
 from harness.stub_engine import StubFleet
 from pydantic import SecretStr
 
-from shared import webhooks
+from api import webhook_messages
+from api.jobs.job_object import job_object
+from api.webhook_messages import WebhookEvent
 from shared.config.destinations import Destination, OutputBucket
 from shared.errors import OutputRejected, without_places
 from shared.inputs import resolver
 from shared.job import Failure, Job, JobRecord, State
-from shared.protocols.native import job_object
 from shared.queue import Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.output import sending
@@ -141,7 +142,7 @@ async def test_a_put_url_gets_the_finished_file(
     assert artifact.location == f"http://127.0.0.1:{receiver.port}/a.png"
     assert not (fleet.settings.storage_dir / "jobs").exists()
     shown = job_object(record, "http://api").model_dump_json()
-    sent = webhooks.body("job.succeeded", 0, job.id, record, "http://api").decode()
+    sent = webhook_messages.body(WebhookEvent("job.succeeded", 0, job.id, record, None, "http://api")).decode()
     assert artifact.location in shown
     assert artifact.location in sent
     kept = str(await fleet.queue.client.redis.hgetall(fleet.queue.client.redis_keys.job(job.id)))

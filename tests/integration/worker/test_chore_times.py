@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from api import background
+from api.chores import maintenance, webhooks
+from api.chores.rq_queue import ChoreQueue
+from api.chores.schedule import due_chores
+from api.protocols.openai.batches import batch_pass
 from shared.errors import StorageUnavailable
 from shared.queue import Queue
 from shared.queue.maintenance.maintenance import CHORES
-from worker.chores import background, batch_pass, maintenance, webhooks
-from worker.chores.rq_queue import ChoreQueue
-from worker.chores.schedule import due_chores
 
 
 @pytest.fixture(autouse=True)

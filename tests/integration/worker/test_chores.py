@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import redis
 
+from api.chores import maintenance, rq_queue
+from api.chores.maintenance import sweep_chunk
+from api.chores.rq_queue import ChoreQueue
+from api.chores.schedule import Schedule
 from shared.config.settings import Settings
 from shared.errors import NotFound, StorageUnavailable
 from shared.job import InputRef, Job, Outcome, State
 from shared.queue import Queue, Submission
 from shared.storage import Storage, connect
-from worker.chores import maintenance, rq_queue
-from worker.chores.maintenance import sweep_chunk
-from worker.chores.rq_queue import ChoreQueue
-from worker.chores.schedule import Schedule
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Submission]
@@ -174,9 +174,9 @@ def test_a_chore_id_is_enqueued_once(redis_server: Any, settings_for: Callable[.
     settings = settings_for(redis_server.url)
     with rq_queue.connect(settings) as connection:
         queue = rq_queue.rq_queue(settings, connection, ChoreQueue.UPKEEP)
-        assert rq_queue.enqueue(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
-        assert not rq_queue.enqueue(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
-        assert queue.job_ids == [f"fusequeue-{settings.namespace}-upkeep-x-1"]
+        assert rq_queue.enqueue(queue, "api.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
+        assert not rq_queue.enqueue(queue, "api.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
+        assert queue.job_ids == [f"fusequeue-{settings.namespace}-chores-upkeep-x-1"]
         assert 0 < connection.ttl(f"rq:job:{queue.job_ids[0]}") <= 60
         queue.delete()
 
@@ -192,7 +192,7 @@ def _chores(url: str, namespace: str, folder: Path) -> Iterator[subprocess.Popen
     }
     with open(folder / "chores.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "worker.chores"], cwd=ROOT, env=environment, stdout=log, stderr=log
+            [sys.executable, "-m", "api.chores"], cwd=ROOT, env=environment, stdout=log, stderr=log
         )
     try:
         yield process
@@ -413,7 +413,7 @@ async def test_a_chores_worker_reconnects_after_a_redis_restart(
         with rq_queue.connect(settings) as connection:
             rq_queue.enqueue(
                 rq_queue.rq_queue(settings, connection, ChoreQueue.UPKEEP),
-                "worker.chores.maintenance.sweep",
+                "api.chores.maintenance.sweep",
                 "restart",
                 0,
                 0.0,

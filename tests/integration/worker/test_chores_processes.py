@@ -1,4 +1,4 @@
-"""`python -m worker.chores`: its processes end and start again independently, and all end with it."""
+"""`python -m api.chores`: its processes end and start again independently, and all end with it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _chores(url: str, namespace: str, folder: Path, **more: str) -> Iterator[Cho
     log = folder / "chores.log"
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "worker.chores"],
+            [sys.executable, "-m", "api.chores"],
             cwd=ROOT,
             env={**os.environ, **{f"FUSEQUEUE_{name}": value for name, value in values.items()}},
             stdout=out,

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from harness.queue import claim, end, put, redis_ms
 
+from api.chores import webhooks
+from api.chores.webhooks import DeliveryPass
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.webhooks import DeliveryState
-from worker.chores import webhooks
-from worker.chores.webhooks import DeliveryPass
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 OK = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"

@@ -25,6 +25,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from api.chores import webhooks
+from api.chores.webhooks import DeliveryPass
+from api.protocols.openai.batches.batch_files import BatchContext
+from api.protocols.openai.batches.batch_runner import BatchRunner
 from shared.config import models_file
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
@@ -35,10 +39,6 @@ from shared.queue.tenants.webhooks import MAX_ENDPOINTS
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
 from shared.webhooks import DISABLED_AFTER_S, DeliveryState, WebhookEndpoint
-from worker.chores import webhooks
-from worker.chores.batch_files import BatchContext
-from worker.chores.batches import BatchRunner
-from worker.chores.webhooks import DeliveryPass
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 

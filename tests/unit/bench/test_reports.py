@@ -44,7 +44,7 @@ async def test_a_load_is_sent_until_an_error(status: bytes) -> None:
 
 
 def test_the_cost_of_each_part_is_the_median_without_the_model() -> None:
-    assert cost.part_of("/venv/bin/python -P -m worker.chores") == "chores"
+    assert cost.part_of("/venv/bin/python -P -m api.chores") == "chores"
     turns = [({"engine": 60.0}, 40.0), ({"engine": 70.0}, 50.0), ({"engine": 90.0}, 60.0)]
     assert "| engine, less model | 20.0 |" in cost.table({"8 clients": cost.figures_of(turns)})
 

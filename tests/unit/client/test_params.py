@@ -9,8 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 import fusequeue
-from api.compat.openai.batches import BatchRequest
-from api.compat.openai.objects import BatchObject
+from api.jobs import job_object as native
+from api.jobs.request import JobRequest
+from api.protocols.openai.batch_routes import BatchRequest
+from api.protocols.openai.objects import BatchObject
 from api.routes.adapters import AdapterUpload, UploadedAdapterObject
 from api.routes.job_lists import JobFilters as ServiceFilters
 from api.routes.models import ModelObject
@@ -18,6 +20,7 @@ from api.routes.operators.dead_letters import DeadLetterObject
 from api.routes.operators.dead_letters import LetterFilters as ServiceLetterFilters
 from api.routes.operators.operations import ScaleObject
 from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
+from api.webhook_events import ENDPOINT_EVENTS
 from fusequeue import params, service
 from fusequeue.resources.batches import BatchEndpoint, BatchState
 from fusequeue.resources.webhooks import DeliveryState
@@ -25,9 +28,7 @@ from shared import webhooks
 from shared.config import adapters, controls, destinations, models_file, step_schedules
 from shared.job import Phase, State
 from shared.job_fields import OutputFormat, Priority, Task
-from shared.protocols import native
 from shared.queue import records
-from shared.request import JobRequest
 
 UNTYPED = {"object", "created", "owned_by", "completion_window", "urls", "beat_at_ms"}  # no use to a script
 
@@ -72,7 +73,7 @@ def test_the_arguments_are_the_fields_that_the_service_accepts(mine: type, accep
         (params.FormatName, set(OutputFormat)),
         (params.CacheLevelName, values(step_schedules.Choice)),
         (params.JobEventName, values(webhooks.JobEventName)),
-        (params.EndpointEventName, set(webhooks.ENDPOINT_EVENTS)),
+        (params.EndpointEventName, set(ENDPOINT_EVENTS)),
         (DeliveryState, set(webhooks.DeliveryState)),
         (BatchState, values(BatchObject.model_fields["status"].annotation)),
     ],

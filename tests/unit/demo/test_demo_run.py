@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from api.jobs.request import parse as parse_request
+from api.jobs.resolve import resolve_for_model
 from demo.contact_sheet import Cell, contact_sheet
 from demo.drawings import parse
 from demo.job_client import FinishedJob, ForwardCounts
@@ -18,8 +20,6 @@ from demo.summary import Summary, Throughput, nearly_equal, percentile
 from fusequeue import Job
 from shared.config import models_file
 from shared.job_fields import Task
-from shared.request import parse as parse_request
-from shared.resolve import resolve_for_model
 
 MODELS = "models.toml"
 # Is ready at once, and writes on SIGTERM whether its data folder, the last argument, exists.

@@ -14,24 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from api.compat.huggingface import parse_inference_request
-from api.compat.openai.batches import BatchRequest
-from api.compat.openai.request_bodies import numeric_fields, parse_form
-from api.compat.replicate.predictions import PredictionRequest, webhook_fields
+from api import strict_json
+from api.jobs.request import JobRequest, validated
+from api.jobs.resolve import parse_checked
+from api.protocols.fal.queue_requests import FalFields
+from api.protocols.fal.queue_requests import parse_input as parse_fal_input
+from api.protocols.huggingface.routes import parse_inference_request
+from api.protocols.openai.batch_routes import BatchRequest
+from api.protocols.openai.image_requests import ImageFields, parse_image_request
+from api.protocols.openai.request_bodies import numeric_fields, parse_form
+from api.protocols.openai.video_requests import VideoFields, parse_video_request
+from api.protocols.replicate.prediction_inputs import JOB_FIELDS, ReplicateFields, parse_input
+from api.protocols.replicate.prediction_routes import PredictionRequest, webhook_fields
 from api.routes.webhooks import EndpointChange, EndpointRequest
 from shared.config import models_file
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import Faults, InvalidRequest, NotFound
 from shared.job_fields import Task
-from shared.protocols.fal_queue import FalFields
-from shared.protocols.fal_queue import parse_input as parse_fal_input
-from shared.protocols.openai.images import ImageFields, parse_image_request
-from shared.protocols.openai.videos import VideoFields, parse_video_request
-from shared.protocols.replicate.prediction_inputs import JOB_FIELDS, ReplicateFields, parse_input
-from shared.request import JobRequest, validated
-from shared.resolve import parse_checked
-from shared.runtime import strict_json
 
 CATALOG = models_file.load(Path(__file__).resolve().parents[3] / "models.toml")
 SPEC = next(iter(CATALOG))

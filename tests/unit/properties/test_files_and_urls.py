@@ -12,11 +12,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from api.jobs.input_store import _from_data_url
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FetchRefused, InputRejected
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.store import _from_data_url
 
 MODELS = (Path(__file__).resolve().parents[3] / "models.toml").read_text("utf-8")
 RULES = FetchRules.for_inputs(Settings())

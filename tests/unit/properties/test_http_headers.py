@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.compat.huggingface import output_format
-from api.compat.openai.batches import interval_s
-from api.compat.replicate.predictions import deadline_s
 from api.errors import RangeNotSatisfiable
+from api.protocols.huggingface.routes import output_format
+from api.protocols.openai.batch_routes import interval_s
+from api.protocols.replicate.prediction_routes import deadline_s
 from api.responses import etag_matches
 from api.routes.artifacts import requested_range
 from api.waiting import preferred_wait_s

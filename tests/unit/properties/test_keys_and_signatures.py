@@ -13,11 +13,12 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from api.auth import Authenticator
 from api.keys_required import KeysRequired
+from api.webhook_messages import headers
 from shared.auth import ApiKey, Signer, digest_of, id_of, new_token
 from shared.config.settings import Settings
 from shared.errors import Unauthenticated, UrlRefused
 from shared.runtime.clock import now_ms
-from shared.webhooks import ROTATION_MS, SigningSecret, headers, new_secret, rotate_secrets
+from shared.webhooks import ROTATION_MS, SigningSecret, new_secret, rotate_secrets
 
 near = settings(max_examples=80, deadline=None, derandomize=True)
 TOKEN = new_token()

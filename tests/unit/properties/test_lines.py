@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api import strict_json
 from api.http.ndjson import Line, Splitter
-from shared.protocols.openai.batch_lines import MAX_ERRORS, LineChecker, parse_line
-from shared.protocols.openai.files import read_lines
-from shared.runtime import strict_json
+from api.protocols.openai.batches.batch_lines import MAX_ERRORS, LineChecker, parse_line
+from api.protocols.openai.stored_files import read_lines
 
 MAX_BYTES = 12
 near = settings(max_examples=100, deadline=None, derandomize=True)

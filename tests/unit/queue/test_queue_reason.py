@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from api.jobs.queue_reason import QueueReason, queue_reason
 from shared.queue import QueuePosition, UnavailableModel, WorkerInfo
-from shared.queue_reason import QueueReason, queue_reason
 
 NEXT = QueuePosition(0, None)
 FIFTH = QueuePosition(5, 60.0)

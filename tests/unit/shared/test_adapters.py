@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from api.jobs.request import parse
+from api.jobs.resolve import resolve_for_model
 from shared.config import models_file
 from shared.config.adapters import Adapter, AdapterChoice, AdapterSpec, resolve_adapters
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import Job
-from shared.request import parse
-from shared.resolve import resolve_for_model
 from shared.signature import denoisers_of, mixable_fields, signature
 
 ALLOWED = (

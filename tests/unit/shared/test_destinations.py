@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from api.jobs.request import parse
+from api.jobs.resolve import resolve
+from api.protocols.openai.batches.batch_lines import line_request
 from shared.config import settings
 from shared.config.destinations import Destination, DestinationChoice, OutputBucket, resolve_destination
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import decode, encode
-from shared.protocols.openai.batch_lines import line_request
-from shared.request import parse
-from shared.resolve import resolve
 
 URL = "https://bucket.example/a.png?X-Amz-Signature=secret"
 SPEC = ModelSpec(id="demo", source="d", max_batch=8)

@@ -21,21 +21,32 @@ def test_documented_settings_table_is_current() -> None:
     assert document.rstrip().endswith(settings.table()), "run python -m shared.config.settings and paste its table"
 
 
-FOLDERS = {"api": "api", "cli": "cli", "worker": "worker", "worker/chores": "chores", "shared": "shared"}
+# Readers of settings by the path of the code; `api/jobs` is code of the API and of the chores.
+READERS_BY_PATH = {
+    "api/chores/": "chores",
+    "api/background.py": "chores",
+    "api/protocols/openai/batches/": "chores",
+    "api/jobs/": "shared",
+    "api/": "api",
+    "cli/": "cli",
+    "worker/": "worker",
+    "shared/": "shared",
+}
 HOLDERS = {"settings", "_settings", "config", "configured"}
 
 
 def readers_in_code() -> dict[str, set[str]]:
     """Return the readers of each setting, by the folder of the code that reads it."""
     found: dict[str, set[str]] = {name: set() for name in settings.Settings.model_fields}
-    for folder in FOLDERS:
+    for folder in ("api", "cli", "worker", "shared"):
         for path in (ROOT / folder).rglob("*.py"):
-            owner = "worker/chores" if "chores" in path.parts else folder
+            name = path.relative_to(ROOT).as_posix()
+            reader = next(reader for start, reader in READERS_BY_PATH.items() if name.startswith(start))
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Attribute) and node.attr in found:
                     holder = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
                     if holder in HOLDERS:
-                        found[node.attr].add(FOLDERS[owner])
+                        found[node.attr].add(reader)
     return found
 
 

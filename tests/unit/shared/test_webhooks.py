@@ -9,16 +9,14 @@ from datetime import UTC, datetime
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from api.webhook_messages import MAX_BODY_BYTES, WebhookEvent, body, headers
 from shared.job import Artifact, Failure, Job, JobRecord, State
 from shared.webhooks import (
-    MAX_BODY_BYTES,
     SCHEDULE_S,
     AttemptOutcome,
     DeliveryState,
     SigningSecret,
     attempt_outcome,
-    body,
-    headers,
     new_secret,
     retry_after_s,
     rotate_secrets,
@@ -98,7 +96,9 @@ def artifacts(count: int) -> tuple[Artifact, ...]:
 def test_a_body_has_the_facts_of_the_job(make_job: Callable[..., Job]) -> None:
     job = make_job(metadata={"order": "7"})
     record = JobRecord(job=job, state=State.SUCCEEDED, artifacts=artifacts(2))
-    event = json.loads(body("job.succeeded", 1_769_860_800_000, job.id, record, "https://images.test"))
+    event = json.loads(
+        body(WebhookEvent("job.succeeded", 1_769_860_800_000, job.id, record, None, "https://images.test"))
+    )
     assert (event["type"], event["timestamp"]) == ("job.succeeded", "2026-01-31T12:00:00.000Z")
     assert event["data"]["artifacts"][1]["url"] == f"https://images.test/v1/jobs/{job.id}/artifacts/1"
     assert (event["data"]["id"], event["data"]["metadata"]) == (job.id, {"order": "7"})
@@ -110,13 +110,13 @@ def test_a_body_is_bounded(make_job: Callable[..., Job]) -> None:
     job = make_job()
     failure = Failure(code="inference_failed", message="x" * 900)
     record = JobRecord(job=job, state=State.FAILED, error=failure, artifacts=artifacts(200))
-    encoded = body("job.failed", now_ms(), job.id, record, "")
+    encoded = body(WebhookEvent("job.failed", now_ms(), job.id, record, None, ""))
     assert len(encoded) <= MAX_BODY_BYTES
     assert json.loads(encoded)["data"]["url"] == f"/v1/jobs/{job.id}"
 
 
 def test_the_body_of_a_deleted_job_has_its_id() -> None:
-    assert json.loads(body("job.expired", now_ms(), "job_1", None, ""))["data"] == {
+    assert json.loads(body(WebhookEvent("job.expired", now_ms(), "job_1", None, None, "")))["data"] == {
         "id": "job_1",
         "object": "job",
         "status": "expired",

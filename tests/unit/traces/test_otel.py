@@ -25,7 +25,7 @@ UNSAMPLED = TraceContext(traceparent=f"00-{TRACE}-{SPAN}-00")
 PARTS = """
 import json, sys
 from shared.runtime import tracing
-import api.app, api.submission, worker.chores.webhooks, worker.chores.batches, worker.__main__
+import api.app, api.submission, api.chores.webhooks, api.protocols.openai.batches.batch_runner, worker.__main__
 tracing.configure(False, "off")
 with tracing.spanning(tracing.SpanStart("request")) as span, tracing.new_trace("submit"):
     assert span is None and tracing.current() is None

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from api import strict_json
 from api.errors import RangeNotSatisfiable
 from api.http.ndjson import Line, Splitter, Spool
 from api.routes.artifacts import requested_range
 from api.waiting import preferred_wait_s
 from shared.errors import InvalidJson, InvalidRequest
-from shared.runtime import log, strict_json
+from shared.runtime import log
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from harness.http_server import bearer, finish, serving
 
-from api.compat.openai import files
+from api.protocols.openai import file_routes as files
 from shared.errors import StorageUnavailable
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage

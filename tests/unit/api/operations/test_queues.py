@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 from harness.http_server import BODY, WORKER, deliver
 
+from api.jobs.request import parse
 from shared.queue import Queue, UnavailableModel, WorkerInfo
-from shared.request import parse
 
 
 async def test_models_are_listed_in_openais_form_with_their_limits(api: httpx.AsyncClient) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.runtime.grouping import Grouped
+from api.grouping import Grouped
 
 
 class Doubles:

@@ -33,7 +33,7 @@ def modules_of(code: str) -> set[str]:
     [
         ("import cli.processes", OPTIONAL | {"fusequeue", "redis", "numpy"}),
         ("import api.__main__", OPTIONAL | {"numpy", "PIL"}),
-        ("import worker.chores.__main__", OPTIONAL | {"numpy", "PIL"}),
+        ("import api.chores.__main__", OPTIONAL | {"numpy", "PIL"}),
         (
             "import worker.__main__ as main\nwith main.importing(): import worker.worker",
             OPTIONAL | {"av", "fastapi", "uvicorn"},

@@ -1,1 +1,0 @@
-"""Other services' protocols, served by the same queue and engine."""

@@ -1,1 +1,0 @@
-"""OpenAI's protocol, at the service's own origin."""

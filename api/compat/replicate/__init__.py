@@ -1,1 +1,0 @@
-"""Replicate's protocol for its unmodified SDKs: jobs as predictions."""

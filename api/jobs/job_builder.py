@@ -1,0 +1,169 @@
+"""Builds the jobs of requests: what `resolve` returns, with their images, which are stored, and uploaded adapters."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, Protocol
+
+from cachetools import LRUCache
+
+from api.jobs.input_store import InputStore
+from api.jobs.model_limits import own_faults
+from api.jobs.request import JobRequest
+from api.jobs.request_images import Inputs, check_proportions, store_inputs
+from api.jobs.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
+from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
+from shared.config.models_file import Catalog, ModelSpec, References
+from shared.job import InputRef, Job
+from shared.job_fields import Task
+from shared.queue import Queue, Submission
+from shared.runtime import tracing
+from shared.runtime.clock import new_id, now_ms
+from shared.signature import signature
+from shared.storage import Storage
+
+MAX_TEMPLATES = 1024
+
+
+class JobServices(ResolverServices, Protocol):
+    """What jobs are built with, in the API and in the chores."""
+
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def storage(self) -> Storage: ...
+
+
+async def build_job(
+    resolved: Job,
+    request: JobRequest,
+    services: JobServices,
+    *,
+    base_url: str,
+    previews: int = 0,
+    webhook_version: str | None = None,
+) -> Job:
+    """Return the job that `resolve` has returned for a request with its images, which are fetched and stored first, and
+    its uploaded adapters.
+
+    Images can be artifacts below `base_url`. `previews` is the number of previews of each image. With
+    `webhook_version`, its webhook receives Replicate's predictions of this model version.
+    """
+    tenant, spec = resolved.tenant, services.catalog.get(request.model)
+    adapters = await current_adapters(request.adapters, spec, tenant, services.queue)
+    store = InputStore(tenant, services.queue, services.storage, services.settings, base_url=base_url)
+    job = with_inputs(resolved, request, spec, await store_inputs(request, store))
+    webhook = job.webhook
+    if webhook_version is not None and webhook is not None:
+        webhook = webhook.model_copy(update={"version": webhook_version})
+    changes: dict[str, Any] = {
+        "adapters": adapters,
+        "webhook": webhook,
+        "previews": previews,
+        "trace": tracing.current(),
+    }
+    if request.references:  # jobs are listed in the order of their times: an image can take half a minute
+        at_ms = now_ms()
+        changes |= {"id": new_id("job", at_ms), "created_at_ms": at_ms}
+    return job.model_copy(update=changes)
+
+
+def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inputs) -> Job:
+    """Return a job with its stored images; raises `InvalidRequest` if its mask and image differ in proportions."""
+    check_proportions(inputs)
+    changes: dict[str, Any] = {
+        "images": inputs.images,
+        "mask": inputs.mask,
+        "last_image": inputs.last_image,
+        "control_images": inputs.controls,
+    }
+    if resolved.task is Task.EDIT:
+        sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
+        changes["reference_sizes"] = tuple(sizes)
+    if inputs.images and request.width is None and request.height is None:
+        size = _size_of(inputs.images[0], resolved.task, spec)
+        changes |= {} if size is None else {"width": size[0], "height": size[1]}
+    return resolved.model_copy(update=changes)
+
+
+def _size_of(image: InputRef, task: Task, spec: ModelSpec) -> tuple[int, int] | None:
+    """Return width and height of a result that follows from an image, None for the model's default.
+
+    An image that is changed keeps its size. One that is edited gives its proportions, with about the default's pixels.
+    """
+    if task.has_strength:
+        return spec.limits.size_like(image.width, image.height, spec.defaults.width * spec.defaults.height)
+    if task is not Task.EDIT:
+        return None
+    pixels = spec.defaults.width * spec.defaults.height
+    area = References(pixels=pixels, multiple_of=spec.limits.multiple_of, enlarge=True)
+    size = area.size_for(image.width, image.height)
+    return size if spec.limits.allows_size(*size) else None
+
+
+async def current_adapters(
+    choices: Sequence[AdapterChoice], spec: ModelSpec, tenant: str, queue: Queue
+) -> tuple[Adapter, ...]:
+    """Return the adapters of a job; raises `InvalidRequest` for one that neither the model nor its tenant has."""
+    found = await queue.adapters.get_many(tenant, uploaded_ids(choices, spec.adapter))
+    usable = spec.adapters_refused is None
+    uploaded = {one.id: one for one in found if one is not None and one.model == spec.id and usable}
+    return resolve_adapters(choices, spec.adapter, spec.limits.max_adapters, uploaded)
+
+
+def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = None) -> Submission:
+    """Return the job with its queue parameters, the argument of `queue.jobs.submit`.
+
+    Raises `InvalidRequest` for a job that no batch can hold: its size can follow from its images.
+    """
+    return Submission(
+        job=job,
+        signature=signature(job),
+        window_ms=catalog.get(job.model).window_ms,
+        max_batch=max_batch_for(job, catalog),
+        idempotency_key=idempotency_key,
+    )
+
+
+_OWN = frozenset({"prompt", "prompt_2", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
+_WITHOUT_TEMPLATE = ("image", "images", "mask", "last_image", "controls", "output", "webhook", "webhook_events")
+_shared_fields = attrgetter(*sorted(set(JobRequest.model_fields) - _OWN - set(_WITHOUT_TEMPLATE)))
+_fields_without_template = attrgetter(*_WITHOUT_TEMPLATE)
+_UNSET = tuple(JobRequest.model_fields[name].default for name in _WITHOUT_TEMPLATE)
+
+
+class JobTemplates:
+    """Submissions of checked requests, by all their fields but those of one job, such as its prompt and seed.
+
+    A client sends thousands of requests that differ in those only. The job of a request like an earlier one is a copy
+    of the earlier job with the request's own fields, in a third of the time. Images, webhooks, other destinations and
+    uploaded adapters can be gone later: their requests have no template.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._submissions: LRUCache[tuple[Any, ...], Submission] = LRUCache(MAX_TEMPLATES)
+
+    def submission(self, request: JobRequest, tenant: str, previews: int) -> Submission | None:
+        """Return the submission of a request like an earlier one; None for a new kind and for one with faults."""
+        template = self._submissions.get(_key(request)) if _can_have_template(request) else None
+        if template is None:
+            return None
+        spec = self._catalog.get(request.model)
+        if any(own_faults(request, spec)) or (request.batch_id is not None and is_reserved(request.batch_id)):
+            return None
+        own = own_fields(request, spec, tenant, now_ms()) | {"previews": previews, "trace": tracing.current()}
+        return replace(template, job=template.job.model_copy(update=own))
+
+    def keep(self, request: JobRequest, submission: Submission) -> None:
+        """Keep what was built for a checked request without a key, if it can be a template."""
+        if _can_have_template(request) and not uploaded_ids(submission.job.adapters):
+            self._submissions[_key(request)] = submission
+
+
+def _can_have_template(request: JobRequest) -> bool:
+    return bool(_fields_without_template(request) == _UNSET)
+
+
+def _key(request: JobRequest) -> tuple[Any, ...]:
+    return (*_shared_fields(request), request.deadline_s is None)

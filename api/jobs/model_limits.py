@@ -1,0 +1,119 @@
+"""What a model allows of a request: its sizes, numbers and options, and what its task needs."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TypeVar
+
+from api.jobs.request import JobRequest
+from shared.config.adapters import resolve_adapters
+from shared.config.controls import Control, resolve_controls
+from shared.config.models_file import ModelSpec
+from shared.errors import InvalidRequest
+from shared.job_fields import MAX_SEED, OnDeadline, OutputFormat, Task
+
+T = TypeVar("T")
+
+
+def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    """Yield the faults of fields that are wrong whatever the others say."""
+    yield from chain(_size_faults(request, spec), _number_faults(request, spec), own_faults(request, spec))
+    yield from _sampling_faults(request, spec)
+    try:
+        resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
+    except InvalidRequest as error:
+        yield error
+
+
+def image_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of the number of images, and of a last one."""
+    count, most = len(request.image_values), spec.limits.max_input_images
+    if count > most:
+        yield InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
+    if task is Task.IMAGE_TO_VIDEO:
+        if spec.limits.last_image == "refused" and request.last_image is not None:
+            yield InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
+        if spec.limits.last_image == "needed" and request.last_image is None:
+            yield InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
+
+
+def _size_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    limits = spec.limits
+    width, height = given_or(request.width, spec.defaults.width), given_or(request.height, spec.defaults.height)
+    for param, side in (("width", width), ("height", height)):
+        if not limits.min_side <= side <= limits.max_side:
+            yield InvalidRequest(f"{param} must be {limits.min_side} to {limits.max_side}, not {side}", param=param)
+        elif side % limits.multiple_of:
+            yield InvalidRequest(f"{param} must be a multiple of {limits.multiple_of}, not {side}", param=param)
+
+
+def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    limits, steps = spec.limits, given_or(request.steps, spec.defaults.steps)
+    if not limits.min_steps <= steps <= limits.max_steps:
+        yield InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
+    for param in ("guidance_scale", "guidance_scale_2", "true_cfg_scale"):
+        if (getattr(request, param) or 0) > limits.max_guidance_scale:
+            yield InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
+    if (request.max_sequence_length or 0) > limits.max_sequence_length:
+        message = f"max_sequence_length is at most {limits.max_sequence_length} for model {spec.id!r}"
+        yield InvalidRequest(message, param="max_sequence_length")
+    if request.guidance_scale_2 is not None and spec.defaults.guidance_scale_2 is None:
+        yield InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
+    if request.n > limits.max_images:
+        yield InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
+
+
+def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    """Yield the faults of the prompts and the seed, on which no other field depends."""
+    texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "prompt_2": request.prompt_2}
+    for param, text in texts.items():
+        if text is not None and len(text) > spec.limits.max_prompt_chars:
+            yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
+    if request.seed is not None and request.seed > MAX_SEED - request.n:
+        yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
+
+
+def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    if request.scheduler is not None and request.scheduler not in (usable := spec.usable_schedulers):
+        allowed = ", ".join(usable) or "none but the model's default"
+        yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+    if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
+        allowed = ", ".join(("off", *spec.step_cache.allowed))
+        yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
+
+
+def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of fields that depend on others."""
+    limits = spec.limits
+    pixels = given_or(request.width, spec.defaults.width) * given_or(request.height, spec.defaults.height)
+    if pixels > limits.max_pixels:
+        yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
+    if request.webhook_events is not None and request.webhook is None:
+        yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
+    if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:
+        yield InvalidRequest("on_deadline needs a deadline_s", param="on_deadline")
+    if request.fps is not None and not task.makes_video:
+        yield InvalidRequest(f"{task.value} makes no video", param="fps")
+    if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
+        allowed = "mp4" if task.makes_video else "png, jpeg or webp"
+        yield InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
+    if request.frames is not None and not limits.allows_frames(request.frames):
+        rule = f"1 to {limits.max_frames}"
+        if limits.frames_multiple > 1:
+            rule += f", a multiple of {limits.frames_multiple} plus 1"
+        yield InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")
+    if request.layers is not None and (task.makes_video or request.layers > limits.max_layers):
+        rule = f"at most {limits.max_layers}" if limits.max_layers and not task.makes_video else "not for this model"
+        yield InvalidRequest(f"layers: {rule}", param="layers")
+    layers = 0 if task.makes_video else given_or(request.layers, spec.defaults.layers)
+    if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
+        yield InvalidRequest(f"output: {fault}", param="output")
+
+
+def chosen_controls(request: JobRequest, spec: ModelSpec, task: Task) -> tuple[Control, ...]:
+    """Return the control images of a request, or raise `InvalidRequest`."""
+    return resolve_controls(request.controls, spec.control, spec.limits.max_controls, task)
+
+
+def given_or(value: T | None, default: T) -> T:
+    """Return the value of a field, or its default if a request has none."""
+    return default if value is None else value

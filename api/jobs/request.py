@@ -1,0 +1,209 @@
+"""The request for a job: the body that clients send, its parsing, and its task. `job_builder` builds the job."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
+from shared.config.controls import MAX_CONTROLS, ControlChoice
+from shared.config.destinations import DestinationChoice
+from shared.config.models_file import MAX_INPUT_IMAGES, ModelSpec
+from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
+from shared.job_fields import MESSAGES, CallFields, ChoosableFields, PipelineFields, ServiceFields, Task
+from shared.webhooks import JobEventName
+
+Body = TypeVar("Body", bound=BaseModel)
+MAX_DEADLINE_S = 7 * 86_400
+_WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
+_FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+
+
+class JobRequest(ServiceFields, CallFields, ChoosableFields, PipelineFields):
+    """The body of `POST /v1/jobs`, and one line of `POST /v1/jobs:bulk`."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {"model": "demo", "prompt": "a red circle on a blue ground, left"},
+                {"model": "demo", "prompt": "a green square on a white ground, top", "seed": 7, "steps": 16, "n": 2},
+            ]
+        },
+    )
+
+    adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
+    image: str | None = Field(
+        None,
+        description="Start from this image: an id of `POST /v1/inputs`, a job's id for its first image, the URL of an "
+        "artifact, a data URL or an https URL.",
+    )
+    images: tuple[str, ...] | None = Field(
+        None, min_length=1, max_length=MAX_INPUT_IMAGES, description="Several images to edit, instead of `image`."
+    )
+    mask: str | None = Field(
+        None,
+        description="Repaint `image` where this is white; if part of it is transparent, where it is transparent. "
+        "Same proportions as `image`.",
+    )
+    last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
+    controls: tuple[ControlChoice, ...] = Field(
+        (), max_length=MAX_CONTROLS, description="Images that guide the result, through control nets or an IP-Adapter."
+    )
+    output: DestinationChoice | None = Field(
+        None, description="Where the images or the video go. Unset: they are stored here and deleted with the job."
+    )
+    deadline_s: float | None = Field(
+        None,
+        strict=True,
+        gt=0,
+        le=MAX_DEADLINE_S,
+        description="The job is to end within this many seconds from now. Of one priority, the least slack goes first.",
+    )
+    webhook: str | None = Field(
+        None, max_length=2048, description="An https URL that receives a signed POST when the job ends."
+    )
+    webhook_events: tuple[JobEventName, ...] | None = Field(
+        None, min_length=1, description="Events sent to `webhook`. Unset: those that end the job."
+    )
+
+    @property
+    def image_values(self) -> dict[str, str]:
+        """Values of `image` or `images`, by field path."""
+        if self.image is not None:
+            return {"image": self.image}
+        return {f"images.{index}": value for index, value in enumerate(self.images or ())}
+
+    @property
+    def references(self) -> dict[str, str]:
+        """Values of all fields that name an image, by field path."""
+        others = {"mask": self.mask, "last_image": self.last_image}
+        controls = {f"controls.{index}.image": control.image for index, control in enumerate(self.controls)}
+        return self.image_values | {name: value for name, value in others.items() if value is not None} | controls
+
+
+def parse(body: Any) -> JobRequest:
+    """Validate a decoded JSON body, or raise `InvalidRequest` that names all invalid fields."""
+    return validated(JobRequest, body)
+
+
+def validated(model: type[Body], body: Any) -> Body:
+    """Validate a decoded JSON body of any model, or raise `InvalidRequest` that names all invalid fields."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise first_of([_fault(details) for details in error.errors()[:MAX_FAULTS]]) from error
+
+
+def valid_fields(
+    model: type[Body], values: Mapping[str, Any], faults: Faults, required: Mapping[str, Any] | None = None
+) -> Body:
+    """Return a model of the valid fields of `values`, and collect the faults of the others.
+
+    Fields without a default are `required`: the values that stand in for those that are missing or invalid.
+    """
+    try:
+        return validated(model, values)
+    except InvalidRequest as error:
+        faults.found += error.faults
+        invalid = {(fault.param or "").partition(".")[0] for fault in error.faults}
+    valid = {name: value for name, value in values.items() if name not in invalid and name in model.model_fields}
+    return validated(model, {**(required or {}), **valid})
+
+
+def _fault(details: ErrorDetails) -> InvalidRequest:
+    param = ".".join(str(part) for part in details["loc"] if part != "[key]").rstrip(".") or None
+    return InvalidRequest(f"{param or 'body'}: {MESSAGES.get(details['type'], details['msg'])}", param=param)
+
+
+def task_of(request: JobRequest, spec: ModelSpec) -> Task:
+    """Return the request's task, or raise `InvalidRequest` that names the field that does not match it.
+
+    A mask implies inpainting. Without a mask, the images, `last_image`, `strength` and `frames` select among the
+    model's tasks; if more than one remains, the request must name its task.
+    """
+    if request.image is not None and request.images is not None:
+        raise InvalidRequest("images: send either image or images, not both", param="images")
+    if request.task is not None:
+        if request.task not in spec.tasks:
+            raise _unsupported(spec, request.task.value, "task")
+        _check_fields(request, request.task)
+        return request.task
+    matching = [task for task in _implied(request) if task in spec.tasks]
+    if len(matching) > 1:
+        raise InvalidRequest(f"task: ambiguous; send one of {_names(matching)}", param="task")
+    if not matching:
+        raise _no_match(request, spec)
+    _check_fields(request, matching[0])
+    return matching[0]
+
+
+def _implied(request: JobRequest) -> Sequence[Task]:
+    """Return the tasks that the fields sent allow, whatever the model."""
+    if request.mask is not None:
+        return (Task.INPAINT,)
+    tasks: Sequence[Task] = _WITH_IMAGE if request.image_values or request.last_image is not None else _FROM_TEXT
+    if len(request.image_values) > 1:
+        tasks = (Task.EDIT,)
+    if request.last_image is not None:
+        tasks = (Task.IMAGE_TO_VIDEO,)
+    if request.strength is not None and Task.IMAGE_TO_IMAGE in tasks:
+        tasks = (Task.IMAGE_TO_IMAGE,)
+    if request.frames is not None and any(task.makes_video for task in tasks):
+        tasks = [task for task in tasks if task.makes_video]
+    return tasks
+
+
+def _no_match(request: JobRequest, spec: ModelSpec) -> InvalidRequest:
+    """Return the error for a request that matches no task of the model; it names the field that excluded the rest."""
+    implied = _implied(request)
+    if not request.image_values:
+        for param in ("mask", "last_image"):
+            if getattr(request, param) is not None:
+                return InvalidRequest(f"{param} needs an image", param=param)
+        if not any(task in _FROM_TEXT for task in spec.tasks):
+            return InvalidRequest(f"image: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="image")
+    decisive = {
+        "mask": request.mask is not None,
+        "last_image": request.last_image is not None,
+        "strength": request.strength is not None and Task.IMAGE_TO_IMAGE in implied,
+        "frames": request.frames is not None,
+    }
+    param = next((name for name, is_sent in decisive.items() if is_sent), _image_field(request))
+    return _unsupported(spec, " or ".join(task.value for task in implied), param)
+
+
+def _check_fields(request: JobRequest, task: Task) -> None:
+    """Raise `InvalidRequest` naming the first field that `task` does not use or lacks."""
+    count, field = len(request.image_values), _image_field(request)
+    if task in _FROM_TEXT and count:
+        raise InvalidRequest(f"{task.value} takes no images", param=field)
+    if task not in _FROM_TEXT and not count:
+        raise InvalidRequest(f"image: {task.value} needs one", param="image")
+    if count > 1 and task is not Task.EDIT:
+        raise InvalidRequest(f"{task.value} takes one image, not {count}", param=field)
+    if (request.mask is not None) != (task is Task.INPAINT):
+        verb = "needs a mask" if request.mask is None else "takes no mask"
+        raise InvalidRequest(f"{task.value} {verb}", param="mask")
+    if request.last_image is not None and task is not Task.IMAGE_TO_VIDEO:
+        raise InvalidRequest(f"{task.value} takes no last_image", param="last_image")
+    if request.strength is not None and not task.has_strength:
+        reason = f"has no effect on {task.value}" if count else "needs an image to start from"
+        raise InvalidRequest(f"strength {reason}", param="strength")
+    if request.frames is not None and not task.makes_video:
+        raise InvalidRequest(f"{task.value} makes no video", param="frames")
+
+
+def _image_field(request: JobRequest) -> str:
+    return "images" if request.images is not None else "image"
+
+
+def _unsupported(spec: ModelSpec, task: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"model {spec.id!r} does not support {task}; its tasks: {_names(spec.tasks)}", param=param)
+
+
+def _names(tasks: Sequence[Task]) -> str:
+    return ", ".join(task.value for task in tasks)

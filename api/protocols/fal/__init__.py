@@ -1,0 +1,1 @@
+"""fal's queue protocol."""

@@ -1,0 +1,1 @@
+"""The protocol of `huggingface_hub.InferenceClient`."""

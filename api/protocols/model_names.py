@@ -1,0 +1,23 @@
+"""Names of models as `owner/name`, for protocols whose paths have them."""
+
+from shared.config.models_file import Catalog, ModelSpec
+from shared.errors import UnknownModel
+
+OWNER = "fusequeue"
+"""Owner of a model whose id in the models file has none."""
+
+
+def owner_and_name(model: str) -> tuple[str, str]:
+    """Return owner and name of a model id, which can contain the owner."""
+    owner, slash, name = model.partition("/")
+    return (owner, name) if slash else (OWNER, model)
+
+
+def find_model(owner: str, name: str, catalog: Catalog) -> ModelSpec:
+    """Return the model `owner/name`, or `name` with any owner; raises `UnknownModel`."""
+    ids = [spec.id for spec in catalog]
+    for model in (f"{owner}/{name}", name):
+        if model in ids:
+            return catalog.get(model)
+    known = ", ".join("/".join(owner_and_name(model)) for model in sorted(ids))
+    raise UnknownModel(f"unknown model: '{owner}/{name}'; available: {known}", param="model")

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: images, videos, files and batches."""

@@ -1,0 +1,1 @@
+"""The steps of batches, which the chores run."""

@@ -1,0 +1,1 @@
+"""Replicate's protocol: jobs as predictions."""

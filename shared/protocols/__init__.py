@@ -1,1 +1,0 @@
-"""Request and response bodies of each protocol as jobs, without HTTP."""

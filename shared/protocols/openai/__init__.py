@@ -1,1 +1,0 @@
-"""OpenAI requests as jobs, and jobs as OpenAI responses; used by the API and the chores."""

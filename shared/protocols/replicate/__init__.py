@@ -1,1 +1,0 @@
-"""Replicate requests as job requests, and jobs as predictions. Pure functions."""
