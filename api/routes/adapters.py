@@ -23,7 +23,7 @@ from shared.config.adapters import UploadedAdapter
 from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import check_file, check_layers
+from shared.inputs.adapter_check import check_file, check_layers, unusual_weights
 from shared.runtime.clock import new_id, now_ms
 from shared.runtime.shares import SharedPool, SharedTurns
 
@@ -64,6 +64,7 @@ class UploadedAdapterObject(BaseModel):
     bytes: int
     sha256: str
     created_at: str
+    warnings: list[str] = Field([], description="Of an upload: weights of the file that may have no effect.")
 
 
 class UploadedAdapterList(BaseModel):
@@ -113,8 +114,9 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
         if earlier is None:
             await _store(file, adapter, context)
     headers = {} if earlier is None else {"Idempotent-Replayed": "true"}
-    body = _object(earlier or adapter).model_dump_json()
-    return Response(body, 201, headers=headers, media_type="application/json")
+    warning = unusual_weights(tensors)
+    made = _object(earlier or adapter).model_copy(update={"warnings": [] if warning is None else [warning]})
+    return Response(made.model_dump_json(), 201, headers=headers, media_type="application/json")
 
 
 @router.get("", responses=problems(422, 503), dependencies=[known_parameters("after", "limit", "order")])

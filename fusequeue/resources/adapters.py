@@ -20,7 +20,10 @@ PATH = "/v1/adapters"
 
 
 class UploadedAdapter(Resource):
-    """A LoRA adapter of the tenant; name its `id` in `adapters` of jobs of its model."""
+    """A LoRA adapter of the tenant; name its `id` in `adapters` of jobs of its model.
+
+    `warnings` of an upload are about weights of the file that may have no effect.
+    """
 
     id: str
     model: str
@@ -31,6 +34,7 @@ class UploadedAdapter(Resource):
     bytes: int
     sha256: str
     created_at: datetime
+    warnings: tuple[str, ...] = ()
 
 
 class AdapterOptions(TypedDict, total=False):

@@ -29,8 +29,9 @@ UNSUPPORTED = ("dora_scale", "lora_magnitude_vector", "hada_", "lokr_", "lora_mi
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _INTEGERS = {"I32": 4, "I64": 8}  # of scalars only: some trainers write the alpha as one
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,512}")
-_DOWN = re.compile(r"lora_A|lora_down|lora\.down|lora_linear_layer\.down")
-_UP = re.compile(r"lora_B|lora_up|lora\.up|lora_linear_layer\.up")
+_DOWN = re.compile(r"lora_A|lora_down|lora[12]?\.down|lora_linear_layer\.down")
+_UP = re.compile(r"lora_B|lora_up|lora[12]?\.up|lora_linear_layer\.up")
+_USUAL = re.compile(rf"(?:{_DOWN.pattern}|{_UP.pattern}).*\.(?:weight|bias)$|\.alpha$")
 _PEFT_NAME = re.compile(r"([a-z][a-z0-9_]*)\.(.+)\.lora_([AB])\.weight")
 _MAX_DIMENSIONS = 5
 _READ_BYTES = 1024 * 1024
@@ -154,6 +155,17 @@ def _check_weights(tensors: Sequence[TensorEntry]) -> None:
         found = True
     if not found:
         _refuse("it holds no LoRA weights")
+
+
+def unusual_weights(tensors: Sequence[TensorEntry]) -> str | None:
+    """Return a warning about weights that are no part of a low-rank update; None: there are none.
+
+    Which of them have an effect depends on the model: a worker that reads the file names those that it leaves out.
+    """
+    names = sorted(tensor.name for tensor in tensors if not _USUAL.search(tensor.name))
+    if not names:
+        return None
+    return f"{len(names)} weights, such as {names[0]}, are no LoRA matrices; a job names those that have no effect"
 
 
 def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[int]], component: str | None) -> None:

@@ -114,3 +114,21 @@ def test_least_recently_used_adapters_are_removed_first() -> None:
     adapters.trim(0, set())
     assert adapters.attached == ()
     assert not module[0]._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(torch.nn.Linear(3, 5), (2, 7, 3)), (torch.nn.Conv2d(3, 5, 3), (2, 3, 4, 4))]
+)
+@torch.no_grad()
+def test_a_change_of_the_bias_alone_is_added_to_the_outputs_of_its_rows(
+    layer: torch.nn.Module, shape: tuple[int, ...]
+) -> None:
+    module, inputs, bias = torch.nn.Sequential(layer), torch.randn(shape), torch.arange(5.0)
+    plain = module(inputs)
+    adapters = RowAdapters(module)
+    key = (("one", 1.0),)
+    adapters.attach(key, {"0": LowRank(None, None, bias)})
+    with adapters.applied([(), key], [1, 1], merge=True):
+        changed = module(inputs)
+    across = bias.reshape(5, 1, 1) if isinstance(layer, torch.nn.Conv2d) else bias
+    torch.testing.assert_close(changed, torch.stack([plain[0], plain[1] + across]))

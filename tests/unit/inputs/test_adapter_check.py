@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny.safetensors_file import demo_lora, file_of, raw_file
 
 from shared.errors import AdapterRejected
-from shared.inputs.adapter_check import MAX_RANK, MAX_TENSORS, check_file, check_layers
+from shared.inputs.adapter_check import MAX_RANK, MAX_TENSORS, check_file, check_layers, unusual_weights
 
 A, B = "unet.x.lora_A.weight", "unet.x.lora_B.weight"
 GOOD = {A: ([1, 2], [1, 2]), B: ([2, 1], [1, 2])}
@@ -35,6 +35,31 @@ def test_the_file_of_a_lora_is_accepted() -> None:
     digest, tensors = check_file(io.BytesIO(data), len(data))
     assert digest == hashlib.sha256(data).hexdigest()
     assert len(tensors) == 6
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unet.x.lora_{}.weight",
+        "lora_unet_x.lora_{}.weight",
+        "unet.x.lora.{}.weight",
+        "double_blocks.0.processor.proj_lora1.{}.weight",
+        "single_blocks.0.processor.qkv_lora.{}.weight",
+        "base_model.model.x.lora_{}.weight",
+    ],
+)
+def test_the_names_of_trainers_are_accepted(name: str) -> None:
+    halves = ("A", "B") if name.startswith(("unet.x.lora_", "base_model")) else ("down", "up")
+    data = file_of(dict(zip((name.format(half) for half in halves), GOOD.values(), strict=True)))
+    _, tensors = check_file(io.BytesIO(data), len(data))
+    assert unusual_weights(tensors) is None
+
+
+@pytest.mark.parametrize("name", ["blocks.0.norm3.diff", "head.head.diff_b", "blocks.0.diff_m"])
+def test_weights_that_may_have_no_effect_are_named(name: str) -> None:
+    data = file_of({**GOOD, name: ([2], [1, 2])})
+    _, tensors = check_file(io.BytesIO(data), len(data))
+    assert name in (unusual_weights(tensors) or "")
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("F32", 4), ("F16", 2), ("BF16", 2)])

@@ -1,15 +1,17 @@
 """LoRA files: finding them, reading diffusers' many formats, and combining them into one low-rank update per layer.
 
 Runs outside the engine's thread and builds no modules: while a model loads, the parameters of new modules stay empty
-in the whole process. Weights that cannot be applied are an error, never ignored.
+in the whole process. Weights that cannot be applied are an error, and those that diffusers drops a warning.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from diffusers.utils import (
     convert_state_dict_to_diffusers,
     convert_state_dict_to_peft,
@@ -18,15 +20,18 @@ from diffusers.utils import (
 from huggingface_hub import hf_hub_download
 from peft.utils.other import get_pattern_key
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
 from shared.inputs.adapter_check import UNSUPPORTED
 from shared.signature import DENOISERS
+from worker.engine.lora.traced_weights import traced, untraced, without_effect
 from worker.engine.pipelines.clones import Pipeline
 
 _KINDS = (".lora_A.weight", ".lora_B.weight", ".lora_B.bias")
 _PEFT_ALPHA = 8  # PEFT's default
+_PEFT_PREFIX = "base_model.model."
 
 State = Mapping[str, torch.Tensor]
 Pace = Callable[[], None]
@@ -37,19 +42,32 @@ T = TypeVar("T")
 class LowRank:
     """Update of one layer: `up` of `down` of its input, and `bias`, are added to its output.
 
-    `down` is [rank, in, *kernel], `up` [out, rank, *ones] including all scales, `bias` [out].
+    `down` is [rank, in, *kernel], `up` [out, rank, *ones] including all scales, `bias` [out]. An update of the bias
+    alone has neither `down` nor `up`.
     """
 
-    down: torch.Tensor
-    up: torch.Tensor
+    down: torch.Tensor | None
+    up: torch.Tensor | None
     bias: torch.Tensor | None = None
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for tensor in (self.down, self.up, self.bias) if tensor is not None)
+
+    @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.down, self.up, self.bias) if tensor is not None)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 Changes = Mapping[str, Mapping[str, LowRank]]  # component -> path of a layer in it -> its update
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """What a file changes, and what is worth a warning to whoever uses it."""
+
+    changes: Changes
+    warnings: tuple[str, ...] = ()
 
 
 def locate(spec: AdapterSpec) -> Path:
@@ -75,6 +93,8 @@ def locate(spec: AdapterSpec) -> Path:
 
 def load_error(spec: AdapterSpec, error: Exception) -> AdapterUnavailable:
     message = " ".join(str(error).split())[:400]
+    if isinstance(error, KeyError):
+        message = f"diffusers' reader finds no weight {message}"
     return AdapterUnavailable(f"adapter {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 
@@ -89,14 +109,19 @@ def _paced(items: Iterable[T], pace: Pace) -> Iterator[T]:
         pace()
 
 
-def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = no_pace) -> Changes:
+def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = no_pace) -> AdapterFile:
     """Read an adapter's file for the model of `pipeline`; raises `AdapterUnavailable` for unsupported weights.
+
+    Weights that diffusers' reader leaves out are named in a warning.
 
     `pace` is called after the work on each layer, here and in `combine` and `move`.
     """
     try:
-        _refuse_unsupported(file)
-        state, alphas, metadata = _read_state(file, pipeline)
+        weights = traced(load_file(file))
+        _refuse_unsupported(weights)
+        state, alphas, metadata = _read_state(weights, file, pipeline)
+        warnings = _warnings(weights, state, metadata)
+        state = untraced(state)
         components = sorted({name.partition(".")[0] for name in state})
         changes = {name: _component_changes(name, state, alphas, metadata, pipeline, pace) for name in components}
     except AdapterUnavailable as error:
@@ -107,35 +132,90 @@ def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = no_pace
         changes = {spec.component: changes["transformer"]}
     if not any(changes.values()):
         raise AdapterUnavailable(f"adapter {spec.id!r}: {file.name} holds no LoRA weights")
-    return changes
+    return AdapterFile(changes, tuple(f"{spec.id!r}: {warning}" for warning in warnings))
 
 
-def _refuse_unsupported(file: Path) -> None:
-    with safe_open(file, framework="pt") as opened:
-        names = set(opened.keys())
-    layers = {name.rsplit(".lora_", 1)[0] for name in names if ".lora_" in name}
+def _refuse_unsupported(names: Iterable[str]) -> None:
     for name in sorted(names):
-        only_bias = name.endswith(".diff_b") and name.removesuffix(".diff_b") not in layers
-        if name.endswith(".diff") or only_bias or any(part in name for part in UNSUPPORTED):
+        if any(part in name for part in UNSUPPORTED):
             raise AdapterUnavailable(f"weights such as {name} are not supported")
 
 
-def _read_state(file: Path, pipeline: Pipeline) -> tuple[State, State, Mapping[str, Any]]:
+def _read_state(weights: State, file: Path, pipeline: Pipeline) -> tuple[State, State, Mapping[str, Any]]:
     """Return weights, alphas and metadata, read by the pipeline's class."""
     reader = getattr(pipeline, "lora_state_dict", None)
     if reader is None:
         raise AdapterUnavailable(f"{type(pipeline).__name__} takes no LoRA")
     options = {"unet_config": pipeline.unet.config} if hasattr(pipeline, "unet") else {}
-    state, *alphas, metadata = reader(
-        str(file.parent),
-        weight_name=file.name,
-        use_safetensors=True,
-        local_files_only=True,
-        return_lora_metadata=True,
-        return_alphas=True,
-        **options,
+    renamed = _without_peft_prefix(weights, pipeline)
+    state, *alphas, _ = reader(
+        _with_alpha_of_final_layer(renamed), return_lora_metadata=True, return_alphas=True, **options
     )
-    return state, (alphas[0] if alphas else None) or {}, metadata or {}
+    state = {_with_component(name, pipeline): tensor for name, tensor in state.items()}
+    settings = _peft_settings(file) if renamed is not weights else None
+    metadata = _file_metadata(file)
+    if settings is not None:
+        metadata = {f"{name.partition('.')[0]}.{key}": value for name in state for key, value in settings.items()}
+    return state, (alphas[0] if alphas else None) or {}, metadata
+
+
+def _file_metadata(file: Path) -> Mapping[str, Any]:
+    """Return PEFT's configuration that diffusers writes into a file, by component and name."""
+    with safe_open(file, framework="pt") as opened:
+        text = (opened.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
+    return json.loads(text) if text else {}
+
+
+def _peft_settings(file: Path) -> Mapping[str, Any] | None:
+    """Return PEFT's configuration beside a file that PEFT has written; None: there is none."""
+    try:
+        return json.loads((file.parent / "adapter_config.json").read_text("utf-8"))  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return None
+
+
+def _denoiser(pipeline: Pipeline) -> str:
+    return next(name for name in DENOISERS if getattr(pipeline, name, None) is not None)
+
+
+def _with_component(name: str, pipeline: Pipeline) -> str:
+    """Return the name of a weight with its component: some of diffusers' readers leave that of the denoiser out."""
+    denoiser, root = _denoiser(pipeline), name.partition(".")[0]
+    is_layer = root not in pipeline.components and hasattr(getattr(pipeline, denoiser), root)
+    return f"{denoiser}.{name}" if is_layer else name
+
+
+def _without_peft_prefix(weights: State, pipeline: Pipeline) -> State:
+    """Return the weights of a file that PEFT has written with their component in place of PEFT's prefix."""
+    denoiser = _denoiser(pipeline)
+    if not all(name.startswith(_PEFT_PREFIX) for name in weights):
+        return weights
+    names = {name: name.removeprefix(_PEFT_PREFIX) for name in weights}
+    roots = {name.partition(".")[0] for name in names.values()}
+    if all(root in pipeline.components for root in roots):
+        return {names[name]: tensor for name, tensor in weights.items()}
+    if all(hasattr(getattr(pipeline, denoiser), root) for root in roots):
+        return {f"{denoiser}.{names[name]}": tensor for name, tensor in weights.items()}
+    return weights  # by the names of the model's authors, which diffusers reads
+
+
+def _with_alpha_of_final_layer(weights: State) -> dict[str, torch.Tensor]:
+    """Return weights with the alphas of FLUX' last layers multiplied in, which diffusers' reader drops."""
+    result = dict(weights)
+    for name in [name for name in weights if "final_layer" in name and name.endswith(".alpha")]:
+        layer = name.removesuffix(".alpha")
+        up, down = f"{layer}.lora_up.weight", weights.get(f"{layer}.lora_down.weight")
+        if up in weights and down is not None:
+            result[up] = weights[up] * (result.pop(name).item() / down.shape[0])
+    return result
+
+
+def _warnings(weights: State, state: State, metadata: Mapping[str, Any]) -> Iterator[str]:
+    left_out = without_effect(weights, state)
+    if left_out:
+        yield f"{len(left_out)} of its weights, such as {left_out[0]}, are left out: diffusers' reader drops them"
+    if not metadata and all(name.startswith(_PEFT_PREFIX) for name in weights):
+        yield "its alpha is not known, as PEFT keeps it in adapter_config.json; the rank of each layer is used"
 
 
 def _component_changes(
@@ -179,6 +259,9 @@ def _without(prefix: str, items: Mapping[str, Any]) -> dict[str, Any]:
 
 def _low_rank(path: str, weights: State, alpha: float | None, settings: Mapping[str, Any]) -> LowRank:
     down, up = weights.get(f"{path}.lora_A.weight"), weights.get(f"{path}.lora_B.weight")
+    bias = weights.get(f"{path}.lora_B.bias")
+    if down is None and up is None:
+        return LowRank(None, None, None if bias is None else bias.float())
     if down is None or up is None:
         raise AdapterUnavailable(f"{path} lacks one half of its weights")
     rank = down.shape[0]
@@ -186,12 +269,13 @@ def _low_rank(path: str, weights: State, alpha: float | None, settings: Mapping[
         patterns: dict[str, float] = settings.get("alpha_pattern") or {}
         alpha = patterns.get(get_pattern_key(list(patterns), path), settings.get("lora_alpha", _PEFT_ALPHA))
     scale = 1.0 if alpha is None else alpha / (rank**0.5 if settings.get("use_rslora") else rank)
-    return _scaled(LowRank(down, up, weights.get(f"{path}.lora_B.bias")), scale)
+    return _scaled(LowRank(down, up, bias), scale)
 
 
 def _scaled(change: LowRank, scale: float) -> LowRank:
-    bias = None if change.bias is None else change.bias.float() * scale
-    return LowRank(change.down.float(), change.up.float() * scale, bias)
+    down = None if change.down is None else change.down.float()
+    up, bias = (None if tensor is None else tensor.float() * scale for tensor in (change.up, change.bias))
+    return LowRank(down, up, bias)
 
 
 def combine(adapters: Sequence[tuple[Changes, float]], pace: Pace = no_pace) -> Changes:
@@ -209,8 +293,13 @@ def combine(adapters: Sequence[tuple[Changes, float]], pace: Pace = no_pace) -> 
 
 def _sum(changes: Sequence[LowRank]) -> LowRank:
     biases = [change.bias for change in changes if change.bias is not None]
-    down, up = torch.cat([change.down for change in changes]), torch.cat([change.up for change in changes], dim=1)
-    return LowRank(down, up, torch.stack(biases).sum(0) if biases else None)
+    downs = [change.down for change in changes if change.down is not None]
+    ups = [change.up for change in changes if change.up is not None]
+    return LowRank(
+        torch.cat(downs) if downs else None,
+        torch.cat(ups, dim=1) if ups else None,
+        torch.stack(biases).sum(0) if biases else None,
+    )
 
 
 def move(
@@ -220,8 +309,11 @@ def move(
 
     def moved(component: str, change: LowRank) -> LowRank:
         dtype: torch.dtype = getattr(modules[component], "dtype", torch.float32)
-        bias = None if change.bias is None else change.bias.to(device, dtype)
-        return LowRank(change.down.to(device, dtype).contiguous(), change.up.to(device, dtype).contiguous(), bias)
+        down, up, bias = (
+            None if tensor is None else tensor.to(device, dtype).contiguous()
+            for tensor in (change.down, change.up, change.bias)
+        )
+        return LowRank(down, up, bias)
 
     return {
         name: {path: moved(name, change) for path, change in _paced(layers.items(), pace)}
@@ -256,7 +348,7 @@ def _check_layer(name: str, change: LowRank, module: torch.nn.Module, path: str)
         layer = module.get_submodule(path)
     except AttributeError:
         raise AdapterUnavailable(f"it changes {name}, which the model does not have") from None
-    rank = change.down.shape[0]
+    rank = 0 if change.down is None else change.down.shape[0]
     if isinstance(layer, torch.nn.Linear):
         down, up = [rank, layer.in_features], [layer.out_features, rank]
     elif isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) and layer.groups == 1 and layer.padding_mode == "zeros":

@@ -13,7 +13,7 @@ import torch
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
-from worker.engine.lora.adapter_files import Changes, Pace, check_fit, combine, locate, move, no_pace, read
+from worker.engine.lora.adapter_files import AdapterFile, Changes, Pace, check_fit, combine, locate, move, no_pace, read
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.loading import LoadedModel
 
@@ -111,7 +111,7 @@ class AdapterLoader:
 
     def _load(self, model: LoadedModel, key: AdapterKey) -> None:
         started, uploaded = time.monotonic(), self._requested[id(model), key]
-        outcome: Changes | JobError
+        outcome: AdapterFile | JobError
         try:
             with torch.no_grad():
                 outcome = changes_for(model, key, self._device, uploaded, _Pacer(self.busy))
@@ -127,7 +127,7 @@ class AdapterLoader:
         self,
         model: LoadedModel,
         key: AdapterKey,
-        outcome: Changes | JobError,
+        outcome: AdapterFile | JobError,
         seconds: float,
         uploaded: Sequence[AdapterSpec],
     ) -> None:
@@ -138,7 +138,8 @@ class AdapterLoader:
             log.error("adapter_unavailable", model=model.spec.id, adapters=key, error=outcome.message)
             self._on_loaded(model, key, outcome)
         else:
-            self._attachments.append(_Attachment(model, key, model.adapters.attach_layers(key, outcome), seconds))
+            pieces = model.adapters.attach_layers(key, outcome.changes, outcome.warnings)
+            self._attachments.append(_Attachment(model, key, pieces, seconds))
 
     def _end_load(self, loaded: _Attachment) -> None:
         model, key = loaded.model, loaded.key
@@ -155,22 +156,24 @@ def changes_for(
     device: torch.device,
     uploaded: Sequence[AdapterSpec] = (),
     pace: Pace = no_pace,
-) -> Changes:
+) -> AdapterFile:
     """Return the combined changes of the adapters of `key`, on `device`; raises `AdapterUnavailable`."""
     specs = {spec.id: spec for spec in (*uploaded, *model.spec.adapter)}
     modules = {component: adapters.module for component, adapters in model.adapters.modules.items()}
     pipeline = next(iter(model.templates.values()))
-    scaled = []
+    scaled: list[tuple[Changes, float]] = []
+    warnings: list[str] = []
     for name, scale in key:
         if name not in specs:
             raise AdapterUnavailable(f"this worker's models file has no adapter {name!r} for {model.spec.id!r}")
-        changes = read(specs[name], locate(specs[name]), pipeline, pace)
+        file = read(specs[name], locate(specs[name]), pipeline, pace)
         try:
-            check_fit(changes, modules)
+            check_fit(file.changes, modules)
         except AdapterUnavailable as error:
             raise AdapterUnavailable(f"adapter {name!r} does not fit {model.spec.id!r}: {error.message}") from None
-        scaled.append((changes, scale))
+        scaled.append((file.changes, scale))
+        warnings += file.warnings
     try:
-        return move(combine(scaled, pace), modules, device, pace)
+        return AdapterFile(move(combine(scaled, pace), modules, device, pace), tuple(warnings))
     except torch.OutOfMemoryError:
         raise AdapterUnavailable("the adapters do not fit into the device's memory") from None

@@ -98,12 +98,21 @@ class _Layer:
 
 
 def _update(layer: torch.nn.Module, inputs: torch.Tensor, change: LowRank) -> torch.Tensor:
+    if change.down is None or change.up is None:
+        return _of_bias(layer, change.bias)
     inputs = inputs.to(change.down.dtype)
     if isinstance(layer, torch.nn.Linear):
         return F.linear(F.linear(inputs, change.down), change.up, change.bias)
     convolve: Callable[..., torch.Tensor] = F.conv2d if isinstance(layer, torch.nn.Conv2d) else F.conv3d
     inner = convolve(inputs, change.down, None, layer.stride, layer.padding, layer.dilation)
     return convolve(inner, change.up, change.bias)
+
+
+def _of_bias(layer: torch.nn.Module, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the update of a layer's bias alone, in a shape that is added to the layer's outputs."""
+    assert bias is not None
+    kernel: tuple[int, ...] = getattr(layer, "kernel_size", ())
+    return bias.reshape(-1, *(1 for _ in kernel))
 
 
 class RowAdapters:
@@ -187,6 +196,7 @@ class ModelAdapters:
     def __init__(self, modules: Mapping[str, RowAdapters]) -> None:
         self.modules = modules
         self._sizes: dict[AdapterKey, int] = {}
+        self._warnings: dict[AdapterKey, tuple[str, ...]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -207,8 +217,13 @@ class ModelAdapters:
         for _ in self.attach_layers(key, changes):
             pass
 
-    def attach_layers(self, key: AdapterKey, changes: Changes) -> Iterator[None]:
+    def warnings(self, key: AdapterKey) -> tuple[str, ...]:
+        """Return what is worth a warning to jobs with the adapters of `key`."""
+        return self._warnings.get(key, ())
+
+    def attach_layers(self, key: AdapterKey, changes: Changes, warnings: tuple[str, ...] = ()) -> Iterator[None]:
         """Attach one layer for each item of the iterator."""
+        self._warnings[key] = warnings
         for component, layers in changes.items():
             yield from self.modules[component].attach_layers(key, layers)
         self._sizes[key] = sum(change.nbytes for layers in changes.values() for change in layers.values())
@@ -222,3 +237,4 @@ class ModelAdapters:
                 for module in self.modules.values():
                     module.detach(key)
                 del self._sizes[key]
+                self._warnings.pop(key, None)

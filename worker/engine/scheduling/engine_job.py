@@ -4,7 +4,7 @@ import math
 import time
 
 from shared.errors import JobError
-from shared.job import MAX_ROW_CHANGES, BatchingStats
+from shared.job import MAX_ROW_CHANGES, BatchingStats, FieldWarning
 from shared.signature import signature
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
@@ -76,6 +76,8 @@ class EngineJob:
         """Create an image task for each image of the job, without starting it."""
         self._started_s = time.monotonic()
         self._warnings += model.ignored_fields(self.job)
+        for warning in model.adapters.warnings(self.adapter):
+            self._warnings += (FieldWarning(param="adapters", message=f"adapters: {warning}"),)
         for index in range(self.job.n):
             steps = StepCounter(self._note_progress)
             self.steps.append(steps)

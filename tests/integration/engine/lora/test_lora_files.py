@@ -13,12 +13,12 @@ from diffusers.utils import convert_state_dict_to_diffusers
 from harness.engine import EngineHarness, a_job, a_spec
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny import lora
 
 from shared.config.adapters import Adapter, AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
-from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
+from worker.engine.lora.adapter_files import AdapterFile, Changes, check_fit, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
@@ -83,10 +83,10 @@ def of_kohya(pipeline: Any, file: Path, alpha: Callable[[str], float] = lambda _
     save_file(state, file)
 
 
-def of_wan(pipeline: Any, file: Path) -> None:
+def of_wan(pipeline: Any, file: Path, rank: int = lora.RANK) -> None:
     """The format of Wan's trainers, with biases."""
     state: lora.State = {}
-    for name, tensor in lora.weights(pipeline.transformer, 4, lora.attention).items():
+    for name, tensor in lora.weights(pipeline.transformer, 4, lora.attention, rank).items():
         path, _, half = name.partition(".lora_")
         path = path.replace("attn1", "self_attn").replace("attn2", "cross_attn")
         for ours, theirs in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o")):
@@ -97,9 +97,40 @@ def of_wan(pipeline: Any, file: Path) -> None:
     save_file(state, file)
 
 
-def changes_of(pipeline: Any, file: Path, **fields: Any) -> Changes:
+def of_wan_distillation(pipeline: Any, file: Path) -> None:
+    """With what files of distilled models have beside LoRA weights: a whole last layer, lone biases, and norms.
+
+    All ranks are that of the last layer: without alphas, diffusers 0.42 divides by the most common one.
+    """
+    last = pipeline.transformer.proj_out
+    of_wan(pipeline, file, last.out_features)
+    state = load_file(file)
+    rng = torch.Generator().manual_seed(6)
+    state["diffusion_model.head.head.diff"] = torch.randn(last.weight.shape, generator=rng) * 0.1
+    state["diffusion_model.head.head.diff_b"] = torch.randn(last.bias.shape, generator=rng)
+    state["diffusion_model.blocks.0.norm3.diff"] = torch.randn(32, generator=rng)
+    state["diffusion_model.blocks.1.self_attn.norm_q.diff"] = torch.zeros(32)
+    save_file(state, file)
+
+
+def of_xlabs(pipeline: Any, file: Path) -> None:
+    """XLabs' format of FLUX: queries, keys and values in one weight."""
+    attention, rng = pipeline.transformer.transformer_blocks[0].attn, torch.Generator().manual_seed(7)
+    state: lora.State = {}
+    for name, rows in (("proj_lora1", 1), ("qkv_lora1", 3), ("qkv_lora2", 3)):
+        features = attention.to_q.in_features
+        state[f"double_blocks.0.processor.{name}.down.weight"] = torch.randn(lora.RANK, features, generator=rng) * 0.2
+        state[f"double_blocks.0.processor.{name}.up.weight"] = torch.randn(rows * features, lora.RANK, generator=rng)
+    save_file(state, file)
+
+
+def file_of(pipeline: Any, file: Path, **fields: Any) -> AdapterFile:
     spec = AdapterSpec(id="file", source=str(file.parent), weight_name=file.name, **fields)
-    changes = read(spec, locate(spec), pipeline)
+    return read(spec, locate(spec), pipeline)
+
+
+def changes_of(pipeline: Any, file: Path, **fields: Any) -> Changes:
+    changes = file_of(pipeline, file, **fields).changes
     check_fit(changes, pipeline.components)
     return move(combine([(changes, 1.0)]), pipeline.components, CPU)
 
@@ -109,9 +140,27 @@ def call(component: str, module: torch.nn.Module) -> Any:
     rng = torch.Generator().manual_seed(9)
     if component == "text_encoder":
         return module(input_ids=torch.arange(20).reshape(2, 10)).last_hidden_state
+    if type(module).__name__ == "FluxTransformer2DModel":
+        return flux_output(module, rng)
     latents = (2, 4, 1, 8, 8) if component == "transformer" else (2, 4, 8, 8)
     text = torch.randn(2, 6, 32, generator=rng)
     return module(torch.randn(latents, generator=rng), torch.tensor([7.0, 300.0]), text, return_dict=False)[0]
+
+
+def flux_output(module: torch.nn.Module, rng: torch.Generator) -> Any:
+    config: Any = module.config
+    latents = torch.randn(2, 4, config.in_channels, generator=rng)
+    text = torch.randn(2, 6, config.joint_attention_dim, generator=rng)
+    return module(
+        hidden_states=latents,
+        encoder_hidden_states=text,
+        pooled_projections=torch.randn(2, config.pooled_projection_dim, generator=rng),
+        timestep=torch.tensor([0.7, 0.2]),
+        img_ids=torch.zeros(4, 3),
+        txt_ids=torch.zeros(6, 3),
+        guidance=torch.ones(2),
+        return_dict=False,
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +171,8 @@ def call(component: str, module: torch.nn.Module) -> Any:
         ("sd", with_rank_stabilised_scaling, ["unet"]),
         ("sd", of_kohya, ["text_encoder", "unet"]),
         ("wan-2.1-t2v", of_wan, ["transformer"]),
+        ("wan-2.1-t2v", of_wan_distillation, ["transformer"]),
+        ("flux", of_xlabs, ["transformer"]),
     ],
 )
 @torch.no_grad()
@@ -219,3 +270,105 @@ def test_a_loaded_model_takes_a_file_with_the_older_names_of_its_text_encoder(
     spec = a_spec(tiny_models / "sd", adapter=(AdapterSpec(id="file", source=str(tmp_path)),))
     recorder = EngineHarness(spec).run(a_job("one", steps=2, adapters=(Adapter(id="file"),)))
     assert recorder.finished["one"].error is None
+
+
+def of_flux(pipeline: Any, *layers: tuple[str, str]) -> lora.State:
+    """Return kohya's weights of layers of FLUX, each by its name in the file and its path, with an alpha of 6."""
+    rng = torch.Generator().manual_seed(8)
+    state: lora.State = {}
+    for name, path in (("lora_unet_double_blocks_0_img_attn_proj", "transformer_blocks.0.attn.to_out.0"), *layers):
+        layer = pipeline.transformer.get_submodule(path)
+        state[f"{name}.lora_down.weight"] = torch.randn(lora.RANK, layer.in_features, generator=rng)
+        state[f"{name}.lora_up.weight"] = torch.randn(layer.out_features, lora.RANK, generator=rng)
+        state[f"{name}.alpha"] = torch.tensor(6.0)
+    return state
+
+
+def test_layers_that_diffusers_reads_without_their_component_are_applied(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """diffusers 0.42 drops these layers of FLUX, and the alpha of the last ones."""
+    pipeline, file = opened(tiny_model("flux")), tmp_path / "file.safetensors"
+    layers = {"lora_unet_img_in": "x_embedder", "lora_unet_final_layer_linear": "proj_out"}
+    state = of_flux(pipeline, *layers.items())
+    save_file(state, file)
+    read_file = file_of(pipeline, file)
+    assert read_file.warnings == ()
+    for name, path in layers.items():
+        change = read_file.changes["transformer"][path]
+        assert change.down is not None
+        assert change.up is not None
+        expected = 6.0 / lora.RANK * (state[f"{name}.lora_up.weight"] @ state[f"{name}.lora_down.weight"])
+        torch.testing.assert_close(change.up @ change.down, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "shape"),
+    [
+        ("flux", "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.lora_up.weight", (32, 3)),
+        ("flux", "lora_te3_encoder_block_0_layer_0_SelfAttention_q.lora_up.weight", (32, 3)),
+        ("flux", "lora_unet_double_blocks_0_img_attn_proj.diff_b", (32,)),
+        ("flux", "lora_te_text_projection.lora_up.weight", (32, 3)),
+        ("wan-2.1-t2v", "diffusion_model.blocks.0.diff_m", (1, 6, 32)),
+        ("wan-2.1-t2v", "diffusion_model.blocks.0.norm3.diff", (32,)),
+        ("wan-2.1-t2v", "diffusion_model.patch_embedding.diff", (4, 4)),
+    ],
+)
+def test_weights_that_diffusers_drops_are_named(
+    model: str, name: str, shape: tuple[int, ...], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pipeline, file = opened(tiny_model(model)), tmp_path / "file.safetensors"
+    if model == "flux":
+        save_file(of_flux(pipeline), file)
+    else:
+        of_wan(pipeline, file)
+    known = load_file(file)
+    save_file(known | {name: torch.zeros(shape)}, file)
+    assert file_of(pipeline, file).warnings == ()
+    save_file(known | {name: torch.ones(shape)}, file)
+    (warning,) = file_of(pipeline, file).warnings
+    assert name in warning
+
+
+@pytest.mark.parametrize("prefix", ["base_model.model.", "base_model.model.transformer."])
+def test_a_file_of_peft_changes_the_denoiser(prefix: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """With the alpha of the configuration beside it; without one, the rank is used, which a warning says."""
+    pipeline, file = opened(tiny_model("flux")), tmp_path / "adapter_model.safetensors"
+    plain = lora.weights(pipeline.transformer, 3, lora.attention)
+    save_file({f"{prefix}{name}": tensor for name, tensor in plain.items()}, file)
+    without = file_of(pipeline, file)
+    assert "alpha" in without.warnings[0]
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 12, "r": 3, "use_rslora": false}')
+    with_alpha = file_of(pipeline, file)
+    assert with_alpha.warnings == ()
+    for path, change in with_alpha.changes["transformer"].items():
+        assert change.up is not None
+        torch.testing.assert_close(change.up, 4 * plain[f"{path}.lora_B.weight"])
+        torch.testing.assert_close(without.changes["transformer"][path].up, plain[f"{path}.lora_B.weight"])
+    assert len(with_alpha.changes["transformer"]) == len(plain) / 2
+
+
+def test_a_job_says_which_weights_of_its_adapter_are_left_out(tmp_path: Path, tiny_models: Path) -> None:
+    pipeline = opened(tiny_models / "flux")
+    save_file(
+        of_flux(pipeline) | {"lora_te_text_projection.lora_up.weight": torch.ones(32, 3)}, tmp_path / "a.safetensors"
+    )
+    spec = a_spec(tiny_models / "flux", adapter=(AdapterSpec(id="file", source=str(tmp_path)),))
+    recorder = EngineHarness(spec).run(
+        a_job("with", steps=1, adapters=(Adapter(id="file"),)), a_job("without", steps=1)
+    )
+    (warning,) = recorder.finished["with"].warnings
+    assert warning.param == "adapters"
+    assert "'file': 1 of its weights, such as lora_te_text_projection" in warning.message
+    assert recorder.finished["without"].warnings == ()
+
+
+def test_a_bias_without_weights_is_read(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """diffusers 0.42 fills the weights of such a layer with what is in memory."""
+    pipeline, file = opened(tiny_model("wan-2.1-t2v")), tmp_path / "file.safetensors"
+    of_wan(pipeline, file)
+    bias = torch.linspace(-1, 1, pipeline.transformer.blocks[0].ffn.net[2].out_features)
+    save_file(load_file(file) | {"diffusion_model.blocks.0.ffn.2.diff_b": bias}, file)
+    change = changes_of(pipeline, file)["transformer"]["blocks.0.ffn.net.2"]
+    assert (change.down, change.up) == (None, None)
+    torch.testing.assert_close(change.bias, bias)
