@@ -16,8 +16,8 @@ from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
+from worker.adapter_folder import AdapterFolder
 from worker.claims.claimed_job import ClaimedJob, StopReason
-from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineInterface, InputFiles, JobFinished
 from worker.metrics import collectors
 from worker.metrics.job_trace import JobSpans

@@ -20,11 +20,11 @@ from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailabl
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
+from worker.adapter_folder import AdapterFolder
 from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.claims.claiming import ClaimLoop
 from worker.claims.leases import Leases
 from worker.cost_curves import CostCurves
-from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineFactory, ForwardDone, ModelLoaded
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler

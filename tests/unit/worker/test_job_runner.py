@@ -25,8 +25,8 @@ from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.runtime.asyncio_tools import MAX_FAULTS, retry_while_unavailable
 from shared.storage.folder import FolderStorage
 from worker import job_runner
+from worker.adapter_folder import AdapterFolder
 from worker.claims.claimed_job import ClaimedJob, StopReason
-from worker.engine.lora.adapter_folder import AdapterFolder
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
 from worker.job_runner import JobRunner
 from worker.model_availability import ModelAvailability

@@ -20,7 +20,7 @@ from shared.job import Job
 from shared.queue import Queue
 from shared.runtime.clock import new_id, now_ms
 from shared.storage.folder import FolderStorage
-from worker.engine.lora.adapter_folder import AdapterFolder
+from worker.adapter_folder import AdapterFolder
 
 SPEC = ModelSpec(id="demo", source="none")
 
@@ -128,7 +128,7 @@ async def test_a_damaged_file_fails_the_job_and_is_not_kept(harness: FolderHarne
 async def test_leftovers_of_killed_workers_are_removed(harness: FolderHarness) -> None:
     """Those of living ones stay."""
     script = (
-        "import os, sys; from pathlib import Path; from worker.engine.lora.adapter_folder import _LockedFolder\n"
+        "import os, sys; from pathlib import Path; from worker.adapter_folder import _LockedFolder\n"
         "folder = _LockedFolder(Path(sys.argv[1])); folder.create()\n"
         "(folder.path / 'x.safetensors').write_bytes(b'left'); os._exit(9)"
     )
