@@ -26,8 +26,8 @@ from shared.job import Job
 from shared.job_fields import Task
 from worker.engine import memory_fit
 from worker.engine.device import device_of_rank
+from worker.engine.errors import RankLost
 from worker.engine.parallel import rank_group
-from worker.engine.parallel.rank_group import RankLost
 from worker.engine.pipelines import loading
 from worker.engine.protocol import ForwardDone
 

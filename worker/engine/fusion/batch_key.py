@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 
+from worker.engine.errors import StackingError
 from worker.engine.fusion.stacking_rules import EQUAL, Kind, StackingRules
 
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 Arguments = Mapping[str, Any]
-
-
-class StackingError(Exception):
-    """The calls, or their output, do not have the form that the rules state."""
 
 
 def add_substitutes(rules: StackingRules, arguments: Arguments) -> dict[str, Any]:

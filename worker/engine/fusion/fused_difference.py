@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from shared.errors import OutOfMemory
-from worker.engine.fusion.fused_call import as_job_error, run_fused
+from worker.engine.errors import as_job_error
+from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.inferred_rules import altered_call
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.fusion.stacking import map_tensors

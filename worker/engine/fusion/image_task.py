@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from shared.errors import JobError, OutOfMemory
-from worker.engine.fusion.fused_call import as_job_error
+from worker.engine.errors import as_job_error
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
 from worker.engine.fusion.rng_state import RngState

@@ -11,7 +11,7 @@ import torch
 
 from shared.errors import JobError, OutOfMemory
 from shared.job import Job
-from worker.engine.fusion.fused_call import as_job_error
+from worker.engine.errors import as_job_error
 from worker.engine.fusion.fused_difference import difference, difference_of_guess
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import guess_rules

@@ -9,7 +9,8 @@ import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from worker.engine.device import send
-from worker.engine.fusion.batch_key import KEYS, Arguments, StackingError, is_omitted
+from worker.engine.errors import StackingError
+from worker.engine.fusion.batch_key import KEYS, Arguments, is_omitted
 from worker.engine.fusion.stacking_rules import EQUAL, Argument, Kind, StackingRules
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from shared.config.adapters import Adapter
 from shared.signature import ADAPTERS_PER_ROW
-from worker.engine.fusion.batch_key import StackingError
+from worker.engine.errors import StackingError
 from worker.engine.lora.adaptable import make_adaptable
 from worker.engine.lora.adapter_files import Changes, LowRank
 

@@ -18,6 +18,7 @@ from shared.config.models_file import ModelSpec
 from shared.runtime.python_command import python_command
 from worker.engine.channel import Channel
 from worker.engine.device import device_of_rank
+from worker.engine.errors import RankLost
 from worker.engine.parallel.broadcast import ForwardMessage, describe, send
 from worker.engine.parallel.context_parallel import join_group, leave_group, split_denoisers
 from worker.engine.parallel.rank_process import RankSetUp
@@ -27,10 +28,6 @@ log = structlog.get_logger()
 END_TIMEOUT_S = 5.0
 # Within which ranks fail at the same operation; one that fails by itself leaves the others in a collective call.
 SKEW_S = 10.0
-
-
-class RankLost(Exception):
-    """A rank has ended, or the ranks no longer run the same forward: the engine's process must end."""
 
 
 class RankGroup:

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from shared.job import Job
-from worker.engine.fusion.fused_call import is_device_lost
+from worker.engine.errors import is_device_lost
 from worker.engine.pipelines.call_arguments import to_pixels
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.protocol import Pixels

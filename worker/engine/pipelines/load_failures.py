@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from worker.engine.fusion.fused_call import is_out_of_memory
+from worker.engine.errors import is_out_of_memory
 
 # Of the statuses that blame the request, those that pass by themselves: a proxy's login, timeouts, locks, rate limits.
 _PASSING_STATUSES = (407, 408, 409, 421, 423, 425, 429)

@@ -22,7 +22,7 @@ from shared.errors import InferenceFailed, LoadPostponed, ModelUnavailable, Unus
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from shared.signature import DENOISERS
-from worker.engine.fusion.fused_call import is_out_of_memory, text_of
+from worker.engine.errors import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch

@@ -14,7 +14,7 @@ import torch
 
 from shared.job import Job
 from shared.job_fields import Task
-from worker.engine.fusion.fused_call import as_job_error
+from worker.engine.errors import as_job_error
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.call_arguments import images_of, is_flagged

@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 
+from worker.engine.errors import StackingError
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
-from worker.engine.fusion.batch_key import StackingError, add_substitutes, batch_key
+from worker.engine.fusion.batch_key import add_substitutes, batch_key
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import Stacker, split
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules

@@ -12,8 +12,9 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from shared.signature import LIST_DENOISERS
+from worker.engine.errors import StackingError
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
-from worker.engine.fusion.batch_key import StackingError, batch_key, count_rows, exact_key
+from worker.engine.fusion.batch_key import batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 

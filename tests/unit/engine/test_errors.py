@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
-from worker.engine.fusion.fused_call import as_job_error
+from worker.engine.errors import as_job_error
 
 
 def of_device(code: int) -> torch.AcceleratorError:
