@@ -20,9 +20,9 @@ with importing():
     from shared.errors import FusequeueError
     from shared.runtime import log, tracing
     from shared.runtime.allocator import return_freed_memory
-    from worker.engine.pipelines.weights.packages import unused_packages
     from worker.engine.protocol import EngineFactory
     from worker.engine.remote import EngineProcess, RemoteEngine
+    from worker.engine.weights.packages import unused_packages
 
 
 def start_engine(models: Catalog) -> EngineFactory:

@@ -19,7 +19,7 @@ from diffusers import AutoencoderKL
 from bench.common import record
 from bench.engine.shapes import disable_progress_bars
 from shared.config.models_file import ModelSpec
-from worker.engine.pipelines.weights.memory import save_memory
+from worker.engine.weights.memory import save_memory
 
 MIB = 2**20
 SIDE, ROWS = 512, 2

@@ -34,7 +34,7 @@ from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.pipelines.loading import load
-from worker.engine.pipelines.weights.requirements import lacking, tensor_bytes
+from worker.engine.weights.requirements import lacking, tensor_bytes
 
 GIB = 2**30
 MIB = 2**20

@@ -22,7 +22,7 @@ from shared.config.controls import Control, ControlSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import Job
 from shared.job_fields import Task
-from worker.engine.pipelines.weights.control_nets import PIPELINES as CONTROL_PIPELINES
+from worker.engine.pipelines.control_nets import PIPELINES as CONTROL_PIPELINES
 from worker.engine.protocol import EngineEvent, ForwardDone
 
 TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits

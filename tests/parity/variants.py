@@ -16,8 +16,8 @@ from parity.plain import PlainResult
 
 from shared.config.models_file import Limits
 from shared.config.weight_formats import Quantization
-from worker.engine.pipelines.weights import compiling
-from worker.engine.pipelines.weights.requirements import is_installed
+from worker.engine.pipelines import compiling
+from worker.engine.weights.requirements import is_installed
 
 # Traces and guards as inductor does, whose C++ compiler takes minutes for all models.
 COMPILER = "eager"

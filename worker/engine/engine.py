@@ -26,9 +26,7 @@ from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.adapter_files import adaptable_layers
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
-from worker.engine.pipelines.downloads import limit_requests
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
-from worker.engine.pipelines.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull, PinsInTheWay
 from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
@@ -37,6 +35,8 @@ from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.order_follower import OrderFollower
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
 from worker.engine.warm_up import warm_up_model
+from worker.engine.weights.downloads import limit_requests
+from worker.engine.weights.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 
 log = structlog.get_logger()
 

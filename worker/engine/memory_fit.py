@@ -18,7 +18,7 @@ from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from worker.engine import device
 from worker.engine.device import DeviceVerdict
-from worker.engine.pipelines.weights.requirements import lacking, model_bytes
+from worker.engine.weights.requirements import lacking, model_bytes
 
 GIB = 2**30
 FOR_WEIGHTS = 0.7  # of the memory, as for the models that are loaded together
@@ -54,7 +54,7 @@ def check_model(spec: ModelSpec, device_type: str, most_bytes: int) -> DeviceVer
 
 def check_packages(spec: ModelSpec, folder: Path) -> DeviceVerdict:
     """Return whether the packages that the classes of a model need are installed."""
-    from worker.engine.pipelines.weights.missing_packages import missing_package  # and with it diffusers
+    from worker.engine.weights.missing_packages import missing_package  # and with it diffusers
 
     fault = missing_package(spec, folder)
     if fault is None:

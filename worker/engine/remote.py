@@ -19,7 +19,6 @@ from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from shared.runtime.python_command import python_command
 from worker.engine.channel import Channel
-from worker.engine.pipelines.weights.packages import unused_packages
 from worker.engine.protocol import (
     Activity,
     EngineEvents,
@@ -29,6 +28,7 @@ from worker.engine.protocol import (
     MemoryOrders,
     WarmUpDone,
 )
+from worker.engine.weights.packages import unused_packages
 
 log = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from harness.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / "demo" / "model"
 pytestmark = pytest.mark.slow
-"""Processes with another cache are not forked. The default suite has tests/unit/engine/test_load_failures.py and
-tests/integration/worker/test_failed_loads.py."""
+"""Processes with another cache are not forked. The default suite has tests/unit/engine/weights/test_load_failures.py
+and tests/integration/worker/test_failed_loads.py."""
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "org/demo"

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import ModelSpec
+from worker.engine.pipelines import compiling
 from worker.engine.pipelines.loading import locate
-from worker.engine.pipelines.weights import compiling
 
 # torch's own, of what it uses of itself.
 pytestmark = [

@@ -16,7 +16,7 @@ from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
 
 from shared.errors import ModelUnavailable
 from worker.engine.pipelines.loading import load
-from worker.engine.pipelines.weights.attention import available_backends
+from worker.engine.weights.attention import available_backends
 
 pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),

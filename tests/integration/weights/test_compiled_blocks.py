@@ -19,8 +19,8 @@ from tiny.registry import save_tiny
 from shared.config.models_file import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job
+from worker.engine.pipelines import compiling
 from worker.engine.pipelines.loading import load
-from worker.engine.pipelines.weights import compiling
 
 # torch's own, of what it uses of itself.
 pytestmark = [

@@ -24,10 +24,10 @@ from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.clones import StepCounter
+from worker.engine.pipelines.control_nets import control_pipeline_class
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.pipelines.task_pipelines import pipeline_for
-from worker.engine.pipelines.weights.control_nets import control_pipeline_class
 
 pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),

@@ -14,7 +14,7 @@ from harness.http_server import ROOT
 from shared.config.weight_formats import Quantization
 from shared.runtime.python_command import python_command
 from worker.engine.memory_fit import check_model, verdict_of
-from worker.engine.pipelines.weights.requirements import model_bytes
+from worker.engine.weights.requirements import model_bytes
 
 GIB = 2**30
 
@@ -36,7 +36,7 @@ def test_weights_are_compared_with_the_memory(gib: float, offload: str, verdict:
 
 
 def test_a_quantized_model_is_counted_in_its_format(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: True)
+    monkeypatch.setattr("worker.engine.weights.requirements.is_installed", lambda _package: True)
     folder = tiny_models / "flux"
     plain = a_spec(folder)
     small = a_spec(folder, quantization=Quantization(denoiser="torchao-int8"))
@@ -46,7 +46,7 @@ def test_a_quantized_model_is_counted_in_its_format(tiny_models: Path, monkeypat
 
 
 def test_a_missing_package_fails_the_check(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: False)
+    monkeypatch.setattr("worker.engine.weights.requirements.is_installed", lambda _package: False)
     spec = a_spec(tiny_models / "flux", quantization=Quantization(denoiser="torchao-int8"))
     found = check_model(spec, "cpu", 80 * GIB)
     assert (found.verdict, found.remedy) == ("failed", "pip install 'fusequeue[quantization]'")

@@ -20,7 +20,7 @@ from shared.config.models_file import Limits
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.loading import load, locate
-from worker.engine.pipelines.weights.memory import save_memory
+from worker.engine.weights.memory import save_memory
 
 pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),

@@ -114,7 +114,7 @@ def test_sizes_before_and_after_the_load_agree(tiny_models: Path) -> None:
 def test_what_a_load_lacks_is_named(
     installed: bool, quantization: Quantization, message: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: installed)
+    monkeypatch.setattr("worker.engine.weights.requirements.is_installed", lambda _package: installed)
     with pytest.raises(ModelUnavailable) as caught:
         load(a_spec(tiny_models / "sd", quantization=quantization), tiny_models / "sd", CPU)
     assert message in caught.value.message

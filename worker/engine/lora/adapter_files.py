@@ -27,7 +27,6 @@ from shared.errors import AdapterUnavailable
 from shared.inputs.adapter_check import UNSUPPORTED
 from shared.signature import DENOISERS
 from worker.engine.lora.traced_weights import traced, untraced, without_effect
-from worker.engine.pipelines.clones import Pipeline
 
 _KINDS = (".lora_A.weight", ".lora_B.weight", ".lora_B.bias")
 _PEFT_ALPHA = 8  # PEFT's default
@@ -109,7 +108,7 @@ def _paced(items: Iterable[T], pace: Pace) -> Iterator[T]:
         pace()
 
 
-def read(spec: AdapterSpec, file: Path, pipeline: Pipeline, pace: Pace = no_pace) -> AdapterFile:
+def read(spec: AdapterSpec, file: Path, pipeline: Any, pace: Pace = no_pace) -> AdapterFile:
     """Read an adapter's file for the model of `pipeline`; raises `AdapterUnavailable` for unsupported weights.
 
     Weights that diffusers' reader leaves out are named in a warning.
@@ -141,7 +140,7 @@ def _refuse_unsupported(names: Iterable[str]) -> None:
             raise AdapterUnavailable(f"weights such as {name} are not supported")
 
 
-def _read_state(weights: State, file: Path, pipeline: Pipeline) -> tuple[State, State, Mapping[str, Any]]:
+def _read_state(weights: State, file: Path, pipeline: Any) -> tuple[State, State, Mapping[str, Any]]:
     """Return weights, alphas and metadata, read by the pipeline's class."""
     reader = getattr(pipeline, "lora_state_dict", None)
     if reader is None:
@@ -174,18 +173,18 @@ def _peft_settings(file: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _denoiser(pipeline: Pipeline) -> str:
+def _denoiser(pipeline: Any) -> str:
     return next(name for name in DENOISERS if getattr(pipeline, name, None) is not None)
 
 
-def _with_component(name: str, pipeline: Pipeline) -> str:
+def _with_component(name: str, pipeline: Any) -> str:
     """Return the name of a weight with its component: some of diffusers' readers leave that of the denoiser out."""
     denoiser, root = _denoiser(pipeline), name.partition(".")[0]
     is_layer = root not in pipeline.components and hasattr(getattr(pipeline, denoiser), root)
     return f"{denoiser}.{name}" if is_layer else name
 
 
-def _without_peft_prefix(weights: State, pipeline: Pipeline) -> State:
+def _without_peft_prefix(weights: State, pipeline: Any) -> State:
     """Return the weights of a file that PEFT has written with their component in place of PEFT's prefix."""
     denoiser = _denoiser(pipeline)
     if not all(name.startswith(_PEFT_PREFIX) for name in weights):
@@ -219,7 +218,7 @@ def _warnings(weights: State, state: State, metadata: Mapping[str, Any]) -> Iter
 
 
 def _component_changes(
-    component: str, state: State, alphas: State, metadata: Mapping[str, Any], pipeline: Pipeline, pace: Pace
+    component: str, state: State, alphas: State, metadata: Mapping[str, Any], pipeline: Any, pace: Pace
 ) -> dict[str, LowRank]:
     prefix = f"{component}."
     # A module: what a loaded model adds for `clip_skip` is none.

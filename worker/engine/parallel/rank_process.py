@@ -27,7 +27,7 @@ from worker.engine.channel import Channel
 from worker.engine.device import keep_freed_memory, use_full_float32
 from worker.engine.parallel.broadcast import ForwardMessage, receive
 from worker.engine.parallel.context_parallel import join_group, split_denoisers
-from worker.engine.pipelines.weights.attention import use_attention
+from worker.engine.weights.attention import use_attention
 
 
 @dataclass(frozen=True)

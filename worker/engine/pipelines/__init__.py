@@ -1,1 +1,1 @@
-"""Diffusers pipelines: loading, caching, cloning, and calling them for a job."""
+"""Diffusers pipelines: loading, cloning, and calling them for a job."""

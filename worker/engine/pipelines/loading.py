@@ -39,24 +39,24 @@ from worker.engine.pipelines.call_arguments import (
     set_guidance,
 )
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
-from worker.engine.pipelines.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
-from worker.engine.pipelines.downloads import fetch
+from worker.engine.pipelines.compiling import check_blocks
+from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.input_images import InputImages
+from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
-from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
 from worker.engine.pipelines.noise_schedulers import make_schedulers
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
-from worker.engine.pipelines.weights.attention import use_attention
-from worker.engine.pipelines.weights.compiling import check_blocks
-from worker.engine.pipelines.weights.control_nets import ControlNets, control_pipeline_class, load_control_nets
-from worker.engine.pipelines.weights.ip_adapter import ImageAdapter, load_ip_adapter
-from worker.engine.pipelines.weights.memory import offload_groups, save_memory
-from worker.engine.pipelines.weights.missing_packages import check_classes, lacking_package, unwanted_parts
-from worker.engine.pipelines.weights.quantization import quantized_parts
-from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
 from worker.engine.scheduling.decode_pieces import decode_limit, decoder_pieces, divide_decodes
+from worker.engine.weights.attention import use_attention
+from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
+from worker.engine.weights.downloads import fetch
+from worker.engine.weights.load_failures import is_unmounted, passing_cause
+from worker.engine.weights.memory import offload_groups, save_memory
+from worker.engine.weights.missing_packages import check_classes, lacking_package, unwanted_parts
+from worker.engine.weights.quantization import quantized_parts
+from worker.engine.weights.requirements import model_bytes, tensors_bytes
 
 log = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from shared.errors import JobError, LoadPostponed, ModelUnavailable
 from worker.engine.lora.adapter_loader import AdapterLoader, Post
 from worker.engine.pipelines.loading import LoadedModel, load, load_error, locate
 from worker.engine.pipelines.weights.cpu_memory import KeptModel, KeptModels
-from worker.engine.pipelines.weights.missing_packages import missing_package
 from worker.engine.scheduling.residency import ModelInMemory, next_evicted
+from worker.engine.weights.missing_packages import missing_package
 
 log = structlog.get_logger()
 T = TypeVar("T")

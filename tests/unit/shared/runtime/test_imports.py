@@ -15,7 +15,7 @@ import pytest
 from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.runtime.imports import importing
-from worker.engine.pipelines.weights.packages import NEVER_USED, QUANTIZATION, unused_packages
+from worker.engine.weights.packages import NEVER_USED, QUANTIZATION, unused_packages
 
 ROOT = Path(__file__).resolve().parents[4]
 OPTIONAL = {"boto3", "opentelemetry.sdk", "rich", "torch"}

@@ -11,7 +11,7 @@ import transformers
 
 from shared.config.models_file import ModelSpec
 from shared.config.weight_formats import WeightFormat, key_of
-from worker.engine.pipelines.weights.requirements import lacking
+from worker.engine.weights.requirements import lacking
 
 LIBRARIES: Mapping[str, Any] = {"diffusers": diffusers, "transformers": transformers}
 

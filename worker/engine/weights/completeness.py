@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, modeling_utils
 
-from worker.engine.pipelines.clones import Pipeline
-
 REMEDY = "copy or download the whole model again"
 # Of as many words and letters: a tokenizer without words can still count them.
 TEXTS = ("a red cat", "a big dog", "a new bus")
@@ -55,7 +53,7 @@ def all_weights_found() -> Iterator[None]:
         raise ValueError(_lacks(name, tensors))
 
 
-def check_weights(pipeline: Pipeline) -> None:
+def check_weights(pipeline: Any) -> None:
     """Raise `ValueError` if a tensor of a component has no values: diffusers leaves those that no file has empty."""
     for name, part in pipeline.components.items():
         if isinstance(part, torch.nn.Module):
@@ -75,7 +73,7 @@ def _lacks(name: str, tensors: set[str]) -> str:
     return f"{name} has no weights for {named}{f' and {rest} more tensors' if rest > 0 else ''}; {REMEDY}"
 
 
-def check_tokenizers(pipeline: Pipeline) -> None:
+def check_tokenizers(pipeline: Any) -> None:
     """Raise `ValueError` if a tokenizer gives all `TEXTS` the same tokens, as one without its vocabulary does."""
     for name, component in pipeline.components.items():
         tokenizer = getattr(component, "tokenizer", component)  # of a processor

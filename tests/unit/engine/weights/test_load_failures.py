@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed
-from worker.engine.pipelines.load_failures import (
+from worker.engine.pipelines.loading import load_error, locate
+from worker.engine.weights.load_failures import (
     LONGEST_DELAY_FAILURES,
     is_unmounted,
     passing_cause,
     retry_delay_s,
 )
-from worker.engine.pipelines.loading import load_error, locate
 
 REQUEST = httpx.Request("GET", "http://hub.invalid/api/models/org/model")
 PASSES, STAYS = True, False

@@ -15,7 +15,7 @@ from transformers import CLIPImageProcessorPil
 from shared.config.models_file import ModelSpec
 from worker.engine.fusion.module_proxy import ModuleProxy
 from worker.engine.pipelines.clones import Pipeline
-from worker.engine.pipelines.weights.requirements import cached_folder
+from worker.engine.weights.requirements import cached_folder
 
 _SCALES = "ip_adapter_scales"  # one per row, on the host; a UNet ignores keys that it does not know
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from shared.config.models_file import ModelSpec
-from worker.engine.pipelines.load_failures import with_causes
+from worker.engine.weights.load_failures import with_causes
 
 _LIBRARIES = ("diffusers", "transformers")  # those of model_index.json whose classes are examined
 # What to install for a package that is not installed by its name.

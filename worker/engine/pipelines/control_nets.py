@@ -16,8 +16,8 @@ from shared.config.models_file import ModelSpec
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import map_tensors
 from worker.engine.pipelines.clones import Pipeline, cache_signatures
-from worker.engine.pipelines.completeness import check_tensors
-from worker.engine.pipelines.weights.requirements import cached_folder
+from worker.engine.weights.completeness import check_tensors
+from worker.engine.weights.requirements import cached_folder
 
 # Keys of the configurations of a denoiser and its control nets that are equal if they were made for each other.
 _COMMON_KEYS = ("cross_attention_dim", "joint_attention_dim")

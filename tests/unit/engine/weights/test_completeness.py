@@ -9,7 +9,7 @@ import pytest
 from diffusers import DDIMScheduler, UNet2DModel
 from tiny import tokens
 
-from worker.engine.pipelines.completeness import check_folder, check_tokenizers, check_weights
+from worker.engine.weights.completeness import check_folder, check_tokenizers, check_weights
 
 
 class Parts:

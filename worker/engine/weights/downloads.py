@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
-from worker.engine.pipelines.load_failures import passing_cause
+from worker.engine.weights.load_failures import passing_cause
 
 log = structlog.get_logger()
 

@@ -13,8 +13,8 @@ import pytest
 from diffusers import DiffusionPipeline
 
 from shared.config.models_file import ModelSpec
-from worker.engine.pipelines import downloads
-from worker.engine.pipelines.downloads import fetch
+from worker.engine.weights import downloads
+from worker.engine.weights.downloads import fetch
 
 Download = Callable[..., str]
 
