@@ -28,8 +28,8 @@ from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
 from worker.engine.engine import Engine
+from worker.engine.models.cpu_memory import KeptModel
 from worker.engine.pipelines.loading import load, locate
-from worker.engine.pipelines.weights.cpu_memory import KeptModel
 from worker.engine.protocol import EngineEvent, EngineRequest, JobFinished, ModelLoaded
 
 TIMEOUT_S = 300.0

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from shared.config.models_file import ModelSpec
 from worker.engine.engine import Engine
+from worker.engine.models.cpu_memory import KeptModel
 from worker.engine.pipelines.loading import LoadedModel
-from worker.engine.pipelines.weights.cpu_memory import KeptModel
 
 MAX_MODELS = 12
 

@@ -51,8 +51,8 @@ def quick_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests of what comes after a load: its check takes as long, and a search in all that is imported half a second.
     """
     monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
-    monkeypatch.setattr("worker.engine.pipelines.model_cache.gc.get_freeze_count", lambda: 0)
-    monkeypatch.setattr("worker.engine.pipelines.model_cache.gc.unfreeze", lambda: None)
+    monkeypatch.setattr("worker.engine.models.model_cache.gc.get_freeze_count", lambda: 0)
+    monkeypatch.setattr("worker.engine.models.model_cache.gc.unfreeze", lambda: None)
 
 
 @pytest.fixture

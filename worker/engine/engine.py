@@ -24,15 +24,15 @@ from worker.engine.device import choose_device, device_uuid, keep_freed_memory, 
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.adapter_files import adaptable_layers
-from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
+from worker.engine.models.adapter_loader import AdapterLoader
+from worker.engine.models.model_cache import ModelCache, ModelCacheFull, PinsInTheWay
+from worker.engine.models.order_follower import OrderFollower
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.loading import LoadedModel
-from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull, PinsInTheWay
 from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
-from worker.engine.scheduling.order_follower import OrderFollower
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
 from worker.engine.warm_up import warm_up_model
 from worker.engine.weights.downloads import limit_requests

@@ -12,9 +12,9 @@ import pytest
 import torch
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 
+from worker.engine.models import cpu_memory
+from worker.engine.models.cpu_memory import CpuMemory, KeptModel, KeptModels
 from worker.engine.pipelines.loading import load, locate
-from worker.engine.pipelines.weights import cpu_memory
-from worker.engine.pipelines.weights.cpu_memory import CpuMemory, KeptModel, KeptModels
 from worker.engine.protocol import ModelLoaded
 
 pytestmark = [

@@ -1,1 +1,1 @@
-"""LoRA adapters: files, loading, and their application per row of a forward."""
+"""LoRA adapters: their files, and their application per row of a forward."""

@@ -32,7 +32,7 @@ from tiny import lora
 
 from shared.errors import AdapterUnavailable
 from worker.engine.fusion.module_proxy import SharedMethod
-from worker.engine.lora import adapter_loader as adapters_module
+from worker.engine.models import adapter_loader as adapters_module
 from worker.engine.protocol import EngineEvent, JobProgress
 
 pytestmark = [

@@ -15,7 +15,7 @@ from tiny import lora
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
-from worker.engine.lora import adapter_loader
+from worker.engine.models import adapter_loader
 from worker.engine.protocol import EngineRequest
 
 pytestmark = [

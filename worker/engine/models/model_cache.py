@@ -16,10 +16,10 @@ import torch
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed, ModelUnavailable
-from worker.engine.lora.adapter_loader import AdapterLoader, Post
+from worker.engine.models.adapter_loader import AdapterLoader, Post
+from worker.engine.models.cpu_memory import KeptModel, KeptModels
+from worker.engine.models.residency import ModelInMemory, next_evicted
 from worker.engine.pipelines.loading import LoadedModel, load, load_error, locate
-from worker.engine.pipelines.weights.cpu_memory import KeptModel, KeptModels
-from worker.engine.scheduling.residency import ModelInMemory, next_evicted
 from worker.engine.weights.missing_packages import missing_package
 
 log = structlog.get_logger()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.config.models_file import Catalog
-from worker.engine.pipelines.model_cache import ModelCache
+from worker.engine.models.model_cache import ModelCache
 from worker.engine.protocol import MemoryOrders
 
 _NEVER = (-1, "")

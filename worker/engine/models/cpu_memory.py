@@ -10,8 +10,8 @@ from typing import NamedTuple
 import structlog
 import torch
 
+from worker.engine.models.residency import ModelInMemory, dropped_for, why_not_kept
 from worker.engine.pipelines.loading import LoadedModel
-from worker.engine.scheduling.residency import ModelInMemory, dropped_for, why_not_kept
 
 log = structlog.get_logger()
 

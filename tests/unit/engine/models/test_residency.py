@@ -9,7 +9,7 @@ import pytest
 
 from shared.config.models_file import ModelSpec
 from shared.config.weight_formats import Quantization
-from worker.engine.scheduling.residency import ModelInMemory, dropped_for, next_evicted, why_not_kept
+from worker.engine.models.residency import ModelInMemory, dropped_for, next_evicted, why_not_kept
 
 OLD, MIDDLE, NEW = (ModelInMemory(model, 10, at) for at, model in enumerate(("old", "middle", "new")))
 

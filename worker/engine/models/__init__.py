@@ -1,0 +1,1 @@
+"""The models in memory: loading in the background, eviction, operators' orders, and adapters."""
