@@ -18,8 +18,9 @@ from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Job
 from shared.job_fields import Priority, Task
 from worker.engine.fusion.module_proxy import SharedMethod
+from worker.engine.pipelines import decode_pieces
 from worker.engine.protocol import EngineEvent, ForwardDone
-from worker.engine.scheduling import decode_pieces, selection
+from worker.engine.scheduling import selection
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 FRAMES = 17  # five latent frames

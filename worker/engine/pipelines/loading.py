@@ -41,6 +41,7 @@ from worker.engine.pipelines.call_arguments import (
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
 from worker.engine.pipelines.compiling import check_blocks
 from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
+from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, divide_decodes
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
@@ -48,7 +49,6 @@ from worker.engine.pipelines.noise_schedulers import make_schedulers
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.protocol import Output
-from worker.engine.scheduling.decode_pieces import decode_limit, decoder_pieces, divide_decodes
 from worker.engine.weights.attention import use_attention
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.weights.downloads import fetch

@@ -9,7 +9,7 @@ from shared.job_fields import Priority
 from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
-from worker.engine.scheduling.decode_pieces import DecoderPieces, decode_limit, pieces_per_forward
+from worker.engine.pipelines.decode_pieces import DecoderPieces, decode_limit
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import ForwardKind, MemoryLimits
 from worker.engine.scheduling.timing import ForwardTimer
@@ -49,6 +49,16 @@ def aged_rank(priority_rank: int, preempted_s: float, aging_s: float) -> int:
     being preempted at every step.
     """
     return max(0, priority_rank - int(preempted_s / aging_s))
+
+
+def pieces_per_forward(piece_s: float | None, forward_s: float | None) -> int:
+    """Return how many pieces of a decode run between two denoiser forwards: as long as one of these, at least one.
+
+    So a decode delays a batch mate's next step by at most one step or one piece, and takes at most about twice as long.
+    """
+    if not piece_s or forward_s is None:
+        return 1
+    return max(1, int(forward_s / piece_s))
 
 
 def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int], int], int]) -> list[int]:

@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from worker.engine.scheduling.decode_pieces import pieces_per_forward
-from worker.engine.scheduling.selection import Candidate, aged_rank, free_fillers, is_filler, select_calls
+from worker.engine.scheduling.selection import (
+    Candidate,
+    aged_rank,
+    free_fillers,
+    is_filler,
+    pieces_per_forward,
+    select_calls,
+)
 
 ENCODE, DECODE, DENOISE = range(3)
 INTERACTIVE, STANDARD, BULK = range(3)

@@ -34,16 +34,6 @@ def decode_limit(job: Job) -> int:
     return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames))
 
 
-def pieces_per_forward(piece_s: float | None, forward_s: float | None) -> int:
-    """Return how many pieces of a decode run between two denoiser forwards: as long as one of these, at least one.
-
-    So a decode delays a batch mate's next step by at most one step or one piece, and takes at most about twice as long.
-    """
-    if not piece_s or forward_s is None:
-        return 1
-    return max(1, int(forward_s / piece_s))
-
-
 class DecoderPieces(torch.nn.Module):
     """The decoder of a VAE, which decodes a video piece by piece: by latent frames or by tiles."""
 
