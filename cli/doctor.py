@@ -193,7 +193,7 @@ def _reason(error: Exception) -> str:
 
 def _device() -> list[Finding]:
     """Check the device, whether models fit on it, and their packages, in a separate process, which imports torch."""
-    module = "worker.engine.memory_fit"
+    module = "worker.engine.checks.memory_fit"
     if importlib.util.find_spec("torch") is None:
         return [Finding("device", WARNING, "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
     try:

@@ -25,12 +25,12 @@ from shared.errors import FusequeueError, InferenceFailed
 from shared.job import Job
 from shared.queue import Queue
 from shared.runtime import log, plots
+from worker.engine.checks.sample_jobs import default_size, sample_job
+from worker.engine.checks.warm_up import row_counts
 from worker.engine.device import choose_device, measure_peak_memory
-from worker.engine.fusion.sample_jobs import default_size, sample_job
 from worker.engine.protocol import ForwardDone
 from worker.engine.sample_engine import SampleEngine, sample_engine
 from worker.engine.step_calibration import LEAST_PSNR, PROMPTS, ScheduleError, calibrate, calibrated, choose
-from worker.engine.warm_up import row_counts
 
 STEPS = 8
 SAMPLES = 5  # as many as a worker needs to trust a time

@@ -32,7 +32,7 @@ from bench.common import record
 from bench.engine import real_shapes, shapes
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
-from worker.engine.fusion.self_check import run_self_check
+from worker.engine.checks.self_check import run_self_check
 from worker.engine.pipelines.loading import load
 from worker.engine.weights.requirements import lacking, tensor_bytes
 

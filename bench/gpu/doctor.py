@@ -32,7 +32,7 @@ def own_tests(figures: Figures) -> None:
 
 def verdicts(figures: Figures) -> None:
     """Ask the part of `fusequeue doctor` that looks at the device."""
-    command = [sys.executable, "-m", "worker.engine.memory_fit"]
+    command = [sys.executable, "-m", "worker.engine.checks.memory_fit"]
     done = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True, timeout=60)
     print(done.stderr[-2000:])
     for one in map(json.loads, done.stdout.splitlines()):

@@ -22,7 +22,7 @@ from typing import Any
 
 FORKED = (
     *("api", "chaos.role", "cli.main", "moto.server", "worker", "api.chores"),
-    *("worker.engine.memory_fit", "worker.engine.parallel.rank_process", "worker.engine.process"),
+    *("worker.engine.checks.memory_fit", "worker.engine.parallel.rank_process", "worker.engine.process"),
 )
 PARENT_WATCH = "shared.runtime.parent_process"
 READ_AT_IMPORT = ("HF_", "HOME", "LD_", "PYTHON")

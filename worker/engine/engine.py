@@ -20,8 +20,9 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from worker.engine import protocol
+from worker.engine.checks.self_check import run_self_check
+from worker.engine.checks.warm_up import warm_up_model
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, use_full_float32
-from worker.engine.fusion.self_check import run_self_check
 from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.adapter_files import adaptable_layers
 from worker.engine.lora.per_row import AdapterKey
@@ -34,7 +35,6 @@ from worker.engine.protocol import Activity, EngineEvents, EngineRequest, Engine
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
-from worker.engine.warm_up import warm_up_model
 from worker.engine.weights.downloads import limit_requests
 from worker.engine.weights.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 

@@ -11,8 +11,8 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import InferenceFailed
 from shared.job import Job
+from worker.engine.checks.sample_jobs import sample_files
 from worker.engine.engine import Engine
-from worker.engine.fusion.sample_jobs import sample_files
 from worker.engine.protocol import EngineEvent, EngineRequest, JobFinished
 
 POLL_S = 0.5

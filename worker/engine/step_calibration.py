@@ -23,7 +23,7 @@ from shared.config.step_schedules import (
 )
 from shared.errors import InferenceFailed
 from shared.job import Job
-from worker.engine.fusion.sample_jobs import default_size, sample_job
+from worker.engine.checks.sample_jobs import default_size, sample_job
 from worker.engine.protocol import OutputReady, Pixels
 from worker.engine.sample_engine import SampleEngine, sample_engine
 

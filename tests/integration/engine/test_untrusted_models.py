@@ -15,7 +15,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, EngineHarness, a_job,
 from harness.waiting import wait_until
 
 from shared.errors import JobError, OutOfMemory
-from worker.engine.fusion import self_check
+from worker.engine.checks import self_check
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines import loading
 

@@ -24,7 +24,7 @@ from shared.config.models_file import Limits, ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job
 from shared.job_fields import Task
-from worker.engine import memory_fit
+from worker.engine.checks import memory_fit
 from worker.engine.device import device_of_rank
 from worker.engine.errors import RankLost
 from worker.engine.parallel import rank_group

@@ -13,7 +13,7 @@ from harness.http_server import ROOT
 
 from shared.config.weight_formats import Quantization
 from shared.runtime.python_command import python_command
-from worker.engine.memory_fit import check_model, verdict_of
+from worker.engine.checks.memory_fit import check_model, verdict_of
 from worker.engine.weights.requirements import model_bytes
 
 GIB = 2**30
@@ -58,7 +58,7 @@ def test_a_model_with_files_elsewhere_is_not_judged() -> None:
 
 def test_the_doctor_s_process_reports_the_device_and_each_model() -> None:
     environment = {**os.environ, "FUSEQUEUE_DEVICE": "cpu", "FUSEQUEUE_MODELS": str(ROOT / "models.toml")}
-    command = python_command("worker.engine.memory_fit")
+    command = python_command("worker.engine.checks.memory_fit")
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=True)
     found = {line["name"]: line["verdict"] for line in map(json.loads, done.stdout.splitlines())}
     assert found == {"device": "warning", "memory for demo": "ok", "packages for demo": "ok"}

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from shared.config.models_file import Limits, ModelSpec
-from worker.engine.warm_up import row_counts
+from worker.engine.checks.warm_up import row_counts
 from worker.probe import Measured, Probed, memory_notes, table
 
 MIB = 2**20

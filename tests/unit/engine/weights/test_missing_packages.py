@@ -14,7 +14,7 @@ import transformers
 from harness.engine import DIFFUSERS_AND_NUMPY, a_spec
 
 from shared.errors import LoadPostponed, ModelUnavailable
-from worker.engine.memory_fit import check_packages
+from worker.engine.checks.memory_fit import check_packages
 from worker.engine.pipelines.loading import load, load_error
 from worker.engine.weights import missing_packages
 from worker.engine.weights.missing_packages import lacking_package, missing_package

@@ -14,11 +14,11 @@ from harness.engine import a_spec
 from PIL import Image
 
 from shared.job_fields import Task
+from worker.engine.checks.output_check import choose_output_types
 from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.lora.per_row import ModelAdapters
 from worker.engine.pipelines.loading import LoadedModel
-from worker.engine.pipelines.output_check import choose_output_types
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from bench.engine import shapes
 from bench.engine.syncs.counting import fused_work
 from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 from bench.engine.syncs.table import load_pretended, sample_jobs, spec_of
-from worker.engine.fusion import self_check
+from worker.engine.checks import self_check
 from worker.engine.pipelines import noise_schedulers
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.noise_schedulers import TIMESTEPS_ON_DEVICE, TIMESTEPS_ON_HOST, avoid_waiting

@@ -14,9 +14,9 @@ import torch
 
 from shared.job import Job
 from shared.job_fields import Task
+from worker.engine.checks.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.errors import as_job_error
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.call_arguments import images_of, is_flagged
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs

@@ -11,10 +11,10 @@ import torch
 
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError
+from worker.engine.checks.sample_jobs import PROMPTS, SampleSize, default_size, sample_files, sample_job, sample_sizes
 from worker.engine.errors import as_job_error
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.fusion.sample_jobs import PROMPTS, SampleSize, default_size, sample_files, sample_job, sample_sizes
 from worker.engine.models.model_cache import empty_cache
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.compiling import compile_denoiser, end_compiling, uncompile

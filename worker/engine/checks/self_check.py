@@ -11,17 +11,17 @@ import torch
 
 from shared.errors import JobError, OutOfMemory
 from shared.job import Job
+from worker.engine.checks.fused_difference import difference, difference_of_guess
+from worker.engine.checks.output_check import choose_output_types
+from worker.engine.checks.sample_jobs import PROMPTS, SampleSize, sample_files, sample_job, sample_sizes, with_control
 from worker.engine.errors import as_job_error
-from worker.engine.fusion.fused_difference import difference, difference_of_guess
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
-from worker.engine.fusion.sample_jobs import PROMPTS, SampleSize, sample_files, sample_job, sample_sizes, with_control
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.noise_schedulers import allows_host
-from worker.engine.pipelines.output_check import choose_output_types
 from worker.engine.pipelines.task_pipelines import takes_last_image
 
 log = structlog.get_logger()

@@ -1,7 +1,7 @@
 """Whether the models of the models file fit on this machine's device, and have the packages that they need.
 
-`python -m worker.engine.memory_fit` prints the verdicts on the device and on each model as JSON; `fusequeue doctor`
-starts it.
+`python -m worker.engine.checks.memory_fit` prints the verdicts on the device and on each model as JSON; `fusequeue
+doctor` starts it.
 """
 
 import contextlib
