@@ -329,7 +329,7 @@ async def _http_exception(request: Request, error: HTTPException) -> Response:
     code = _CODES_BY_STATUS.get(error.status_code, "internal_error" if error.status_code >= 500 else "bad_request")
     detail = error.detail
     if code == "not_found":
-        detail = f"no such path: {request.scope['path'][:200]}; GET /docs lists the paths"
+        detail = f"no such path: {request.scope['path'][:200]}; GET /openapi.json lists the paths"
     elif code == "method_not_allowed":
         detail = f"{request.method[:20]} is not allowed on {request.scope['path'][:200]}"
         return problem(request.scope, code, detail, headers={**(error.headers or {}), **_allow_header(request)})

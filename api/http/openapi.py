@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.errors import STATUSES, Problem
-from api.http import docs_page
 from api.jobs.job_object import JobObject
 from api.jobs.request import JobRequest
 
@@ -69,6 +68,11 @@ def request_body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of a body; `complete` adds its `$defs` to the document's components."""
+    return model.model_json_schema(ref_template=f"{_REF}{{model}}")
+
+
 def problems(*statuses: int, model: type[BaseModel] = Problem) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of errors with these statuses, and of the errors that every path can return."""
     media_type = "application/problem+json" if issubclass(model, Problem) else "application/json"
@@ -104,6 +108,9 @@ def complete(document: dict[str, Any], error_models: Iterable[type[BaseModel]] =
     """Return FastAPI's document with the schemas of bodies, responses and errors, and the key."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     _add_security(document)
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            schemas.update(content["schema"].get("$defs", {}))
     models: tuple[type[BaseModel], ...] = (JobRequest, JobObject, Problem, *error_models)
     for model in models:
         schema = model.model_json_schema(
@@ -115,40 +122,28 @@ def complete(document: dict[str, Any], error_models: Iterable[type[BaseModel]] =
 
 
 def install(app: FastAPI, document: Callable[[], dict[str, Any]]) -> None:
-    """Let `app` serve its OpenAPI document, and the page `/docs` of it; they need no key."""
-
-    def encoded() -> Response:
-        body = json.dumps(document(), ensure_ascii=False, separators=(",", ":"))
-        return Response(body, media_type="application/json")
-
-    app.openapi = document  # type: ignore[method-assign]
-    _serve_cached(app, "/openapi.json", encoded)
-    _serve_cached(app, "/docs", lambda: docs_page.render(document()))
-
-
-def _serve_cached(app: FastAPI, path: str, build: Callable[[], Response]) -> None:
-    """Serve a response that is built once, with an ETag."""
-
+    """Let `app` serve its OpenAPI document, which needs no key; it is built once, and has an ETag."""
     one_at_a_time = threading.Lock()
 
     @functools.cache
-    def built() -> tuple[bytes, dict[str, str]]:
-        response = build()
-        etag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
-        return bytes(response.body), {**response.headers, "ETag": etag, "Cache-Control": "no-cache"}
+    def encoded() -> tuple[bytes, str]:
+        body = json.dumps(document(), ensure_ascii=False, separators=(",", ":")).encode()
+        return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
-    def built_once() -> tuple[bytes, dict[str, str]]:
+    def encoded_once() -> tuple[bytes, str]:
         with one_at_a_time:
-            return built()
+            return encoded()
 
     async def serve(request: Request) -> Response:
-        # Other requests go on while the first document is made.
-        body, headers = await asyncio.to_thread(built_once)
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers={"ETag": headers["ETag"]})
-        return Response(body, headers=headers)
+        # Other requests go on while the document is made.
+        body, etag = await asyncio.to_thread(encoded_once)
+        headers = {"ETag": etag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="application/json")
 
-    app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
+    app.openapi = document  # type: ignore[method-assign]
+    app.add_api_route("/openapi.json", serve, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _add_security(document: dict[str, Any]) -> None:

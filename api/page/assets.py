@@ -1,4 +1,7 @@
-"""The page's files. All are read once; their URLs name their version, so that browsers keep them."""
+"""The files of the page at `/`, and of the reference of the API at `/docs`.
+
+All are read once; their URLs name their version, so that browsers keep them.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ CONTENT_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+_DOCS_POLICY = CONTENT_POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")  # Scalar's own styles
 _HEADERS = {
-    "Content-Security-Policy": CONTENT_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
@@ -50,41 +53,57 @@ _FOREVER = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True)
 class Asset:
-    """One file, also compressed."""
+    """One file, compressed."""
 
-    body: bytes
     compressed: bytes
     content_type: str
 
     @classmethod
     def of(cls, name: str, body: bytes) -> Asset:
-        return cls(body, gzip.compress(body, mtime=0), TYPES[name.rpartition(".")[2]])
+        """Return a file of a folder: `name` says if it is compressed there."""
+        stored = name.endswith(".gz")
+        compressed = body if stored else gzip.compress(body, mtime=0)
+        return cls(compressed, TYPES[_served_name(name).rpartition(".")[2]])
 
 
 @dataclass(frozen=True)
 class PageFiles:
-    """The document, and the other files by their paths below `/page/{version}/`."""
+    """The document, and the other files by their paths below `/{page}/{version}/`."""
 
     document: Asset
     assets: Mapping[str, Asset]
     version: str
+    policy: str
 
 
 @functools.cache
 def page() -> PageFiles:
-    """Return the page; its version is a digest of its files."""
-    bodies = dict(_files(resources.files(__package__) / "static"))
+    return _load("static", "page", CONTENT_POLICY)
+
+
+@functools.cache
+def docs() -> PageFiles:
+    return _load("docs", "docs", _DOCS_POLICY)
+
+
+def _load(source: str, path: str, policy: str) -> PageFiles:
+    """Return the page in the folder `source`; its version is a digest of its files."""
+    bodies = dict(_files(resources.files(__package__) / source))
     digest = hashlib.sha256()
     for name in sorted(bodies):
         digest.update(name.encode() + b"\0" + bodies[name])
     version = digest.hexdigest()[:16]
-    folder = f"page/{version}"
+    folder = f"{path}/{version}"
     # All modules are requested at once: a browser would find each only in the one that imports it.
     modules = (name for name in sorted(bodies) if name.endswith(".js"))
     preloads = "\n".join(f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules)
     document = bodies.pop("index.html").decode().replace("{folder}", folder).replace("{preloads}", preloads)
-    assets = {name: Asset.of(name, body) for name, body in bodies.items()}
-    return PageFiles(Asset.of("index.html", document.encode()), assets, version)
+    assets = {_served_name(name): Asset.of(name, body) for name, body in bodies.items()}
+    return PageFiles(Asset.of("index.html", document.encode()), assets, version, policy)
+
+
+def _served_name(name: str) -> str:
+    return name.removesuffix(".gz")
 
 
 def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
@@ -92,7 +111,7 @@ def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
     for entry in folder.iterdir():
         if entry.is_dir():
             files += _files(entry, f"{prefix}{entry.name}/")
-        elif entry.name.rpartition(".")[2] in TYPES:
+        elif _served_name(entry.name).rpartition(".")[2] in TYPES:
             files.append((prefix + entry.name, entry.read_bytes()))
     return files
 
@@ -100,26 +119,48 @@ def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
 @router.head("/")
 @router.get("/")
 async def get_page(request: Request) -> Response:
-    """Return the document; it needs no key, and holds no data."""
-    tag = f'"{page().version}"'
-    headers = {"ETag": f"W/{tag}", "Cache-Control": "no-cache"}  # weak: it is that of both encodings
-    if etag_matches(request.headers.get("if-none-match", ""), tag):
-        return Response(status_code=304, headers=headers)
-    return _response(request, page().document, headers)
+    """Return the page; it needs no key, and holds no data."""
+    return _document(request, page())
+
+
+@router.head("/docs")
+@router.get("/docs")
+async def get_docs(request: Request) -> Response:
+    """Return the reference of the API; it needs no key."""
+    return _document(request, docs())
 
 
 @router.head("/page/{version}/{name:path}")
 @router.get("/page/{version}/{name:path}")
-async def get_asset(request: Request, version: str, name: str) -> Response:
-    """Return a file of the page. Another version is that of a document from before an update: reload it."""
-    asset = page().assets.get(name) if version == page().version else None
+async def get_page_asset(request: Request, version: str, name: str) -> Response:
+    return _asset(request, page(), version, name)
+
+
+@router.head("/docs/{version}/{name:path}")
+@router.get("/docs/{version}/{name:path}")
+async def get_docs_asset(request: Request, version: str, name: str) -> Response:
+    return _asset(request, docs(), version, name)
+
+
+def _document(request: Request, files: PageFiles) -> Response:
+    tag = f'"{files.version}"'
+    headers = {"ETag": f"W/{tag}", "Cache-Control": "no-cache"}  # weak: it is that of both encodings
+    if etag_matches(request.headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers=headers)
+    return _response(request, files.document, {**headers, "Content-Security-Policy": files.policy})
+
+
+def _asset(request: Request, files: PageFiles, version: str, name: str) -> Response:
+    """Return a file of a page. Another version is that of a document from before an update: reload it."""
+    asset = files.assets.get(name) if version == files.version else None
     if asset is None:
         raise NotFound("there is no such file of the page; load the page again", param="name")
-    return _response(request, asset, {"Cache-Control": _FOREVER})
+    return _response(request, asset, {"Cache-Control": _FOREVER, "Content-Security-Policy": files.policy})
 
 
 def _response(request: Request, asset: Asset, headers: dict[str, str]) -> Response:
-    body = asset.body
     if "gzip" in request.headers.get("accept-encoding", ""):
         body, headers = asset.compressed, {**headers, "Content-Encoding": "gzip"}
+    else:
+        body = gzip.decompress(asset.compressed)
     return Response(body, headers={**_HEADERS, **headers, "Content-Type": asset.content_type})

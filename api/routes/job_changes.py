@@ -9,7 +9,7 @@ from starlette.responses import Response
 from api import strict_json
 from api.context import JobContext
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import job_responses, problems, request_body
+from api.http.openapi import body_schema, job_responses, problems, request_body
 from api.jobs.request import MAX_DEADLINE_S, validated
 from api.responses import existing_job, job_response
 from api.submission import RETRIED, submit_retries
@@ -33,7 +33,7 @@ class JobUpdateRequest(BaseModel):
 
 
 UPDATE_BODY: dict[str, Any] = request_body(
-    "application/json", {"schema": JobUpdateRequest.model_json_schema(), "example": {"priority": "interactive"}}
+    "application/json", {"schema": body_schema(JobUpdateRequest), "example": {"priority": "interactive"}}
 )
 
 

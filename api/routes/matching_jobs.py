@@ -75,12 +75,11 @@ class _Change:
     detail: str = ""
 
 
-_EXAMPLE = {"x-example-query": "?batch_id=nightly"}  # for the command of /docs: a filter is required
 _KNOWN = known_parameters(*MatchingJobsQuery.model_fields, prefix=METADATA)
 MatchingQuery = Annotated[MatchingJobsQuery, Query()]
 
 
-@router.post("/v1/jobs:cancel", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_KNOWN])
+@router.post("/v1/jobs:cancel", responses=problems(422, 503), dependencies=[_KNOWN])
 async def cancel_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
     """Cancel the jobs that match the filters, of which at least one is required: queued ones at once, running ones at
     their next step. A request handles a bounded number of jobs, newest first."""
@@ -95,7 +94,7 @@ async def cancel_jobs(request: Request, context: MatchingContext, query: Matchin
 
 @router.post(
     "/v1/jobs:update",
-    openapi_extra=_EXAMPLE | UPDATE_BODY,
+    openapi_extra=UPDATE_BODY,
     responses=problems(400, 409, 413, 415, 422, 503),
     dependencies=[_KNOWN],
 )
@@ -113,7 +112,7 @@ async def update_jobs(request: Request, context: MatchingContext, query: Matchin
     return await _change(request, context, query, change)
 
 
-@router.post("/v1/jobs:retry", openapi_extra=_EXAMPLE, responses=problems(422, 429, 503), dependencies=[_KNOWN])
+@router.post("/v1/jobs:retry", responses=problems(422, 429, 503), dependencies=[_KNOWN])
 async def retry_jobs(
     request: Request, context: MatchingContext, query: MatchingQuery, key: IdempotencyKey = None
 ) -> RetryPiece:
@@ -153,7 +152,7 @@ def handled_retries(results: Sequence[SubmitResult | FusequeueError]) -> int:
     return len(results)
 
 
-@router.delete("/v1/jobs", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_KNOWN])
+@router.delete("/v1/jobs", responses=problems(422, 503), dependencies=[_KNOWN])
 async def delete_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
     """Delete the jobs that match the filters, of which at least one is required, and their images. Jobs that have not
     ended are skipped: cancel them first. A request handles a bounded number of jobs, newest first."""

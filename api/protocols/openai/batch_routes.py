@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from api import strict_json
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import event_stream, problems, request_body
+from api.http.openapi import body_schema, event_stream, problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.jobs.request import validated
 from api.protocols.openai.batches.batch_steps import WINDOW_S
@@ -50,7 +50,7 @@ class BatchRequest(BaseModel):
     ] = None
 
 
-_BODY = request_body("application/json", {"schema": BatchRequest.model_json_schema()})
+_BODY = request_body("application/json", {"schema": body_schema(BatchRequest)})
 
 
 @router.post(

@@ -91,7 +91,6 @@ class LetterPiece(BaseModel):
     next_cursor: str | None
 
 
-_EXAMPLE = {"x-example-query": "?reason=worker_lost"}  # for the command of /docs: a filter is required
 _MATCHING = known_parameters(*MatchingLettersQuery.model_fields)
 MatchingQuery = Annotated[MatchingLettersQuery, Query()]
 
@@ -111,7 +110,7 @@ async def list_dead_letters(context: Context, query: Annotated[LetterListQuery, 
     )
 
 
-@router.post("/dead-letters:redrive", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_MATCHING])
+@router.post("/dead-letters:redrive", responses=problems(422, 503), dependencies=[_MATCHING])
 async def redrive_dead_letters(services: ServicesDep, caller: CallerDep, query: MatchingQuery) -> LetterPiece:
     """Queue the jobs of the dead letters that match the filters, of which at least one is required, with their attempts
     reset. A request handles a bounded number of dead letters, oldest first."""
@@ -119,7 +118,7 @@ async def redrive_dead_letters(services: ServicesDep, caller: CallerDep, query: 
     return await _change(services, caller, query, "redrive", lambda letter: letter.record is not None, redrive)
 
 
-@router.post("/dead-letters:purge", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_MATCHING])
+@router.post("/dead-letters:purge", responses=problems(422, 503), dependencies=[_MATCHING])
 async def purge_dead_letters(services: ServicesDep, caller: CallerDep, query: MatchingQuery) -> LetterPiece:
     """Delete the dead letters that match the filters, of which at least one is required, and the records of their jobs.
     A request handles a bounded number of dead letters, oldest first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.axe import check
 from harness.http_server import ROOT, png
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 STORED = """async () => [
     localStorage.length, sessionStorage.length, document.cookie, (await indexedDB.databases()).length, location.href,
@@ -140,3 +140,36 @@ def test_a_revoked_key_is_asked_for_again(open_page: Any, keyed: Any, create_key
     command = [sys.executable, "-m", "cli.main", "keys", "revoke", key]
     subprocess.run(command, cwd=ROOT, env=keyed.env, capture_output=True, timeout=60, check=True)
     expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_the_reference_sends_requests_with_a_key_and_calls_no_other_service(
+    own_context: Any, keyed: Any, create_key: Any
+) -> None:
+    """Also behind a proxy that strips a path prefix; narrow and dark."""
+    page = own_context.new_page()
+    faults, others = [], []
+
+    def forward(route: Route) -> None:
+        route.continue_(url=route.request.url.replace("/proxy/", "/"))
+
+    def note(address: str) -> None:
+        if not address.startswith((f"{keyed.url}/proxy/", "data:", "blob:")):
+            others.append(address)
+
+    page.route(f"{keyed.url}/proxy/**", forward)
+    page.on("request", lambda request: note(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.goto(f"{keyed.url}/proxy/docs#tag/jobs/GET/v1/jobs")
+    key = create_key("jobs:read")
+    page.get_by_placeholder("Token").first.fill(key)
+    expect(page.get_by_text(f"curl {keyed.url}/proxy/v1/jobs").first).to_be_visible()
+    page.get_by_role("button", name="(get /v1/jobs)").click()
+    page.get_by_role("button", name="Send get request").click()
+    expect(page.get_by_role("dialog")).to_contain_text("200 OK")
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    expect(page.locator("body.dark-mode")).to_have_count(1)
+    assert key not in page.evaluate("JSON.stringify([localStorage, sessionStorage]) + document.cookie")
+    assert (faults, others) == ([], [])

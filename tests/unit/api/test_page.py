@@ -1,9 +1,10 @@
-"""The page at `/`: its files, its session, jobs with previews, and the stream of several jobs."""
+"""The page at `/` (its files, its session, jobs with previews, the stream of several jobs), and that at `/docs`."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import re
 from pathlib import Path, PurePosixPath
@@ -122,8 +123,25 @@ def test_the_library_is_named_by_version_with_its_licences() -> None:
 
 async def test_the_openapi_document_has_nothing_of_the_page(api: httpx.AsyncClient) -> None:
     paths = (await api.get("/openapi.json")).json()["paths"]
-    assert [path for path in paths if path == "/" or path.startswith("/page")] == []
-    assert (await api.get("/docs")).status_code == 200
+    assert [path for path in paths if path == "/" or path.startswith(("/page", "/docs"))] == []
+
+
+async def test_the_reference_has_its_files_from_here_and_may_call_this_service_only(api: httpx.AsyncClient) -> None:
+    document = await api.get("/docs")
+    policy = dict(part.split(" ", 1) for part in document.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert {policy[name] for name in ("script-src", "connect-src")} == {"'self'"}
+    assert re.findall(r"<script(?![^>]* src=)|<style|\son\w+=|\sstyle=|https?://|{", document.text) == []
+    library, script = re.findall(r'src="(docs/[0-9a-f]{16}/[^"]+)"', document.text)
+    assert b"Scalar.createApiReference" in (await api.get(f"/{script}")).content
+    whole = (await api.get(f"/{library}", headers={"Accept-Encoding": "identity"})).content
+    compressed = await api.get(f"/{library}")
+    assert compressed.headers["content-encoding"] == "gzip"
+    assert int(compressed.headers["content-length"]) < 1_000_000
+    assert compressed.content == whole
+    licences = (await api.get(f"/{library.rpartition('/')[0]}/LICENSES.txt")).text
+    assert hashlib.sha256(whole).hexdigest() in licences
+    assert (await api.get("/docs/0123456789abcdef/docs.js")).status_code == 404
 
 
 async def test_the_session_says_what_a_key_may_do(fake_queue: Queue, tmp_path: Path) -> None:

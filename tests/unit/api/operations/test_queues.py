@@ -83,12 +83,6 @@ async def test_metrics_have_the_time_of_workers(api: httpx.AsyncClient, fake_que
 
 
 async def test_the_documentation_has_examples(api: httpx.AsyncClient) -> None:
-    docs = await api.get("/docs")
-    assert docs.status_code == 200
-    assert "POST /v1/jobs:bulk" in docs.text
-    assert "a red circle on a blue ground, left" in docs.text
-    assert "<script" not in docs.text
-    assert not re.search(r"(?:src|href)=\W?https?:|url\(|@import", docs.text), "it is to be read without the internet"
     page = (await api.get("/openapi.json")).json()
     submit = page["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
     assert submit["examples"]["text to image"]["value"]["model"] == "demo"
