@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import ipaddress
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from cachetools import LRUCache
 
 from api.keys_required import KeysRequired
 from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, Signer, TenantLimits, id_of
@@ -71,7 +72,7 @@ class Authenticator:
         self._queue = queue
         self._keys_required = keys_required
         self._settings = settings
-        self._cache: OrderedDict[_CacheKey, tuple[float, Identity]] = OrderedDict()
+        self._cache: LRUCache[_CacheKey, tuple[float, Identity]] = LRUCache(MAX_CACHED_KEYS)
         self._reading: dict[_CacheKey, asyncio.Task[Identity]] = {}
         self._signer: tuple[float, Signer] | None = None
         self._unknown_callers = SharedTurns(
@@ -184,9 +185,6 @@ class Authenticator:
             self._cache.pop(name, None)
             return identity
         self._cache[name] = (read_at, identity)
-        self._cache.move_to_end(name)
-        while len(self._cache) > MAX_CACHED_KEYS:
-            self._cache.popitem(last=False)
         return identity
 
     def _end_reading(self, name: _CacheKey, task: asyncio.Task[Identity]) -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 import hashlib
-import time
-from collections import OrderedDict
+from typing import Literal
 
+from cachetools import TTLCache
 from starlette.responses import Response
 
 from api.jobs.job_object import JobObject, QueueObject
@@ -60,16 +60,15 @@ class QueuePositions:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._cache: OrderedDict[str, tuple[float, QueuePosition | None]] = OrderedDict()
-        self._workers: tuple[float, list[WorkerInfo]] | None = None
+        self._positions: TTLCache[str, QueuePosition | None] = TTLCache(MAX_CACHED_POSITIONS, POSITION_CACHE_S)
+        self._workers: TTLCache[Literal["all"], list[WorkerInfo]] = TTLCache(1, WORKERS_CACHE_S)
         self._reading = asyncio.Lock()
 
     async def of(self, job_id: str, model: str) -> QueueObject | None:
         """Return the position of a job and why it waits, None when it is not queued."""
-        cached = self._cache.get(job_id)
-        if cached is not None and time.monotonic() - cached[0] < POSITION_CACHE_S:
-            position = cached[1]
-        else:
+        try:
+            position = self._positions[job_id]
+        except KeyError:
             position = await self._queue.jobs.position(job_id)
             self.keep(job_id, position)
         if position is None:
@@ -81,23 +80,14 @@ class QueuePositions:
 
     def keep(self, job_id: str, position: QueuePosition | None) -> None:
         """Cache a position just read."""
-        self._cache[job_id] = (time.monotonic(), position)
-        self._cache.move_to_end(job_id)
-        while len(self._cache) > MAX_CACHED_POSITIONS:
-            self._cache.popitem(last=False)
+        self._positions[job_id] = position
 
     async def _live_workers(self) -> list[WorkerInfo]:
         """Return the workers, read once for all polls; only polls that need the read wait for it."""
-        workers = self._cached_workers()
+        workers = self._workers.get("all")
         if workers is None:
             async with self._reading:
-                workers = self._cached_workers()
+                workers = self._workers.get("all")
                 if workers is None:
-                    workers = await self._queue.workers.all()
-                    self._workers = time.monotonic(), workers
+                    workers = self._workers["all"] = await self._queue.workers.all()
         return workers
-
-    def _cached_workers(self) -> list[WorkerInfo] | None:
-        if self._workers is None or time.monotonic() - self._workers[0] >= WORKERS_CACHE_S:
-            return None
-        return self._workers[1]

@@ -64,7 +64,7 @@ async def test_a_queued_job_has_its_position(api: httpx.AsyncClient) -> None:
 
 
 async def test_polls_of_many_jobs_read_the_workers_once(
-    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason needs the live workers; reading a thousand of them for each poll would cost 26 ms."""
     reads = 0
@@ -76,9 +76,10 @@ async def test_polls_of_many_jobs_read_the_workers_once(
 
     monkeypatch.setattr(responses, "WORKERS_CACHE_S", 600.0)
     monkeypatch.setattr(fake_queue.workers, "all", counted)
-    for _ in range(5):
-        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-        await api.get(f"/v1/jobs/{job_id}")
+    async with serving(fake_queue, tmp_path) as api:
+        for _ in range(5):
+            job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+            await api.get(f"/v1/jobs/{job_id}")
     assert reads == 1
 
 
@@ -256,10 +257,9 @@ async def test_a_submit_completes_when_its_client_disconnects(
 
 
 async def test_polling_a_job_is_one_redis_command(
-    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
-    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     commands: list[str] = []
     execute: Callable[..., Awaitable[Any]] = fake_queue.client.redis.execute_command
 
@@ -267,13 +267,15 @@ async def test_polling_a_job_is_one_redis_command(
         commands.append(str(args[0]))
         return await execute(*args, **kwargs)
 
-    monkeypatch.setattr(fake_queue.client.redis, "execute_command", counted)
-    await api.get(f"/v1/jobs/{job_id}")
-    assert commands == ["HGETALL"], "while it is queued: its position is cached"
-    await finish(fake_queue, tmp_path, job_id)
-    commands.clear()
-    await api.get(f"/v1/jobs/{job_id}")
-    assert commands == ["HGETALL"]
+    async with serving(fake_queue, tmp_path) as api:
+        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+        monkeypatch.setattr(fake_queue.client.redis, "execute_command", counted)
+        await api.get(f"/v1/jobs/{job_id}")
+        assert commands == ["HGETALL"], "while it is queued: its position is cached"
+        await finish(fake_queue, tmp_path, job_id)
+        commands.clear()
+        await api.get(f"/v1/jobs/{job_id}")
+        assert commands == ["HGETALL"]
 
 
 async def test_queue_positions_are_cached_for_a_while_and_bounded(
@@ -281,22 +283,26 @@ async def test_queue_positions_are_cached_for_a_while_and_bounded(
 ) -> None:
     first, second = make_submission(), make_submission()
     await fake_queue.jobs.submit([first, second])
-    cache = QueuePositions(fake_queue)
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
+    monkeypatch.setattr(responses, "MAX_CACHED_POSITIONS", 3)
+    kept = QueuePositions(fake_queue)
 
-    async def position() -> int | None:
+    async def position(cache: QueuePositions = kept) -> int | None:
         place = await cache.of(second.job.id, "demo")
         return None if place is None else place.position
 
     assert await position() == 1
     await fake_queue.jobs.cancel(first.job.id)
     assert await position() == 1, "cached"
-    monkeypatch.setattr(responses, "POSITION_CACHE_S", 0.0)
-    assert await position() == 0
-    monkeypatch.setattr(responses, "MAX_CACHED_POSITIONS", 3)
-    for number in range(10):
-        await cache.of(f"job_{number}", "demo")
-    assert len(cache._cache) == 3
+    for number in range(3):
+        await kept.of(f"job_{number}", "demo")
+    assert await position() == 0, "the oldest of more than three is dropped"
+    monkeypatch.setattr(responses, "POSITION_CACHE_S", 0.01)
+    brief = QueuePositions(fake_queue)
+    assert await position(brief) == 0
+    await fake_queue.jobs.cancel(second.job.id)
+    await asyncio.sleep(0.02)
+    assert await position(brief) is None
 
 
 async def _any_claimed(queue: Queue, folder: Path) -> None:
