@@ -13,6 +13,7 @@ from types import FrameType
 
 import structlog
 
+from shared.runtime.backoff import backoff_s
 from shared.runtime.parent_process import end_with_parent
 
 log = structlog.get_logger()
@@ -33,7 +34,7 @@ class _Child:
     pid: int = 0
     start_at_s: float = 0.0
     started_at_s: float = 0.0
-    pause_s: float = 1.0
+    failures: int = 0
 
 
 class ChildProcesses:
@@ -126,9 +127,10 @@ class ChildProcesses:
             self._stop(signal.SIGTERM, None)
             return
         now_s = time.monotonic()
-        child.pause_s = 1.0 if now_s - child.started_at_s > _LONG_LIFE_S else min(2 * child.pause_s, MAX_PAUSE_S)
-        child.start_at_s = now_s + child.pause_s
-        log.warning("chores_process_ended", queue=child.name, status=status, starts_again_s=child.pause_s)
+        child.failures = 1 if now_s - child.started_at_s > _LONG_LIFE_S else child.failures + 1
+        pause_s = backoff_s(child.failures, 1.0, MAX_PAUSE_S)
+        child.start_at_s = now_s + pause_s
+        log.warning("chores_process_ended", queue=child.name, status=status, starts_again_s=pause_s)
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         self._stopping = True

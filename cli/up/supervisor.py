@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from cli.up.child_process import BoundedLog, Process
+from shared.runtime.backoff import backoff_s
 
 READY_POLL_S = 0.1
 STARTUP_MESSAGE_S = 10.0  # between messages while processes are still starting
@@ -50,7 +51,7 @@ class RestartBackoff:
 
     def delay_s(self, failures: int) -> float:
         """Return the delay before the next start; the first restart is immediate."""
-        return 0.0 if failures <= 1 else min(self.max_s, self.first_s * 2.0 ** min(failures - 2, 30))
+        return 0.0 if failures <= 1 else backoff_s(failures - 1, self.first_s, self.max_s)
 
 
 class StartFailed(Exception):

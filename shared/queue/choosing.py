@@ -15,6 +15,7 @@ from shared.queue.order.joining import Joining
 from shared.queue.order.signatures import Blocked, Row, SignatureOrder, Step
 from shared.queue.script_arguments import ModelLoad
 from shared.queue.scripts import ClaimRow, Scripts
+from shared.runtime.backoff import backoff_s
 
 MOST_SIGNATURES = 16
 """Signatures of which a claim reads the jobs."""
@@ -29,7 +30,7 @@ MOST_LANE_READS = 10
 """How often the jobs of a signature are read: again when other workers took those that were chosen, or when some have
 lost their place, and for further tenants."""
 
-CONFLICT_PAUSE_S = 0.002
+CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S = 0.002, 1.0
 """Longest pause after the first conflict; it doubles."""
 
 
@@ -156,7 +157,7 @@ class JobChooser:
             if claims or selection.held:
                 return claims, selection
             if conflict:
-                await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
+                await asyncio.sleep(random.uniform(0, backoff_s(attempt + 1, CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S)))
             elif last.has_more and not decision.remove:
                 page += 1
             elif not decision.remove:

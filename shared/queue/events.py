@@ -19,6 +19,7 @@ from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.records import Fields, JobEvent, paired
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait
+from shared.runtime.backoff import backoff_s
 from shared.runtime.clock import now_ms
 
 if TYPE_CHECKING:
@@ -243,8 +244,8 @@ class EventFeed:
             except Exception:
                 log.exception("feed_failed", stream=name)
             lasted_s = asyncio.get_running_loop().time() - started_s
-            failures = 0 if lasted_s > MAX_BACKOFF_S else min(failures + 1, 8)
-            await asyncio.sleep(random.uniform(0.5, 1) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
+            failures = 0 if lasted_s > MAX_BACKOFF_S else failures + 1
+            await asyncio.sleep(random.uniform(0.5, 1) * backoff_s(failures, 0.1, MAX_BACKOFF_S))
 
     async def _read(self) -> None:
         """Read the event stream while there are subscribers, until a failover."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from shared.job import Job
 from shared.job_fields import Priority
 from shared.queue.claims import Models
+from shared.runtime.backoff import backoff_s
 
 MAX_PAUSE_S = 2.0
 MIN_PAUSE_S = 0.05
@@ -57,7 +58,7 @@ def longest_pause_s(ready_in_ms: int | None, waiting: int, fruitless: int, delay
         return longest_s
     if ready_in_ms > 0:
         return min(ready_in_ms / 1000 + delay_s, longest_s)
-    return min(MIN_PAUSE_S * max(1, waiting) * 2.0 ** min(fruitless, 16), max(MAX_BACKOFF_S, share_s))
+    return backoff_s(fruitless + 1, MIN_PAUSE_S * max(1, waiting), max(MAX_BACKOFF_S, share_s))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Failed loads: whether to fail the jobs or to repeat the load, and when."""
 
 import errno
+import math
 import re
 import ssl
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from shared.runtime.backoff import backoff_s
 from worker.engine.errors import is_out_of_memory
 
 # Of the statuses that blame the request, those that pass by themselves: a proxy's login, timeouts, locks, rate limits.
@@ -47,7 +49,7 @@ def passing_cause(error: BaseException, *, downloading: bool = False) -> BaseExc
 
 def retry_delay_s(failures: int, first_s: float, jitter: float) -> float:
     """Return for how long to wait after the last of `failures` failures in a row; `jitter` is from 0 to 1."""
-    return first_s * 2.0 ** (min(max(1, failures), LONGEST_DELAY_FAILURES) - 1) * (0.75 + 0.5 * jitter)
+    return backoff_s(min(failures, LONGEST_DELAY_FAILURES), first_s, math.inf) * (0.75 + 0.5 * jitter)
 
 
 def is_unmounted(folder: Path) -> bool:
