@@ -1,14 +1,17 @@
 """Middleware: a span for each request that can change something, in the trace of its `traceparent`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shared.runtime import tracing
-from shared.runtime.tracing import Attributes, OpenSpan, SpanKind, SpanStart
+from shared.runtime.tracing import Attributes, SpanKind, SpanStart
+
+if TYPE_CHECKING:
+    from shared.runtime.tracing.otel import OpenSpan
 
 _UNTRACED = frozenset(("GET", "HEAD", "OPTIONS"))  # polls and streams would be most of all spans
 
@@ -43,7 +46,7 @@ class RequestTraces:
                     _describe(span, scope, status[0] if status else None)
 
 
-def _describe(span: OpenSpan, scope: Mapping[str, Any], status: int | None) -> None:
+def _describe(span: "OpenSpan", scope: Mapping[str, Any], status: int | None) -> None:
     """Set what is known at the end: the route without ids, the status, the request's id and its tenant."""
     route = getattr(scope.get("route"), "path", None)
     span.rename(f"{scope['method']} {route}" if route else "unknown route")

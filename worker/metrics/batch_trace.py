@@ -1,10 +1,14 @@
 """The spans of a batch, linked to the jobs in it."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shared.job import Job
 from shared.runtime import tracing
-from shared.runtime.tracing import OpenSpan, SpanStart, TraceContext
+from shared.runtime.tracing import SpanStart, TraceContext
+
+if TYPE_CHECKING:
+    from shared.runtime.tracing.otel import OpenSpan
 
 MAX_LINKS = 64
 """Of one span. Under load a batch lasts for hours: after this many jobs its next span begins."""

@@ -5,20 +5,23 @@ receiver nor an error in here changes what the service does.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import structlog
 
 from shared.errors import ConfigurationError
-from shared.runtime.tracing.spans import Attributes, EndedSpan, OpenSpan, SpanKind, SpanStart, Tracer
-from shared.runtime.tracing.trace_context import TraceContext, accepted
+from shared.runtime.tracing.spans import Attributes, EndedSpan, SpanKind, SpanStart
+from shared.runtime.tracing.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from shared.runtime.tracing.otel import OpenSpan, OtelTracer
 
 __all__ = [
     "Attributes",
     "EndedSpan",
-    "OpenSpan",
     "SpanKind",
     "SpanStart",
     "TraceContext",
@@ -37,8 +40,8 @@ __all__ = [
 
 log = structlog.get_logger()
 
-_tracer: Tracer | None = None
-_current: ContextVar[OpenSpan | None] = ContextVar("current_span", default=None)
+_tracer: "OtelTracer | None" = None
+_current: ContextVar["OpenSpan | None"] = ContextVar("current_span", default=None)
 
 
 def require(traces: bool) -> None:
@@ -78,6 +81,11 @@ def enabled() -> bool:
     return _tracer is not None
 
 
+def accepted(traceparent: Sequence[str], tracestate: Sequence[str]) -> TraceContext | None:
+    """Return the context in the values of a request's headers; None without a valid one, and while traces are off."""
+    return None if _tracer is None else _tracer.accepted(traceparent, tracestate)
+
+
 def current() -> TraceContext | None:
     """Return the span around this code, None without one."""
     span = _current.get()
@@ -90,7 +98,7 @@ def set_attributes(attributes: Attributes) -> None:
         span.set(attributes)
 
 
-def start(span: SpanStart) -> OpenSpan | None:
+def start(span: SpanStart) -> "OpenSpan | None":
     """Start a span, which its caller ends; None while traces are off."""
     if _tracer is None:
         return None
@@ -102,7 +110,7 @@ def start(span: SpanStart) -> OpenSpan | None:
 
 
 @contextmanager
-def spanning(span: SpanStart) -> Iterator[OpenSpan | None]:
+def spanning(span: SpanStart) -> "Iterator[OpenSpan | None]":
     """Run the block in a span, which an exception fails; None while traces are off."""
     opened = start(span)
     if opened is None:

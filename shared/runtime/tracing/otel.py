@@ -19,14 +19,15 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from shared.errors import ConfigurationError
 from shared.runtime import metrics
 from shared.runtime.clock import VERSION
 from shared.runtime.tracing.spans import Attributes, EndedSpan, SpanStart
-from shared.runtime.tracing.trace_context import TraceContext
+from shared.runtime.tracing.trace_context import MAX_STATE_CHARS, TraceContext
 
 log = structlog.get_logger()
 
@@ -36,6 +37,7 @@ CLOSE_S = 5.0
 PROTOCOL = "http/protobuf"
 _SCOPE = InstrumentationScope("fusequeue", VERSION)
 _OK = Status(StatusCode.UNSET)
+_W3C = TraceContextTextMapPropagator()
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
@@ -48,6 +50,8 @@ class OtelTracer:
                 raise ConfigurationError(f"{name}: {os.environ[name]}; only {PROTOCOL} is supported, unset it")
         # It logs each failed request; `_Receiver` logs when they begin to fail, and when they succeed again.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        # It logs each invalid `tracestate` of a client.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.CRITICAL)
         try:
             self._processor = _CountedSpans(_Receiver(OTLPSpanExporter()))
             named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
@@ -63,9 +67,12 @@ class OtelTracer:
         self._keeping = keeping.get_tracer(_SCOPE.name, _SCOPE.version)
         self._ids = RandomIdGenerator()
 
-    def start(self, span: SpanStart) -> "OtelSpan":
+    def accepted(self, traceparent: Sequence[str], tracestate: Sequence[str]) -> TraceContext | None:
+        return accepted(traceparent, tracestate)
+
+    def start(self, span: SpanStart) -> "OpenSpan":
         tracer = self._keeping if span.keep else self._tracer
-        return OtelSpan(
+        return OpenSpan(
             tracer.start_span(
                 span.name,
                 _around(span.parent),
@@ -117,8 +124,8 @@ class OtelTracer:
         closing.join(CLOSE_S)
 
 
-class OtelSpan:
-    """A span of the SDK in progress."""
+class OpenSpan:
+    """A span in progress."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -178,23 +185,30 @@ def _links(contexts: Iterable[TraceContext]) -> list[Link]:
     return [Link(_span_context(context)) for context in contexts]
 
 
+def accepted(traceparent: Sequence[str], tracestate: Sequence[str] = ()) -> TraceContext | None:
+    """Return the context in the values of a request's headers; None without a valid `traceparent`.
+
+    A `tracestate` that is invalid or too long is left out.
+    """
+    if len(traceparent) != 1:
+        return None
+    found = _W3C.extract({"traceparent": traceparent, "tracestate": tracestate}, Context())
+    span = trace.get_current_span(found).get_span_context()
+    return _context(span) if span.is_valid else None
+
+
 def _around(parent: TraceContext | None) -> Context:
     """Return the SDK's context for a child of `parent`, or for the first span of a trace."""
-    if parent is None:
-        return Context()
-    return trace.set_span_in_context(NonRecordingSpan(_span_context(parent)), Context())
+    return Context() if parent is None else _W3C.extract(parent.headers, Context())
 
 
 def _span_context(context: TraceContext) -> SpanContext:
-    return SpanContext(
-        trace_id=int(context.trace_id, 16),
-        span_id=int(context.span_id, 16),
-        is_remote=True,
-        trace_flags=TraceFlags(context.flags),
-        trace_state=TraceState.from_header([context.tracestate]) if context.tracestate else None,
-    )
+    return trace.get_current_span(_around(context)).get_span_context()
 
 
 def _context(span: SpanContext) -> TraceContext:
-    ids = f"{trace.format_trace_id(span.trace_id)}-{trace.format_span_id(span.span_id)}"
-    return TraceContext(traceparent=f"00-{ids}-{span.trace_flags:02x}", tracestate=span.trace_state.to_header())
+    headers: dict[str, str] = {}
+    _W3C.inject(headers, trace.set_span_in_context(NonRecordingSpan(span), Context()))
+    if len(headers.get("tracestate", "")) > MAX_STATE_CHARS:
+        del headers["tracestate"]
+    return TraceContext(**headers)

@@ -1,9 +1,9 @@
-"""What spans are made of, without OpenTelemetry: spans that have ended, spans in progress, and what makes them."""
+"""What spans are made of, without OpenTelemetry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from shared.runtime.tracing.trace_context import TraceContext
 
@@ -49,33 +49,3 @@ class SpanStart:
     attributes: Attributes = field(default_factory=dict)
     start_ns: int | None = None
     keep: bool = False
-
-
-class OpenSpan(Protocol):
-    """A span in progress."""
-
-    @property
-    def context(self) -> TraceContext: ...
-
-    def rename(self, name: str) -> None: ...
-
-    def set(self, attributes: Attributes) -> None: ...
-
-    def link(self, context: TraceContext) -> None: ...
-
-    def fail(self, reason: str) -> None: ...
-
-    def end(self, end_ns: int | None = None) -> None:
-        """End it, now by default; it changes no more."""
-
-
-class Tracer(Protocol):
-    """Makes spans, and sends them in the background."""
-
-    def start(self, span: SpanStart) -> OpenSpan: ...
-
-    def record(self, span: EndedSpan, parent: TraceContext | None) -> None:
-        """Add an ended span and its children to the trace of `parent`, or begin a trace with it."""
-
-    def close(self) -> None:
-        """Send what is left, for a bounded time."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.runtime.tracing import TraceContext, accepted
+from shared.runtime.tracing import TraceContext
+from shared.runtime.tracing.otel import accepted
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
