@@ -173,10 +173,6 @@ class RequestContext:
                 return await self.services.queue_positions.of(record.job.id, record.job.model)
         return None
 
-    async def store_input(self, data: bytes, param: str) -> InputRef:
-        """Validate and store an image; raises `InputRejected` that names `param`."""
-        return await self._inputs.put(data, param)
-
     async def store_upload(self, file: UploadFile, param: str) -> InputRef:
         """Validate and store an uploaded image; raises `InputRejected` that names `param`."""
         return await self._inputs.put_upload(file.read, file.size or 0, param)
