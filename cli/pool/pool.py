@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from cli.up.command import logged_ready
-from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter, process_log
+from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter
 from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable, WorkerInfo
 from shared.runtime.python_command import python_command
 
@@ -141,9 +141,8 @@ class PoolProcesses:
 
     def start(self, index: int) -> None:
         """Start the worker of a free index; it is restarted when it ends, until it is drained."""
-        name = f"worker-{index + 1}"
         spec = ProcessSpec(
-            name=name,
+            name=f"worker-{index + 1}",
             command=self.command,
             ready=logged_ready,
             stop_rank=0,
@@ -151,9 +150,7 @@ class PoolProcesses:
             env=self.workers_env[index],
             orphan_signal=signal.SIGTERM,  # Redis still runs: the worker can finish its jobs
         )
-        runner = ProcessRunner(
-            spec, self.env, process_log(name, self.log_dir, self.print_status), self.print_status, BACKOFF
-        )
+        runner = ProcessRunner(spec, self.env, self.log_dir, self.print_status, BACKOFF)
         self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), time.monotonic())
 
     def drain(self, index: int) -> None:
@@ -172,9 +169,7 @@ class PoolProcesses:
         Frees the indexes of drained workers; raises the error of a runner that failed.
         """
         for index in [index for index, worker in self._started.items() if worker.ended]:
-            worker = self._started.pop(index)
-            worker.runner.log.close()
-            worker.running.result()
+            self._started.pop(index).running.result()
         jobs = {index: running.get(worker.runner.pid or 0, (None, 0)) for index, worker in self._started.items()}
         return [
             PoolWorker(index, worker.state, worker.started_s, *jobs[index]) for index, worker in self._started.items()
@@ -187,8 +182,6 @@ class PoolProcesses:
         workers = self._started.values()
         await asyncio.gather(*(worker.draining for worker in workers if worker.draining is not None))
         await asyncio.gather(*(worker.running for worker in workers), return_exceptions=True)
-        for worker in workers:
-            worker.runner.log.close()
         self._started.clear()
 
 

@@ -60,20 +60,27 @@ class StartFailed(Exception):
 
 @dataclass(eq=False)
 class ProcessRunner:
-    """Keeps one process running until it is stopped."""
+    """Keeps one process running until it is stopped; the errors of models that it cannot load are printed."""
 
     spec: ProcessSpec
     env: Mapping[str, str]
-    log: BoundedLog
+    log_dir: Path
     print_status: StatusPrinter
     backoff: RestartBackoff
     ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _log: BoundedLog = field(init=False)
     _process: Process | None = field(default=None, init=False)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _killing: bool = field(default=False, init=False)
     _was_ready: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        name = self.spec.name
+        self._log = BoundedLog(
+            self.log_dir / f"{name}.log", on_fault=lambda error: self.print_status(f"{name}: {error}")
+        )
 
     @property
     def pid(self) -> int | None:
@@ -91,6 +98,7 @@ class ProcessRunner:
             while await self._wait_to_start(needed):
                 await self._run_once()
         finally:
+            self._log.close()
             self._ended.set()
 
     async def stop(self) -> None:
@@ -127,7 +135,7 @@ class ProcessRunner:
         self._process = process = await Process.start(
             self.spec.command,
             env={**self.env, **self.spec.env},
-            log=self.log,
+            log=self._log,
             orphan_signal=self.spec.orphan_signal,
             descriptors=self.spec.descriptors,
         )
@@ -158,8 +166,8 @@ class ProcessRunner:
 
     def _on_exit(self, status: int, worked: bool) -> None:
         self._failures = 1 if worked else self._failures + 1
-        tail = "\n".join(f"    {line}" for line in self.log.tail())
-        message = f"{self.spec.name}: ended with {_status(status)}; the end of {self.log.path}:\n{tail}"
+        tail = "\n".join(f"    {line}" for line in self._log.tail())
+        message = f"{self.spec.name}: ended with {_status(status)}; the end of {self._log.path}:\n{tail}"
         attempts = self.backoff.start_attempts
         if attempts is not None and not self._was_ready and self._failures >= attempts:
             raise StartFailed(f"{message}\n{self.spec.name}: ended {self._failures} times before it was ready")
@@ -176,11 +184,6 @@ class ProcessRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def process_log(name: str, folder: Path, print_status: StatusPrinter) -> BoundedLog:
-    """Return the log of a process; the errors of models that it cannot load are printed too."""
-    return BoundedLog(folder / f"{name}.log", on_fault=lambda error: print_status(f"{name}: {error}"))
-
-
 class Supervisor:
     """Runs processes together. The first `stop` terminates them in order, the second kills the rest."""
 
@@ -195,10 +198,7 @@ class Supervisor:
     ) -> None:
         self._print_status = print_status
         self._log_dir = log_dir
-        self._runners = {
-            spec.name: ProcessRunner(spec, env, process_log(spec.name, log_dir, print_status), print_status, backoff)
-            for spec in specs
-        }
+        self._runners = {spec.name: ProcessRunner(spec, env, log_dir, print_status, backoff) for spec in specs}
         self._stopping = asyncio.Event()
         self._killing = False
 
@@ -229,8 +229,6 @@ class Supervisor:
             await self._stop_all()
             # Collects a `StartFailed` after all other processes have ended.
             outcomes = await asyncio.gather(*running, starting, stopping, return_exceptions=True)
-            for runner in self._runners.values():
-                runner.log.close()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
