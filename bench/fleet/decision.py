@@ -18,7 +18,7 @@ def wanted(state: FleetState) -> int:
 
 
 def pool_worker(state: FleetState, worker: FleetWorker) -> PoolWorker:
-    bulk = sum(job.bulk for job in worker.running)
+    bulk = sum(job.arrival.bulk for job in worker.running)
     return PoolWorker(
         worker.index, "ready" if worker.tried else "starting", worker.started_s, len(worker.running), bulk
     )
@@ -34,13 +34,13 @@ def _info(state: FleetState, worker: FleetWorker) -> WorkerInfo:
         state="ready" if ready else "unavailable" if worker.tried else "starting",
         unavailable={} if ready or not worker.tried else dict.fromkeys(served, failure),
         running_jobs=len(worker.running),
-        bulk_jobs=sum(job.bulk for job in worker.running),
+        bulk_jobs=sum(job.arrival.bulk for job in worker.running),
         ready_s=None if worker.loaded_s is None else state.now_s - worker.loaded_s,
     )
 
 
 def _loads(state: FleetState) -> Iterator[SignatureLoad]:
-    for kind, lanes in state.by_kind().items():
+    for kind, lanes in state.queue.by_kind.items():
         cost = state.costs[kind]
         urgent = [jobs for lane, jobs in lanes.items() if not lane.bulk]
         waiting = [jobs for lane, jobs in lanes.items() if not lane.bulk and not state.beyond_quota(lane.tenant)]
@@ -56,22 +56,24 @@ def _loads(state: FleetState) -> Iterator[SignatureLoad]:
             bulk_age_s=max(map(state.age_s, bulk), default=0.0),
             slot_s=cost.slot_s,
             rows=cost.rows,
-            cost_curve=state.curves[kind] if cost.slot_s is not None else None,
+            cost_curve=kind.curve if cost.slot_s is not None else None,
         )
 
 
 def _limited(state: FleetState) -> Iterator[LimitedTenant]:
-    for tenant, limit in state.limits.items():
+    for tenant, limit in state.queue.limits.items():
         if state.beyond_quota(tenant):
             slots: tuple[dict[str, float], dict[str, float]] = ({}, {})
-            for lane, jobs in state.lanes.items():
-                if lane.tenant == tenant and jobs:
+            for lane, jobs in state.queue.lanes():
+                if lane.tenant == tenant:
                     known = slots[lane.bulk]
                     known[lane.kind.name] = known.get(lane.kind.name, 0.0) + len(jobs)
-            yield LimitedTenant(tenant, limit, state.running_of(tenant), *slots)
+            yield LimitedTenant(tenant, limit, state.queue.running[tenant], *slots)
 
 
 def _dated(state: FleetState) -> Iterator[DatedSlots]:
-    for lane, jobs in state.lanes.items():
-        if lane.bulk and lane.due_s is not None and jobs:
-            yield DatedSlots(lane.kind.name, lane.tenant, lane.due_s - state.now_s, queued=len(jobs))
+    """Yield the bulk jobs that are due; those of a lane are due at the same time."""
+    for lane, jobs in state.queue.lanes():
+        due_s = jobs.stream[0].arrival.deadline_s
+        if lane.bulk and due_s is not None:
+            yield DatedSlots(lane.kind.name, lane.tenant, due_s - state.now_s, queued=len(jobs))

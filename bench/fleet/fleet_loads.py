@@ -6,42 +6,20 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from bench.simulate import CURVES, seconds_at
+from bench.simulator.kinds import GAINS, Arrival, JobKind, curve_of
 
-
-@dataclass(frozen=True, eq=False)
-class JobKind:
-    """One signature: steps, seconds per forward of one row, and speedup by rows."""
-
-    name: str
-    steps: int
-    step_s: float
-    gains: dict[int, float]
-
-    def curve(self) -> dict[int, float]:
-        """Return seconds per forward by rows."""
-        return {rows: self.step_s * rows / gain for rows, gain in self.gains.items()}
-
-    def image_s(self, rows: int) -> float:
-        """Return the GPU-seconds of one image in forwards of so many rows."""
-        return self.steps * seconds_at(self.curve(), rows) / rows
+SMALL = JobKind("small", curve_of(GAINS["512"], 0.05), "small", 28)
+LARGE = JobKind("large", curve_of(GAINS["1024"], 0.35), "large", 40)
+VIDEO = JobKind("video", curve_of({1: 1.0, 2: 1.01}, 1.2), "video", 50)
 
 
-SMALL = JobKind("small", 28, 0.05, CURVES["512"])
-LARGE = JobKind("large", 40, 0.35, CURVES["1024"])
-VIDEO = JobKind("video", 50, 1.2, {1: 1.0, 2: 1.01})
-
-
-class Arrival(NamedTuple):
-    """A job that arrives at `at_s`; a bulk job can have a deadline, `due_s`."""
-
-    at_s: float
-    kind: JobKind
-    tenant: str = "all"
-    bulk: bool = False
-    due_s: float | None = None
+def arrival(
+    at_s: float, kind: JobKind, tenant: str = "all", *, bulk: bool = False, due_s: float | None = None
+) -> Arrival:
+    """Return a job of the kind's usual steps; a bulk job can be due."""
+    return Arrival(at_s, kind, kind.steps, tenant, bulk, due_s)
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,7 @@ class FleetLoad:
 
 
 def by_time(arrivals: Iterable[Arrival]) -> tuple[Arrival, ...]:
-    return tuple(sorted(arrivals, key=lambda arrival: arrival.at_s))
+    return tuple(sorted(arrivals, key=lambda one: one.at_s))
 
 
 def _random_arrivals(
@@ -88,7 +66,7 @@ def bursts(seed: int) -> FleetLoad:
     rng, arrivals = random.Random(seed), []
     for number in range(12):
         kind, count = ((SMALL, 600), (LARGE, 60), (VIDEO, 20))[number % 3]
-        arrivals += [Arrival(60 + 1200 * number + rng.uniform(0, 30), kind) for _ in range(count)]
+        arrivals += [arrival(60 + 1200 * number + rng.uniform(0, 30), kind) for _ in range(count)]
     return FleetLoad("bursts", by_time(arrivals), (60.0, 180.0))
 
 
@@ -99,10 +77,10 @@ def daily_wave(seed: int) -> FleetLoad:
     def daylight(at_s: float) -> float:
         return 0.5 - 0.5 * math.cos(2 * math.pi * at_s / span_s)
 
-    arrivals = [Arrival(at_s, SMALL) for at_s in _random_arrivals(lambda at: 2.0 * daylight(at), 2.0, span_s, rng)]
-    arrivals += [Arrival(at_s, LARGE) for at_s in _random_arrivals(lambda at: 0.1 * daylight(at), 0.1, span_s, rng)]
+    arrivals = [arrival(at_s, SMALL) for at_s in _random_arrivals(lambda at: 2.0 * daylight(at), 2.0, span_s, rng)]
+    arrivals += [arrival(at_s, LARGE) for at_s in _random_arrivals(lambda at: 0.1 * daylight(at), 0.1, span_s, rng)]
     arrivals += [
-        Arrival(at_s, VIDEO) for at_s in _random_arrivals(lambda at: 0.05 * (1 - daylight(at)), 0.05, span_s, rng)
+        arrival(at_s, VIDEO) for at_s in _random_arrivals(lambda at: 0.05 * (1 - daylight(at)), 0.05, span_s, rng)
     ]
     return FleetLoad("daily wave", by_time(arrivals), (60.0, 180.0))
 
@@ -113,7 +91,7 @@ def cold_starts(seed: int) -> FleetLoad:
     for _ in range(40):
         at_s += 300 + rng.expovariate(1 / 300)
         kind, most = rng.choice(((SMALL, 80), (LARGE, 20), (VIDEO, 6)))
-        arrivals += [Arrival(at_s + rng.uniform(0, 10), kind) for _ in range(rng.randint(1, most))]
+        arrivals += [arrival(at_s + rng.uniform(0, 10), kind) for _ in range(rng.randint(1, most))]
     return FleetLoad("cold starts", by_time(arrivals), (180.0, 180.0))
 
 

@@ -15,6 +15,7 @@ from bench.fleet import decision
 from bench.fleet.fleet_loads import LARGE, LOADS, SMALL, VIDEO, FleetLoad
 from bench.fleet.fleet_state import TARGET_WAIT_S, FleetState
 from bench.fleet.simulation import MAX_WORKERS, POLL_S, FleetOutcome, FleetSimulation, Policy
+from bench.simulator.report import print_table
 
 K_VALUES = (*range(1, 21), 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 400)
 
@@ -40,8 +41,8 @@ class FleetComparison:
 
 def compare(load: FleetLoad, seed: int, k_values: Sequence[int] = K_VALUES) -> FleetComparison:
     """Simulate a load with both policies; raises `ValueError` if no K keeps the waits as short."""
-    cost = FleetSimulation(load, decision.wanted, seed).run()
-    outcomes = [(FleetSimulation(load, by_length(k), seed).run(), k) for k in k_values]
+    cost = FleetSimulation(load, decision.wanted, seed).outcome()
+    outcomes = [(FleetSimulation(load, by_length(k), seed).outcome(), k) for k in k_values]
 
     def cheapest(each_kind: bool) -> tuple[FleetOutcome, int]:
         fair = [row for row in outcomes if row[0].no_longer_than(cost, each_kind=each_kind)]
@@ -52,7 +53,7 @@ def compare(load: FleetLoad, seed: int, k_values: Sequence[int] = K_VALUES) -> F
     return FleetComparison(load, cost, cheapest(each_kind=False), cheapest(each_kind=True))
 
 
-def table(comparison: FleetComparison) -> Iterator[str]:
+def rows(comparison: FleetComparison) -> Iterator[tuple[object, ...]]:
     """Yield the table rows of one load."""
     (length, k), (each, k_each) = comparison.length, comparison.length_each_kind
     outcomes = {
@@ -61,9 +62,9 @@ def table(comparison: FleetComparison) -> Iterator[str]:
         f"length, K = {k_each}: nor that of any kind": each,
     }
     for name, outcome in outcomes.items():
-        waits = " | ".join(f"{outcome.wait_s(0.95, kind):.0f}" for kind in (None, SMALL, LARGE, VIDEO))
+        waits = (f"{outcome.wait_s(0.95, kind):.0f}" for kind in (None, SMALL, LARGE, VIDEO))
         more = "" if outcome is comparison.cost else f" (+{100 * (outcome.gpu_s / comparison.cost.gpu_s - 1):.0f}%)"
-        yield f"| {comparison.load.name} | {name} | {waits} | {outcome.gpu_s:.0f}{more} | {outcome.max_workers} |"
+        yield comparison.load.name, name, *waits, f"{outcome.gpu_s:.0f}{more}", outcome.max_workers
 
 
 def print_comparisons(seed: int) -> None:
@@ -71,8 +72,8 @@ def print_comparisons(seed: int) -> None:
         f"{TARGET_WAIT_S:g} s target wait, polls every {POLL_S:g} s, cool-down {FleetLoad.cool_down_s:g} s, "
         f"at most {MAX_WORKERS} workers, seed {seed}; waits are 95th percentiles, in seconds\n"
     )
-    print("| load | scaled by | wait | small | large | video | GPU-seconds | most workers |")
-    print("|---|---|---|---|---|---|---|---|")
-    for make_load in LOADS:
-        for row in table(compare(make_load(seed), seed)):
-            print(row, flush=True)
+    compared = (compare(make_load(seed), seed) for make_load in LOADS)
+    print_table(
+        "load | scaled by | wait | small | large | video | GPU-seconds | most workers",
+        (row for one in compared for row in rows(one)),
+    )

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.fleet.fleet_loads import LARGE, SMALL, VIDEO, Arrival, FleetLoad, JobKind, bursts, by_time
+from bench.fleet.fleet_loads import LARGE, SMALL, VIDEO, FleetLoad, arrival, bursts, by_time
 from bench.fleet.fleet_state import BULK_WINDOW_S, TARGET_WAIT_S
-from bench.fleet.simulation import MAX_BATCH, FleetOutcome
-from shared.autoscaling.efficient_rows import efficient_rows
+from bench.fleet.simulation import FleetOutcome
+from bench.simulator.kinds import Arrival, JobKind
 
 HOUR = 3600.0
 LOADING_S = (60.0, 180.0)
@@ -45,19 +45,19 @@ def workers_for(jobs: Sequence[tuple[JobKind, int]], loading_s: tuple[float, flo
     within_s = max(TARGET_WAIT_S, sum(loading_s) / 2)
     share = 0.0
     for kind, count in jobs:
-        rows = efficient_rows(kind.curve(), MAX_BATCH)
-        share += count * kind.image_s(rows) / (within_s + rows * kind.image_s(rows))
+        image_s = kind.image_s(kind.rows)
+        share += count * image_s / (within_s + kind.rows * image_s)
     return math.ceil(share)
 
 
 def _burst(at_s: float, jobs: Sequence[tuple[JobKind, int]], rng: random.Random) -> list[Arrival]:
-    return [Arrival(at_s + rng.uniform(0, 10), kind) for kind, count in jobs for _ in range(count)]
+    return [arrival(at_s + rng.uniform(0, 10), kind) for kind, count in jobs for _ in range(count)]
 
 
 def batch_with_window(_: random.Random) -> Replay:
     """20,000 bulk jobs that are to have ended after 24 hours."""
-    jobs = tuple(Arrival(0.0, LARGE, bulk=True, due_s=24 * HOUR) for _ in range(20_000))
-    work_s = len(jobs) * LARGE.image_s(efficient_rows(LARGE.curve(), MAX_BATCH))
+    jobs = tuple(arrival(0.0, LARGE, bulk=True, due_s=24 * HOUR) for _ in range(20_000))
+    work_s = len(jobs) * LARGE.image_s(LARGE.rows)
     load = FleetLoad("batch of 24 hours", jobs, LOADING_S, known=True)
     return Replay(load, ((0.0, math.ceil(work_s / (24 * HOUR))),))
 
@@ -65,7 +65,7 @@ def batch_with_window(_: random.Random) -> Replay:
 def bulk_behind_bursts(rng: random.Random) -> Replay:
     """Bulk jobs without a deadline all the time, and three bursts."""
     burst = ((SMALL, 600), (LARGE, 30))
-    arrivals = [Arrival(0.0, LARGE, bulk=True) for _ in range(600)]
+    arrivals = [arrival(0.0, LARGE, bulk=True) for _ in range(600)]
     share = 600 * LARGE.image_s(1) / BULK_WINDOW_S
     need = [(0.0, math.ceil(share))]
     for at_s in (600.0, 2400.0, 4200.0):
@@ -77,7 +77,7 @@ def bulk_behind_bursts(rng: random.Random) -> Replay:
 
 def limited_tenant(rng: random.Random) -> Replay:
     """2,000 jobs of a tenant that is limited to one running slot."""
-    arrivals = [Arrival(60 + rng.uniform(0, 10), SMALL, "limited") for _ in range(2000)]
+    arrivals = [arrival(60 + rng.uniform(0, 10), SMALL, "limited") for _ in range(2000)]
     load = FleetLoad("tenant with one slot", by_time(arrivals), LOADING_S, {"limited": 1}, known=True, until_s=HOUR)
     return Replay(load, ((0.0, 0), (60.0, 1)))
 
@@ -91,8 +91,8 @@ def unknown_cost(rng: random.Random) -> Replay:
 
 def unserved_model(rng: random.Random) -> Replay:
     """Steady small jobs, and one job of a model that no worker serves; the cool-down is that of Kubernetes."""
-    arrivals = [Arrival(10.0 * at + rng.uniform(0, 5), SMALL) for at in range(240)]
-    arrivals.append(Arrival(300.0, VIDEO))
+    arrivals = [arrival(10.0 * at + rng.uniform(0, 5), SMALL) for at in range(240)]
+    arrivals.append(arrival(300.0, VIDEO))
     load = FleetLoad(
         name="unserved model",
         arrivals=by_time(arrivals),

@@ -56,7 +56,7 @@ class QueueFacts(NamedTuple):
     """What decides between signatures. `credits` are bulk slots due by model, `preempted` the usage of the tenants that
     would be delayed; paused models are left out."""
 
-    now_ms: int
+    now_ms: float
     policies: OrderPolicies
     preempted: Sequence[float]
     credits: Mapping[str, float]
@@ -114,7 +114,7 @@ class SignatureQueue(NamedTuple):
 
     signature: str
     model: str
-    now_ms: int
+    now_ms: float
     max_batch: int | None
     efficient_rows: int | None
     jobs: Sequence[int]

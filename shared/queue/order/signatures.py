@@ -252,7 +252,7 @@ class SignatureOrder:
         return None if earliest is None else max(0.0, earliest - self.facts.now_ms)
 
 
-def most_ahead(least: float | None, allowance_s: float, now_ms: int) -> float:
+def most_ahead(least: float | None, allowance_s: float, now_ms: float) -> float:
     """Return the highest usage with which a tenant is ahead of those that it delays, the least-served at `least`.
 
     Usage is decayed GPU-seconds as log2 on a moving time scale, 0 for none (`tenants.lua`).

@@ -45,6 +45,6 @@ LONG = {"batch_with_window", "bulk_behind_bursts"}  # four and seven seconds; th
 def test_a_replay_wants_at_most_one_worker_above_its_need(make_replay: Callable[[random.Random], Replay]) -> None:
     """Another seed than that of the recorded table; batches end in time."""
     replay = make_replay(random.Random(2))
-    outcome = FleetSimulation(replay.load, decision.wanted, seed=2, max_workers=MAX_WORKERS).run()
+    outcome = FleetSimulation(replay.load, decision.wanted, seed=2, max_workers=MAX_WORKERS).outcome()
     assert replay.most_above(outcome) <= 1
     assert outcome.late == 0

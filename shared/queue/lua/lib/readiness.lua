@@ -1,4 +1,4 @@
--- When the queued jobs of a signature can start a batch. Pure functions; bench/simulate.py runs this file too.
+-- When the queued jobs of a signature can start a batch. Pure functions; bench/simulator/learned.py runs this file too.
 
 local readiness = {}
 -- A time later than this from now was written before Redis' clock was set back. Times of one script differ by less.
