@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+LINE = 120
 PACKAGES = ("torch", "diffusers", "transformers", "redis")
 
 
@@ -33,7 +34,20 @@ def about(**more: Any) -> dict[str, Any]:
 
 def write(path: Path, figures: Mapping[str, Any], **more: Any) -> None:
     """Write figures and `about` to `path`."""
-    path.write_text(json.dumps({"about": about(**more), **figures}, indent=1) + "\n", "utf-8")
+    path.write_text(compact({"about": about(**more), **figures}) + "\n", "utf-8")
+
+
+def compact(value: Any, indent: str = "") -> str:
+    """Return JSON that has what fits on a line in one line."""
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or len(indent) + len(line) <= LINE:
+        return line
+    inner = indent + " "
+    if isinstance(value, dict):
+        rows, (first, last) = [f"{json.dumps(name)}: {compact(one, inner)}" for name, one in value.items()], "{}"
+    else:
+        rows, (first, last) = [compact(one, inner) for one in value], "[]"
+    return "\n".join((first, ",\n".join(inner + row for row in rows), indent + last))
 
 
 def hardware() -> str:
