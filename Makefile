@@ -74,11 +74,11 @@ lint: $(READY)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose/compose.yaml
 
 bench: $(READY)
-	for name in simulate swaps fleet syncs engine engine.preempt interactive over_http step_cache pool devices; do $(BIN)/python -m bench.$$name || exit; done
+	for name in simulate swaps queue.deadlines fleet engine.syncs engine interactive over_http step_cache devices; do $(BIN)/python -m bench.$$name || exit; done
 
-# A million queued jobs (about 4 GB), ten thousand event streams, and the page with ten thousand queued jobs.
+# A million queued jobs (about 4 GB), workers that claim at once, and ten thousand event streams.
 bench-scale: $(READY)
-	for name in queue queue.contention queue.subscribers queue.page; do $(BIN)/python -m bench.$$name || exit; done
+	for name in queue queue.contention queue.subscribers; do $(BIN)/python -m bench.$$name || exit; done
 
 bench-engine: $(READY)
 	$(BIN)/python -m bench.engine

@@ -128,13 +128,6 @@ def small_flux() -> Pipeline:
     )
 
 
-def medium_flux() -> Pipeline:
-    """FLUX.1 with a denoiser of 100 million parameters."""
-    return _flux(
-        num_layers=2, num_single_layers=6, attention_head_dim=64, num_attention_heads=12, axes_dims_rope=(16, 24, 24)
-    )
-
-
 def _flux(**sizes: Any) -> Pipeline:
     first, second = clip_tokenizer(), t5_tokenizer()
     t5 = T5Config(vocab_size=len(second), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
@@ -193,7 +186,6 @@ def _wan(vae: dict[str, Any], **sizes: Any) -> Pipeline:
 SHAPES: dict[str, Callable[[], Pipeline]] = {
     "sd": small_sd,
     "flux": small_flux,
-    "flux-100m": medium_flux,
 }
 
 
