@@ -12,10 +12,9 @@ import argparse
 import asyncio
 import io
 import itertools
-import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,13 @@ import numpy as np
 from PIL import Image
 
 from bench.common import record
-from bench.common.clients import ClientLoad, LightClient, Meter, light_client
+from bench.common.clients import ClientLoad, Meter, light_client, run_client
 from bench.over_http import counters, up
 from demo.checker import matches
 from demo.drawings import split_prompts
 from worker.engine.step_calibration import psnr
 
 OFF = "off"
-POLL_S = 0.5
 GUIDANCE = 2.0
 
 
@@ -43,6 +41,10 @@ class CachedTurn:
     images: dict[int, Image.Image] = field(default_factory=dict)
     skipped: int = 0
     rows_per_forward: float = 0.0
+
+    def keep(self, request: Mapping[str, Any], job: Mapping[str, Any], image: bytes) -> None:
+        self.images[request["seed"]] = Image.open(io.BytesIO(image)).convert("RGB")
+        self.skipped = job["batching"]["skipped_steps"]
 
 
 def body(number: int, steps: int, choice: str) -> dict[str, object]:
@@ -59,32 +61,15 @@ def body(number: int, steps: int, choice: str) -> dict[str, object]:
     }
 
 
-async def run_client(
-    http: LightClient, jobs: Iterator[tuple[int, dict[str, object]]], meter: Meter, turn: CachedTurn
-) -> None:
-    """Submit jobs, and keep their images by number, until the measurement is over."""
-    while not meter.over:
-        number, job = next(jobs)
-        done = await http.post("/v1/jobs", job, Prefer="wait=60")
-        while done["status"] in ("queued", "running"):  # of 32 jobs of 50 steps, the last one waits for minutes
-            await asyncio.sleep(POLL_S)
-            done = json.loads(await http.get(f"/v1/jobs/{done['id']}"))
-        if done["status"] != "succeeded":
-            raise RuntimeError(f"job {done['id']}: {done['status']} {done['error']}")
-        turn.images[number] = Image.open(io.BytesIO(await http.get(done["artifacts"][0]["url"]))).convert("RGB")
-        turn.skipped = done["batching"]["skipped_steps"]
-        meter.count()
-
-
 async def run_turn(url: str, load: ClientLoad, steps: int, choice: str, first: int) -> CachedTurn:
     """Run one turn of jobs numbered from `first`."""
     turn, meter = CachedTurn(), Meter(load)
-    jobs = ((number, body(number, steps, choice)) for number in itertools.count(first))
+    jobs = (body(number, steps, choice) for number in itertools.count(first))
     async with light_client(url) as http:
         before = await counters(http)
         async with asyncio.TaskGroup() as clients:
             for _ in range(load.clients):
-                clients.create_task(run_client(http, jobs, meter, turn))
+                clients.create_task(run_client(http, jobs, meter, turn.keep))
         after = await counters(http)
     turn.rate = meter.rate
     turn.rows_per_forward = (after["forward_rows"] - before["forward_rows"]) / (after["forwards"] - before["forwards"])

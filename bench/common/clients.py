@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,13 +85,21 @@ async def light_client(url: str) -> AsyncIterator[LightClient]:
         yield LightClient(url, session)
 
 
-async def run_client(http: LightClient, jobs: Iterator[dict[str, object]], meter: Meter) -> None:
-    """Request images until the measurement is over."""
+async def run_client(
+    http: LightClient,
+    jobs: Iterator[dict[str, object]],
+    meter: Meter,
+    keep: Callable[[dict[str, object], dict[str, Any], bytes], None] | None = None,
+) -> None:
+    """Request images until the measurement is over; `keep` gets each request, its job and its image."""
     while not meter.over:
-        job = await http.post("/v1/jobs", next(jobs), Prefer="wait=60")
+        body = next(jobs)
+        job = await http.post("/v1/jobs", body, Prefer="wait=60")
         while job["status"] in ("queued", "running"):
             job = json.loads(await http.get(f"/v1/jobs/{job['id']}?wait=60"))
         if job["status"] != "succeeded":
             raise RuntimeError(f"job {job['id']}: {job['status']} {job['error']}")
-        await http.get(job["artifacts"][0]["url"])
+        image = await http.get(job["artifacts"][0]["url"])
+        if keep is not None:
+            keep(body, job, image)
         meter.count()
