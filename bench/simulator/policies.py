@@ -65,7 +65,7 @@ class QueueOrder:
         return self.queue.take(kind, decision)
 
     def wait_s(self, worker: SimulatedWorker, now_s: float) -> float | None:
-        wait_ms = self._order(worker, now_s).next_ready_ms()
+        wait_ms = self._order(worker, now_s).next_ready_ms() if self.queue.kinds() else None
         return None if not wait_ms else wait_ms / 1000
 
     def _order(self, worker: SimulatedWorker, now_s: float) -> SignatureOrder:
