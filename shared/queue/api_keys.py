@@ -19,12 +19,11 @@ from shared.auth import (
     new_token,
     tenant_name,
 )
-from shared.errors import Conflict, InvalidRequest, QuotaExceeded
+from shared.errors import Conflict, InvalidRequest
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import paired
 from shared.queue.script_arguments import TenantLimit
-from shared.runtime import metrics
 
 MAX_KEYS = 10_000
 MAX_LIMITED_TENANTS = 10_000
@@ -35,21 +34,6 @@ _IDENTITY_LIMITS = _LIMITS[:3]
 _KEPT = tuple(Footprint.__dataclass_fields__)
 _EVERYONE = "*"
 _FOOTPRINT_PAGE = 1000
-QUOTA_RETRY_S = 60
-_FREED_BY = {
-    "kept_jobs": "delete ended jobs, or wait until they expire",
-    "record_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
-    "stored_objects": "delete ended jobs and files, or wait until they and unused inputs expire",
-    "stored_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
-    "idempotency_keys": "wait until the earlier ones expire, or submit without a key",
-}
-
-
-def quota_exceeded(tenant: str, quota: str) -> QuotaExceeded:
-    """Return the error of a quota that a tenant has used up, and count it."""
-    metrics.quota_refusals.labels(quota).inc()
-    message = f"quota of tenant {tenant!r} is used up: {quota}; {_FREED_BY[quota]}"
-    return QuotaExceeded(message, quota=quota, retry_after_s=QUOTA_RETRY_S)
 
 
 class ApiKeys(QueueComponent):

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 from shared.batch import Batch, File, Part
 from shared.errors import Conflict, NotFound
-from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
-from shared.queue.script_arguments import RunningBatches
+from shared.queue.quotas import parts_size
+from shared.queue.transactions import Transaction
 from shared.runtime.clock import id_time_ms
 
 MAX_BATCHES = 1000
@@ -19,6 +18,13 @@ MAX_BATCHES = 1000
 MAX_FILES = 1000
 """Files of one tenant."""
 
+MAX_TENANTS = 16
+"""Tenants whose turns are read at once: more than can have batches in progress, so that these hide no others."""
+
+LONGEST_MS = 60_000
+"""Longer than any delay of a batch."""
+
+_EXPIRED_READ = 100
 _FILES_READ = 500  # at once, to find those of one purpose
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
 
@@ -48,13 +54,32 @@ class Batches(QueueComponent):
             "metadata": json.dumps(batch.metadata),
         }
         pairs = [item for pair in fields.items() for item in pair]
-        result = await self._scripts.create_batch(
-            batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *pairs
-        )
-        if result == "no_file":
-            raise NotFound(f"no such file of purpose batch: {batch.input_file_id[:64]}", param="input_file_id")
-        if result == "full":
-            raise Conflict(f"too many batches: a tenant has at most {MAX_BATCHES}; ended ones expire")
+        tenant, name, index = batch.tenant, self._keys.batch(batch.tenant, batch.id), self._keys.batches(batch.tenant)
+        file = self._keys.file(tenant, batch.input_file_id)
+
+        async def attempt(transaction: Transaction) -> None:
+            known, (purpose, expires), count, oldest = await transaction.read(
+                ("EXISTS", name),
+                ("HMGET", file, "purpose", "expires_at_ms"),
+                ("ZCARD", index),
+                ("ZRANGE", index, 0, _EXPIRED_READ - 1),
+            )
+            if known:
+                return
+            if purpose != "batch" or int(expires) <= transaction.now_ms:
+                raise NotFound(f"no such file of purpose batch: {batch.input_file_id[:64]}", param="input_file_id")
+            exist = await transaction.read(*(("EXISTS", self._keys.batch(tenant, one)) for one in oldest))
+            expired = [one for one, exists in zip(oldest, exist, strict=True) if not exists]
+            if count - len(expired) >= MAX_BATCHES:
+                raise Conflict(f"too many batches: a tenant has at most {MAX_BATCHES}; ended ones expire")
+            transaction.write("HSET", name, *pairs)
+            transaction.write("ZADD", index, batch.created_at_ms, batch.id)
+            transaction.call("set_batch_due", tenant, batch.id, transaction.now_ms, transaction.now_ms, True)
+            transaction.write("HINCRBY", file, "live", 1)
+            if expired:
+                transaction.write("ZREM", index, *expired)
+
+        await self._transact(attempt)
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch, or raise `NotFound`."""
@@ -77,38 +102,124 @@ class Batches(QueueComponent):
 
     async def cancel(self, tenant: str, batch_id: str) -> None:
         """Request the cancellation of a batch; raises `NotFound`."""
-        if not await self._scripts.cancel_batch(tenant, batch_id):
-            raise _no_batch(batch_id)
+        name = self._keys.batch(tenant, batch_id)
+
+        async def attempt(transaction: Transaction) -> None:
+            (status,) = await transaction.read(("HGET", name, "status"))
+            if status is None:
+                raise _no_batch(batch_id)
+            if status in ("validating", "in_progress"):
+                now = transaction.now_ms
+                transaction.write("HSET", name, "status", "cancelling", "cancelling_at", now, "canceled", 0)
+                transaction.write("HINCRBY", name, "rev", 1)
+                transaction.call("set_batch_due", tenant, batch_id, now, now, True)
+
+        await self._transact(attempt, when_full=True)
 
     async def due(self, places: int, running: Mapping[str, int], again_ms: int) -> list[tuple[str, str]]:
         """Claim due batches for a process with `places`, of which tenants use `running`; return tenants and ids.
 
         At most one of a tenant, in turns of tenants: one takes a place while it holds fewer than are free. Each batch
-        is due again after `again_ms`.
+        is due again after `again_ms`, in case its process is killed.
         """
-        rows = await self._scripts.due_batches(places, again_ms, *starmap(RunningBatches, running.items()))
-        return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
+        await self._transact(self._bring_forward, when_full=True)
+
+        async def attempt(transaction: Transaction) -> list[tuple[str, str]]:
+            return await self._claim_due(transaction, places, running, again_ms)
+
+        return await self._transact(attempt, when_full=True)
+
+    async def _bring_forward(self, transaction: Transaction) -> None:
+        """Make batches due whose time was written before the clock was set back."""
+        latest = ("ZRANGE", self._keys.batch_tenants, 0, MAX_TENANTS - 1, "REV", "WITHSCORES")
+        for tenant in _later(await transaction.read(latest, fenced=False), transaction.now_ms):
+            name = self._keys.active_batches(tenant)
+            rows = await transaction.read(("ZRANGE", name, 0, MAX_TENANTS - 1, "REV", "WITHSCORES"))
+            for batch_id in _later(rows, transaction.now_ms):
+                transaction.write("ZADD", name, transaction.now_ms, batch_id)
+            transaction.call("refresh_batches", tenant, transaction.now_ms)
+
+    async def _claim_due(
+        self, transaction: Transaction, places: int, running: Mapping[str, int], again_ms: int
+    ) -> list[tuple[str, str]]:
+        first = ("ZRANGE", self._keys.batch_tenants, 0, MAX_TENANTS - 1, "WITHSCORES")
+        (rows,) = await transaction.read(first, fenced=False)
+        now = transaction.now_ms
+        tenants = [tenant for tenant, at in zip(rows[::2], rows[1::2], strict=True) if float(at) <= now]
+        firsts = await transaction.read(*(("ZRANGE", self._keys.active_batches(one), 0, 0) for one in tenants))
+        ids = {tenant: found[0] for tenant, found in zip(tenants, firsts, strict=True) if found}
+        exist = await transaction.read(*(("EXISTS", self._keys.batch(*one)) for one in ids.items()))
+        known = dict(zip(ids, exist, strict=True))
+        claimed, free = [], places - sum(running.values())
+        for tenant in tenants:
+            if running.get(tenant, 0) >= free:
+                continue
+            if known.get(tenant):
+                transaction.write("ZADD", self._keys.active_batches(tenant), now + again_ms, ids[tenant])
+                claimed.append((tenant, ids[tenant]))
+                free -= 1
+            elif tenant in ids:
+                transaction.write("ZREM", self._keys.active_batches(tenant), ids[tenant])
+            transaction.call("refresh_batches", tenant, now, True)
+        return claimed
 
     async def postpone(self, tenant: str, batch_id: str, again_ms: int) -> None:
         """Make a claimed batch due after `again_ms`, unless it has become due since its claim."""
-        await self._scripts.postpone_batch(tenant, batch_id, again_ms)
+
+        async def attempt(transaction: Transaction) -> None:
+            (due,) = await transaction.read(("ZSCORE", self._keys.active_batches(tenant), batch_id))
+            now = transaction.now_ms
+            if float(due or 0) > now:
+                transaction.call("set_batch_due", tenant, batch_id, now + again_ms, now)
+
+        await self._transact(attempt, when_full=True)
 
     async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:
         """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated.
 
         The count of its failures begins again, unless the update sets it.
         """
+        name = self._keys.batch(batch.tenant, batch.id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            ((revision, status),) = await transaction.read(("HMGET", name, "rev", "status"))
+            if revision is None or int(revision) != batch.rev:
+                return False
+            self._write_update(transaction, batch, update)
+            if again_ms is None:
+                await self._end(transaction, batch, str(update.set.get("status", status)))
+            else:
+                now = transaction.now_ms
+                transaction.call("set_batch_due", batch.tenant, batch.id, now + again_ms, now)
+            return True
+
+        return await self._transact(attempt, when_full=True)
+
+    def _write_update(self, transaction: Transaction, batch: Batch, update: BatchUpdate) -> None:
+        tenant, name = batch.tenant, self._keys.batch(batch.tenant, batch.id)
         fields = {"step_failures": 0, **update.set} if batch.step_failures else update.set
-        wire = {
-            "set": [str(item) for pair in fields.items() for item in pair],
-            "add": [str(item) for pair in (update.add or {}).items() for item in pair],
-            "accepted": list(update.accepted),
-            "parts": [[file_id, f"{part.bytes} {part.name}"] for file_id, part in update.parts],
-        }
-        keep_ms = self._settings.file_retention_s * 1000
-        return await self._scripts.commit_batch(
-            batch.tenant, batch.id, batch.rev, again_ms, keep_ms=keep_ms, update=json.dumps(wire)
-        )
+        transaction.write("HINCRBY", name, "rev", 1)
+        if fields:
+            transaction.write("HSET", name, *(item for pair in fields.items() for item in pair))
+        for counter, number in (update.add or {}).items():
+            transaction.write("HINCRBY", name, counter, number)
+        for line in update.accepted:
+            transaction.write("SETBIT", self._keys.batch_accepted(tenant, batch.id), line, 1)
+        rows = [(file_id, _part_row(part)) for file_id, part in update.parts]
+        for file_id, row in rows:
+            transaction.write("RPUSH", self._keys.file_parts(tenant, file_id), row)
+        transaction.call("count_footprint", tenant, "", parts_size([row for _, row in rows]))
+
+    async def _end(self, transaction: Transaction, batch: Batch, status: str) -> None:
+        tenant, now, keep_ms = batch.tenant, transaction.now_ms, self._settings.file_retention_s * 1000
+        transaction.write("ZREM", self._keys.active_batches(tenant), batch.id)
+        transaction.call("refresh_batches", tenant, now)
+        transaction.call("add_to_outbox", f"{now}-{batch.id}", batch.id, tenant, f"batch.{status}")
+        transaction.write("PEXPIRE", self._keys.batch(tenant, batch.id), keep_ms)
+        transaction.write("PEXPIRE", self._keys.batch_accepted(tenant, batch.id), keep_ms)
+        file = self._keys.file(tenant, batch.input_file_id)
+        if (await transaction.read(("EXISTS", file)))[0]:
+            transaction.write("HINCRBY", file, "live", -1)
 
     async def accepted_lines(self, batch: Batch, first: int, count: int) -> list[bool]:
         """Return for the lines `first` to `first + count - 1` whether each became a job."""
@@ -133,26 +244,54 @@ class Files(QueueComponent):
 
         Raises `Conflict` at `MAX_FILES`, `QuotaExceeded`.
         """
-        result = await self._scripts.begin_file(tenant, file_id, MAX_FILES, _UPLOAD_MS, size)
-        if result == "full":
-            raise Conflict(f"too many files: a tenant has at most {MAX_FILES}; delete some first")
-        if result != "ok":
-            raise quota_exceeded(tenant, result)
+        await self._begin(tenant, file_id, size, _UPLOAD_MS, MAX_FILES)
 
     async def begin_output(self, tenant: str, file_id: str, within_ms: int) -> None:
-        """Schedule the deletion of a batch's output file unless `put` follows within `within_ms`; no limit applies."""
-        await self._scripts.begin_file(tenant, file_id, 10**9, within_ms, 0)
+        """Schedule the deletion of a batch's output file unless `put` follows within `within_ms`; no limit applies.
+
+        Its parts are counted when they are committed.
+        """
+        await self._begin(tenant, file_id, 0, within_ms, None)
+
+    async def _begin(self, tenant: str, file_id: str, size: int, within_ms: int, most: int | None) -> None:
+        parts = self._keys.file_parts(tenant, file_id)
+
+        async def attempt(transaction: Transaction) -> None:
+            count, known = await transaction.read(("ZCARD", self._keys.files(tenant)), ("EXISTS", parts))
+            if most is not None and count >= most:
+                raise Conflict(f"too many files: a tenant has at most {MAX_FILES}; delete some first")
+            if size and not known:
+                reserved = f"{size} reserved"
+                transaction.write("RPUSH", parts, reserved)
+                transaction.add_size(tenant, parts_size([reserved]))
+            transaction.write("ZADD", self._keys.retention, transaction.now_ms + within_ms, _row(tenant, file_id))
+
+        await self._transact(attempt)
 
     async def put(self, file: File, parts: Sequence[Part] | None = None) -> None:
         """Publish a file; `parts` is None when they were committed one by one.
 
         Raises `Conflict` if its upload took too long.
         """
-        names = [] if parts is None else [f"{part.bytes} {part.name}" for part in parts]
-        id_ms = id_time_ms(file.id) or file.created_at_ms
-        values = (file.filename, file.purpose, file.bytes, file.created_at_ms, id_ms, file.expires_at_ms)
-        if not await self._scripts.put_file(file.tenant, file.id, *values, *names):
-            raise Conflict("the upload took too long and was given up; upload the file again")
+        rows = [_part_row(part) for part in parts or ()]
+        id_ms = id_time_ms(file.id) or file.created_at_ms  # that of a batch's output is earlier than `created_at_ms`
+        fields = file.model_dump(include={"filename", "purpose", "bytes", "created_at_ms", "expires_at_ms"})
+        name, retained = self._keys.file_parts(file.tenant, file.id), _row(file.tenant, file.id)
+
+        async def attempt(transaction: Transaction) -> None:
+            due, before = await transaction.read(("ZSCORE", self._keys.retention, retained), ("LRANGE", name, 0, -1))
+            if rows and float(due or 0) <= transaction.now_ms:  # the parts can be in deletion already
+                raise Conflict("the upload took too long and was given up; upload the file again")
+            pairs = (item for pair in fields.items() for item in pair)
+            transaction.write("HSET", self._keys.file(file.tenant, file.id), *pairs)
+            if rows:
+                transaction.write("DEL", name)
+                transaction.write("RPUSH", name, *rows)
+                transaction.call("count_footprint", file.tenant, parts_size(before), parts_size(rows))
+            transaction.write("ZADD", self._keys.files(file.tenant), id_ms, file.id)
+            transaction.write("ZADD", self._keys.retention, file.expires_at_ms, retained)
+
+        await self._transact(attempt, when_full=True)
 
     async def get(self, tenant: str, file_id: str) -> File:
         """Return a file, or raise `NotFound`."""
@@ -171,7 +310,7 @@ class Files(QueueComponent):
 
     async def abandon(self, tenant: str, file_id: str) -> None:
         """End an upload that has failed: its bytes no longer count, and the next sweep deletes its parts."""
-        await self._scripts.forget_file(tenant, file_id, unfinished=True)
+        await self._forget(tenant, file_id, unfinished=True)
 
     async def parts(self, tenant: str, file_id: str) -> list[Part]:
         """Return the parts of a file, in order."""
@@ -204,11 +343,28 @@ class Files(QueueComponent):
 
     async def forget(self, tenant: str, file_id: str) -> None:
         """Delete a file; the next sweep deletes its parts. Raises `NotFound`, or `Conflict` while a batch reads it."""
-        result = await self._scripts.forget_file(tenant, file_id, unfinished=False)
-        if result == "none":
+        if not await self._forget(tenant, file_id, unfinished=False):
             raise _no_file(file_id)
-        if result == "live":
-            raise Conflict(f"file is the input of a running batch: {file_id}; cancel the batch first", param="id")
+
+    async def _forget(self, tenant: str, file_id: str, *, unfinished: bool) -> bool:
+        """Delete a published file, or an `unfinished` one; False if there is none."""
+        name, parts = self._keys.file(tenant, file_id), self._keys.file_parts(tenant, file_id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            published, live, rows = await transaction.read(
+                ("EXISTS", name), ("HGET", name, "live"), ("LRANGE", parts, 0, -1)
+            )
+            if bool(published) is unfinished:
+                return False
+            if int(live or 0) > 0:
+                raise Conflict(f"file is the input of a running batch: {file_id}; cancel the batch first", param="id")
+            transaction.call("count_footprint", tenant, parts_size(rows), "")
+            transaction.write("DEL", name, parts)
+            transaction.write("ZREM", self._keys.files(tenant), file_id)
+            transaction.write("ZADD", self._keys.retention, transaction.now_ms, _row(tenant, file_id))
+            return True
+
+        return await self._transact(attempt, when_full=True)
 
 
 def _no_batch(batch_id: str) -> NotFound:
@@ -217,6 +373,21 @@ def _no_batch(batch_id: str) -> NotFound:
 
 def _no_file(file_id: str) -> NotFound:
     return NotFound(f"no such file: {file_id[:64]}", param="id")
+
+
+def _row(tenant: str, file_id: str) -> str:
+    """Return a file's row in the retention."""
+    return f"file|{tenant}|{file_id}|"
+
+
+def _part_row(part: Part) -> str:
+    return f"{part.bytes} {part.name}"
+
+
+def _later(replies: Sequence[Sequence[str]], now_ms: int) -> list[str]:
+    """Return the members with a time after any delay, from members and times."""
+    (rows,) = replies
+    return [one for one, at in zip(rows[::2], rows[1::2], strict=True) if float(at) >= now_ms + LONGEST_MS]
 
 
 def _batch(tenant: str, batch_id: str, row: Mapping[str, str]) -> Batch:

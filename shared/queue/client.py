@@ -29,6 +29,7 @@ from shared.queue.policy_table import policy_value
 from shared.queue.records import paired, start_after
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
+from shared.queue.transactions import Transaction, transact
 
 if TYPE_CHECKING:
     from redis.commands.core import AsyncScript
@@ -220,6 +221,9 @@ class QueueComponent:
         self._keys = client.redis_keys
         self._settings = client.settings
         self._scripts = client.scripts
+
+    async def _transact(self, attempt: Callable[[Transaction], Awaitable[Item]], *, when_full: bool = False) -> Item:
+        return await transact(self._client, attempt, when_full=when_full)
 
     async def _hashes(self, names: Iterable[str]) -> list[dict[str, str]]:
         return await self._client.hashes(list(names))

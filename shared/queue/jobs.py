@@ -12,9 +12,9 @@ from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.job_fields import OnDeadline
-from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.quotas import quota_exceeded
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.script_arguments import SubmitArgs
 from shared.runtime.clock import now_ms

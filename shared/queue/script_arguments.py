@@ -78,28 +78,18 @@ class TenantCount(NamedTuple):
     amount: int
 
 
+class AddedSize(NamedTuple):
+    """The size of what a tenant will keep, as `footprint.lua` has it."""
+
+    tenant: str
+    size: str
+
+
 class TenantLimit(NamedTuple):
     """A limit of a tenant; None for that of the settings."""
 
     name: str
     most: int | None
-
-
-class RunningBatches(NamedTuple):
-    tenant: str
-    batches: int
-
-
-class RunningDeliveries(NamedTuple):
-    tenant: str
-    host: str
-    deliveries: int
-
-
-class NewDelivery(NamedTuple):
-    endpoint: str
-    url: str
-    type: str
 
 
 def parameter_names(method: Callable[..., Any]) -> list[str]:

@@ -20,13 +20,11 @@ from shared.queue.order.signatures import Blocked
 from shared.queue.policy_table import lua_conf
 from shared.queue.redis_keys import lua_keys
 from shared.queue.script_arguments import (
+    AddedSize,
     ClaimKey,
     ModelLoad,
-    NewDelivery,
     ProgressRow,
     QueuedCount,
-    RunningBatches,
-    RunningDeliveries,
     SubmitArgs,
     TenantCount,
     TenantLimit,
@@ -55,9 +53,13 @@ _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 REPLAYED = frozenset(
     {
         *("forget_job", "forget_input", "release", "lose", "purge_dead_letter", "redrive_dead_letter", "count_run"),
-        *("list_as_waiting", "admit", "commit_batch", "due_batches", "forget_file"),
-        *("put_endpoint", "claim_deliveries", "record_attempt", "resume"),
-        *("join_sync_call", "leave_sync_call", "abandon_sync_call", "forget_adapter"),
+        *(
+            "transact",
+            "list_as_waiting",
+            "admit",
+        ),
+        "resume",
+        *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
     }
 )
 """Scripts that a repetition would apply twice or answer differently. KEYS[2] is the key of the call's reply, which a
@@ -131,6 +133,10 @@ def _conf(settings: Settings, body: str) -> str:
 
 class Scripts(Protocol):
     """One method per script. None is sent as an empty text; 1 or 0 is returned as the bool that a method declares."""
+
+    # Transactions
+    async def read_replies(self, commands: str) -> tuple[int, *tuple[str, ...]]: ...
+    async def transact(self, when_full: bool, fences: str, writes: str, *added: AddedSize) -> str: ...
 
     # Jobs
     async def submit(self, positions: bool, *jobs: SubmitArgs) -> list[list[Any]]: ...
@@ -227,58 +233,6 @@ class Scripts(Protocol):
     async def revoke_key(self, key_id: str) -> bool: ...
     async def set_limits(self, tenant: str, *limits: TenantLimit) -> None: ...
     async def admit(self, tenant: str, requests_per_minute: int) -> list[int]: ...
-
-    # Batches and files
-    async def create_batch(
-        self, tenant: str, batch_id: str, file_id: str, max_batches: int, created_at_ms: int, *fields: str | int
-    ) -> str: ...
-    async def cancel_batch(self, tenant: str, batch_id: str) -> bool: ...
-    async def commit_batch(
-        self, tenant: str, batch_id: str, revision: int, again_ms: int | None, keep_ms: int, update: str
-    ) -> bool: ...
-    async def postpone_batch(self, tenant: str, batch_id: str, again_ms: int) -> None: ...
-    async def due_batches(self, places: int, again_ms: int, *in_progress: RunningBatches) -> list[str]: ...
-    async def begin_file(self, tenant: str, file_id: str, max_files: int, remove_after_ms: int, size: int) -> str: ...
-    async def put_file(
-        self,
-        tenant: str,
-        file_id: str,
-        filename: str,
-        purpose: str,
-        size: int,
-        created_at_ms: int,
-        id_ms: int,
-        expires_at_ms: int,
-        *parts: str,
-    ) -> bool: ...
-    async def forget_file(self, tenant: str, file_id: str, unfinished: bool) -> str: ...
-
-    # Adapters
-    async def begin_adapter(
-        self,
-        tenant: str,
-        adapter_id: str,
-        size: int,
-        objects: int,
-        most_of_tenant: int,
-        most: int,
-        remove_after_ms: int,
-    ) -> str: ...
-    async def put_adapter(self, tenant: str, adapter_id: str, record: str) -> bool: ...
-    async def forget_adapter(self, tenant: str, adapter_id: str, unfinished: bool) -> tuple[str, str]: ...
-
-    # Webhooks
-    async def put_endpoint(
-        self, tenant: str, endpoint_id: str, before: str | None, after: str | None, max_endpoints: int
-    ) -> str: ...
-    async def expand_outbox(self, limit: int) -> int: ...
-    async def claim_deliveries(
-        self, slots: int, max_per_host: int, again_ms: int, *in_progress: RunningDeliveries
-    ) -> list[tuple[str, list[str], str]]: ...
-    async def record_attempt(
-        self, delivery_id: str, state: str, retry_ms: int | None, attempt: str, gone: bool, disable_after_ms: int
-    ) -> bool: ...
-    async def redeliver(self, delivery_id: str, tenant: str, *new: NewDelivery) -> bool: ...
 
     # Synchronous calls
     async def start_sync_call(self, tenant: str, digest: str, call: str) -> None: ...

@@ -10,9 +10,9 @@ from typing import Any
 from shared.auth import Footprint
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.quotas import PART_RECORD_BYTES
 
 NAMES = tuple(Footprint.__dataclass_fields__)
-_PART_RECORD_BYTES = 150  # as in `footprint.lua`
 _ROWS = 1000
 
 Scan = Callable[[Any], AsyncIterator[tuple[list[str], str]]]
@@ -86,7 +86,7 @@ class FootprintCounter(QueueComponent):
                     lists = await pipe.execute()
             for name, parts in zip(new, lists, strict=True):
                 stored = sum(int(part.partition(" ")[0]) for part in parts)
-                self._count.add(name.partition("|")[0], (0, _PART_RECORD_BYTES * len(parts), len(parts), stored))
+                self._count.add(name.partition("|")[0], (0, PART_RECORD_BYTES * len(parts), len(parts), stored))
 
 
 def _numbers(size: str) -> list[int]:

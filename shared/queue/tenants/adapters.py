@@ -9,12 +9,14 @@ from shared.config.adapters import UploadedAdapter
 from shared.config.models_file import ModelSpec
 from shared.errors import Conflict, NotFound
 from shared.inputs.adapter_store import prefix
-from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.quotas import adapter_size
 from shared.queue.records import ExpiredItem, page_after
+from shared.queue.transactions import Transaction
 
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
+_KEPT_UNTIL_DELETED = 2**53 - 1
 _LAYERS_MS = 30 * 86_400_000
 _MAX_LAYERS_BYTES = 1024 * 1024  # those of SDXL take 110 KB
 
@@ -28,18 +30,48 @@ class Adapters(QueueComponent):
         Raises `Conflict` at a limit, `QuotaExceeded`.
         """
         own, all_tenants = self._settings.max_adapters_per_tenant, self._settings.max_adapters
-        result = await self._scripts.begin_adapter(tenant, adapter_id, size, parts, own, all_tenants, _UPLOAD_MS)
-        if result == "tenant_full":
-            raise Conflict(f"too many adapters: a tenant has at most {own}; delete some first")
-        if result == "full":
-            raise Conflict(f"too many adapters: the service has the maximum of {all_tenants}; delete some first")
-        if result != "ok":
-            raise quota_exceeded(tenant, result)
+        name, index = self._keys.adapter(tenant, adapter_id), self._keys.adapters(tenant)
+        counted = adapter_size(size, parts)
+        row = _row(tenant, adapter_id, counted)
+
+        async def attempt(transaction: Transaction) -> None:
+            known, of_tenant, of_all, failed = await transaction.read(
+                ("EXISTS", name),
+                ("ZCARD", index),
+                ("ZCARD", self._keys.all_adapters),
+                ("ZSCORE", self._keys.retention, row),
+            )
+            if known:
+                return
+            if of_tenant >= own:
+                raise Conflict(f"too many adapters: a tenant has at most {own}; delete some first")
+            if of_all >= all_tenants:
+                message = f"too many adapters: the service has the maximum of {all_tenants}; delete some first"
+                raise Conflict(message)
+            now = transaction.now_ms
+            transaction.write("HSET", name, "size", counted)
+            transaction.write("ZADD", index, now, adapter_id)
+            transaction.write("ZADD", self._keys.all_adapters, now, f"{tenant}|{adapter_id}")
+            transaction.write("ZADD", self._keys.retention, now + _UPLOAD_MS, row)
+            if failed is None:  # otherwise counted by an upload that failed, and is not yet deleted
+                transaction.add_size(tenant, counted)
+
+        await self._transact(attempt)
 
     async def put(self, tenant: str, adapter: UploadedAdapter) -> None:
         """Publish an adapter whose parts are stored; raises `Conflict` if its upload took too long."""
-        if not await self._scripts.put_adapter(tenant, adapter.id, adapter.model_dump_json()):
-            raise Conflict("the upload took too long and was given up; upload the adapter again")
+        name, retention = self._keys.adapter(tenant, adapter.id), self._keys.retention
+
+        async def attempt(transaction: Transaction) -> None:
+            (size,) = await transaction.read(("HGET", name, "size"))
+            row = _row(tenant, adapter.id, size or "")
+            (due,) = await transaction.read(("ZSCORE", retention, row))
+            if size is None or float(due or 0) <= transaction.now_ms:  # the parts can be in deletion already
+                raise Conflict("the upload took too long and was given up; upload the adapter again")
+            transaction.write("HSET", name, "record", adapter.model_dump_json())
+            transaction.write("ZADD", retention, _KEPT_UNTIL_DELETED, row)
+
+        await self._transact(attempt, when_full=True)
 
     async def get(self, tenant: str, adapter_id: str) -> UploadedAdapter:
         """Return an adapter of the tenant, or raise `NotFound`."""
@@ -86,20 +118,42 @@ class Adapters(QueueComponent):
 
     async def abandon(self, tenant: str, adapter_id: str) -> None:
         """End an upload that has failed: the next sweep deletes its parts. A published adapter stays."""
-        await self._scripts.forget_adapter(tenant, adapter_id, unfinished=True)
+        await self._forget(tenant, adapter_id, unfinished=True)
 
     async def forget(self, tenant: str, adapter_id: str) -> ExpiredItem:
         """Delete an adapter's record, or end its upload; remove the item from storage, then call `forget_item`.
 
         A sweep does both otherwise. Raises `NotFound`, or `Conflict` while a job that has not ended uses it.
         """
-        result, row = await self._scripts.forget_adapter(tenant, adapter_id, unfinished=False)
-        if result == "live":
-            message = f"adapter {adapter_id} is used by a job that has not ended; cancel the job first"
-            raise Conflict(message, param="id")
-        if result != "ok":
+        row = await self._forget(tenant, adapter_id, unfinished=False)
+        if row is None:
             raise _no_adapter(adapter_id)
         return ExpiredItem("adapter", tenant, adapter_id, prefix(tenant, adapter_id), row)
+
+    async def _forget(self, tenant: str, adapter_id: str, *, unfinished: bool) -> str | None:
+        """Return the row of a deleted adapter in the retention; None without one. `unfinished`: only an upload."""
+        name = self._keys.adapter(tenant, adapter_id)
+
+        async def attempt(transaction: Transaction) -> str | None:
+            ((size, live, published),) = await transaction.read(("HMGET", name, "size", "live", "record"))
+            if size is None or (unfinished and published):
+                return None
+            if int(live or 0) > 0 and not unfinished:
+                message = f"adapter {adapter_id} is used by a job that has not ended; cancel the job first"
+                raise Conflict(message, param="id")
+            row = _row(tenant, adapter_id, size)
+            transaction.write("DEL", name)
+            transaction.write("ZREM", self._keys.adapters(tenant), adapter_id)
+            transaction.write("ZREM", self._keys.all_adapters, f"{tenant}|{adapter_id}")
+            transaction.write("ZADD", self._keys.retention, transaction.now_ms, row)
+            return row
+
+        return await self._transact(attempt, when_full=True)
+
+
+def _row(tenant: str, adapter_id: str, size: str) -> str:
+    """Return an adapter's row in the retention."""
+    return f"adapter|{tenant}|{adapter_id}||{size}"
 
 
 def _weights(spec: ModelSpec) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Json, TypeAdapter
 
@@ -11,7 +12,9 @@ from shared.errors import Conflict, NotFound
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import page_after, paired
-from shared.queue.script_arguments import NewDelivery, RunningDeliveries
+from shared.queue.tenants import deliveries
+from shared.queue.tenants.deliveries import ClaimedDelivery, NewDelivery
+from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
 from shared.webhooks import (
     DISABLED_AFTER_S,
@@ -92,7 +95,7 @@ class Webhooks(QueueComponent):
     async def create_endpoint(self, tenant: str, endpoint: WebhookEndpoint) -> WebhookEndpoint:
         """Store a new endpoint and return it, or the one that has its id; raises `Conflict` at `MAX_ENDPOINTS`."""
         for _ in range(MAX_CHANGES):
-            result = await self._scripts.put_endpoint(tenant, endpoint.id, None, _stored(endpoint), MAX_ENDPOINTS)
+            result = await self._put(tenant, endpoint.id, None, _stored(endpoint))
             if result == "full":
                 raise Conflict(f"too many webhook endpoints: a tenant has at most {MAX_ENDPOINTS}; delete one first")
             if result == "ok":
@@ -117,7 +120,7 @@ class Webhooks(QueueComponent):
 
     async def delete_endpoint(self, tenant: str, endpoint_id: str) -> None:
         """Delete an endpoint and stop its deliveries."""
-        if await self._scripts.put_endpoint(tenant, endpoint_id, None, None, MAX_ENDPOINTS) == "none":
+        if await self._put(tenant, endpoint_id, None, None) == "none":
             raise _no_endpoint(endpoint_id)
 
     async def endpoints(self, tenant: str) -> list[WebhookEndpoint]:
@@ -160,11 +163,40 @@ class Webhooks(QueueComponent):
 
     async def _replace(self, tenant: str, field: str, before: str, after: str) -> bool:
         """Store `after` for a field if it still has the value `before`, and return whether it has."""
-        return await self._scripts.put_endpoint(tenant, field, before, after, MAX_ENDPOINTS) == "ok"
+        return await self._put(tenant, field, before, after) == "ok"
+
+    async def _put(
+        self, tenant: str, field: str, before: str | None, after: str | None
+    ) -> Literal["ok", "none", "changed", "full"]:
+        """Replace the JSON `before`, None for a new endpoint, or delete any; `changed`: another one is stored."""
+        name = self._keys.webhook_endpoints(tenant)
+
+        async def attempt(transaction: Transaction) -> Literal["ok", "none", "changed", "full"]:
+            endpoints = paired((await transaction.read(("HGETALL", name)))[0])
+            stored = endpoints.pop(field, None)
+            if after is None:
+                if stored is None:
+                    return "none"
+            elif stored == after:
+                return "ok"  # repeated
+            elif stored != before:
+                return "changed" if stored is not None else "none"
+            else:
+                if stored is None and sum(one.startswith("we_") for one in endpoints) >= MAX_ENDPOINTS:
+                    return "full"
+                endpoints[field] = after
+            deliveries.write_endpoint(transaction, name, endpoints, field)
+            return "ok"
+
+        return await self._transact(attempt)
 
     async def expand_outbox(self, limit: int = 100) -> int:
         """Convert up to `limit` outbox entries into about 100 deliveries, and return the number of entries."""
-        return await self._scripts.expand_outbox(limit)
+
+        async def attempt(transaction: Transaction) -> int:
+            return await deliveries.expand_outbox(transaction, self._keys, limit)
+
+        return await self._transact(attempt, when_full=True)
 
     async def claim_deliveries(
         self, slots: int, per_host: int, running: Mapping[tuple[str, str], int], again_ms: int
@@ -174,11 +206,13 @@ class Webhooks(QueueComponent):
         At most `per_host` of a tenant's host, in turns of tenants: one takes a slot while it holds fewer than are free.
         A delivery is due again after `again_ms` unless `record_attempt` follows.
         """
-        in_progress = (RunningDeliveries(*key, count) for key, count in running.items())
-        rows = await self._scripts.claim_deliveries(slots, per_host, again_ms, *in_progress)
+
+        async def attempt(transaction: Transaction) -> list[ClaimedDelivery]:
+            return await deliveries.claim(transaction, self._keys, slots, per_host, running, again_ms)
+
         due = []
-        for delivery_id, fields, wire in rows:
-            delivery = _delivery(delivery_id, paired(fields))
+        for delivery_id, fields, wire in await self._transact(attempt, when_full=True):
+            delivery = _delivery(delivery_id, fields)
             if delivery.endpoint == "job":
                 secrets = _SECRETS.validate_json(wire) if wire else await self.account_secrets(delivery.tenant)
                 due.append(DueDelivery(delivery, secrets))
@@ -189,14 +223,12 @@ class Webhooks(QueueComponent):
 
     async def record_attempt(self, delivery_id: str, outcome: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
         """Record an attempt; disables an endpoint that is gone or has failed for `DISABLED_AFTER_S`."""
-        return await self._scripts.record_attempt(
-            delivery_id,
-            outcome.state,
-            retry_ms=None if outcome.retry_s is None else round(outcome.retry_s * 1000),
-            attempt=attempt.model_dump_json(exclude_none=True),
-            gone=outcome.gone,
-            disable_after_ms=DISABLED_AFTER_S * 1000,
-        )
+        logged, disable_after_ms = attempt.model_dump(exclude_none=True), DISABLED_AFTER_S * 1000
+
+        async def record(transaction: Transaction) -> bool:
+            return await deliveries.record(transaction, self._keys, delivery_id, outcome, logged, disable_after_ms)
+
+        return await self._transact(record, when_full=True)
 
     async def deliveries(
         self, tenant: str, filters: DeliveryFilters = ALL_DELIVERIES, *, after: str | None = None, limit: int = 50
@@ -229,13 +261,30 @@ class Webhooks(QueueComponent):
 
     async def redeliver(self, tenant: str, delivery_id: str) -> None:
         """Attempt a delivery again with the same message id; raises `NotFound`."""
-        if not await self._scripts.redeliver(delivery_id, tenant):
+        name = self._keys.webhook_delivery(delivery_id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            ((owner, host),) = await transaction.read(("HMGET", name, "tenant", "host"))
+            if owner != tenant:
+                return False
+            transaction.write("HSET", name, "state", "pending", "attempts", 0)
+            transaction.write("ZADD", self._keys.webhook_due(tenant, host), transaction.now_ms, delivery_id)
+            deliveries.index_hosts(transaction, self._keys, [(tenant, host)])
+            return True
+
+        if not await self._transact(attempt):
             raise _no_delivery(delivery_id)
 
     async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
         """Send an empty test event, and return its delivery id."""
         delivery_id = f"{event_id}.{endpoint.id}"
-        await self._scripts.redeliver(delivery_id, tenant, NewDelivery(endpoint.id, endpoint.url, "webhook.test"))
+        event = (delivery_id, event_id, tenant, endpoint.id, endpoint.url, "", "webhook.test")
+
+        async def attempt(transaction: Transaction) -> None:
+            at_ms = await transaction.time_ms()
+            await deliveries.create(transaction, self._keys, [NewDelivery(*event, at_ms)])
+
+        await self._transact(attempt)
         return delivery_id
 
 

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from harness.queue import claim, claim_ids, end, lose, put, state_of
 
+from shared.config.adapters import UploadedAdapter
 from shared.errors import RedisFull
 from shared.job import InputRef, Phase, Progress, State, encode
+from shared.protocols.openai.batches import Batch
+from shared.protocols.openai.files import File, Part
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
+from shared.queue.batches import BatchUpdate
 from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.scripts import PARTS, runs_when_full, script_files
+from shared.queue.tenants.webhooks import DeliveryAttempt
+from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
 
 Make = Callable[..., Submission]
+ENDPOINT = WebhookEndpoint(
+    id="we_1",
+    url="https://x.test",
+    states=(State.SUCCEEDED,),
+    secrets=(SigningSecret(secret=new_secret()),),
+    created_at_ms=0,
+)
+LIFE = {"created_at_ms": 0, "expires_at_ms": 2**50}
+FILE = File(id="file_1", tenant="default", filename="a", purpose="batch", bytes=1, **LIFE)
+BATCH = Batch(
+    id="batch_1",
+    tenant="default",
+    endpoint="/v1/jobs",
+    input_file_id=FILE.id,
+    base_url="",
+    output_file_id="file_o",
+    error_file_id="file_e",
+    **LIFE,
+)
+ADAPTER = UploadedAdapter(id="adapter_1", model="demo", name="ink", bytes=1, parts=1, sha256="", created_at_ms=0)
 SCRIPTS = sorted(name for name, path in script_files().items() if path.parent.name not in PARTS)
 
 
@@ -85,14 +110,13 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await scripts.bury_job(dead.job.id, "worker_lost", "")
     await scripts.pause("tenant|paused", "{}", 10)
     await scripts.create_key("known", "digest", "default", "", "", None)
-    await scripts.begin_file("default", "file_1", 10, 60_000, 1)
-    await scripts.put_file("default", "file_1", "a", "batch", 1, 0, 0, 2**50, "1 part")
-    await scripts.create_batch("default", "batch_1", "file_1", 10, 0, "status", "in_progress", "rev", 1)
-    endpoint = {"id": "we_1", "url": "https://x.test", "states": ["succeeded"], "enabled": True}
-    await scripts.put_endpoint("default", "we_1", None, json.dumps(endpoint), 16)
-    await scripts.redeliver("known.we_1", "default", "we_1", "https://x.test", "job.succeeded")
+    await queue.files.begin("default", "file_1", 1)
+    await queue.files.put(FILE, [Part("part", 1)])
+    await queue.batches.create(BATCH)
+    await queue.webhooks.create_endpoint("default", ENDPOINT)
+    await queue.webhooks.send_test("default", ENDPOINT, "known")
     await queue.sync_calls.start("default", "digest", running.job.id)
-    await scripts.begin_adapter("default", "adapter_1", 1, 1, 10, 10, 60_000)
+    await queue.adapters.begin("default", ADAPTER.id, 1, 1)
     return Scene(queue, queued, claims[running.job.id], make_submission())
 
 
@@ -100,30 +124,19 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     """Return the arguments of each script, with which it has something to write."""
     job, epoch, queued = scene.running.job.id, scene.running.epoch, scene.queued.job.id
     signature, models = scene.signature, ("demo", 0)
-    no_update = json.dumps({"set": [], "add": [], "accepted": [], "parts": []})
     return {
         "abandon_sync_call": ("default", "digest", f"{job} {scene.process}", 1),
         "admit": ("default", 60),
-        "begin_adapter": ("default", "adapter_2", 1, 1, 10, 10, 60_000),
-        "begin_file": ("default", "file_2", 10, 60_000, 1),
         "bury_job": (job, "worker_lost", ""),
-        "cancel_batch": ("default", "batch_1"),
         "cancel_jobs": (queued,),
-        "claim_deliveries": (10, 10, 1000),
-        "commit_batch": ("default", "batch_1", 1, 1000, 1000, no_update),
         "count_queued": (0, "0", signature),
         "count_dead_letters": (),
-        "create_batch": ("default", "batch_2", "file_1", 10, 0, "status", "validating"),
         "create_key": ("new", "digest", "default", "", "", None),
-        "due_batches": (10, 1000),
-        "expand_outbox": (10,),
         "expire": (10,),
         "expired_items": (10,),
         "order_model": ("all", "demo", "{}", 10),
         "pause": ("all", "{}", 10),
         "resume": ("tenant|paused",),
-        "forget_adapter": ("default", "adapter_1", False),
-        "forget_file": ("default", "file_1", False),
         "forget_input": ("default", "in_1"),
         "reserve_key": ("default", "digest", "batch_1", "print"),
         "forget_item": (f"job|default|{job}|",),
@@ -137,12 +150,8 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "announce_policies": ('{"role": "api", "set": {}, "defaults": {"lease_ms": "1000"}}', 0, 120_000, 3_600_000),
         "model_depths": (signature,),
         "note_use": ("known",),
-        "postpone_batch": ("default", "batch_1", 1000),
         "purge_dead_letter": (job,),
-        "put_adapter": ("default", "adapter_1", "{}"),
-        "put_endpoint": ("default", "we_2", None, '{"states": []}', 16),
         "put_preview": (job, epoch, "0-0", "x", 1000),
-        "put_file": ("default", "file_1", "a", "batch", 1, 0, 0, 2**50, "1 part"),
         "put_input": ("default", "in_1", "{}", 1000, "name", 1),
         "queue_depths": (signature,),
         "queue_position": (queued,),
@@ -151,8 +160,6 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "reconcile_lanes": ("", f"{signature}|standard|default"),
         "repair_queued": ("token", signature, 1, 9, 0),
         "repair_tenants": ("token", "queued", "default", 9),
-        "record_attempt": ("known.we_1", "delivered", None, "{}", False, 1000),
-        "redeliver": ("new.we_1", "default", "we_1", "https://x.test", "job.succeeded"),
         "redrive_dead_letter": (job,),
         "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
@@ -170,6 +177,8 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
+        "read_replies": ('[["GET", "any"]]',),
+        "transact": (False, "[]", '[["SET", "any", "value"]]'),
         "set_limits": ("default", "running_slots", 8),
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
         "start_sync_call": ("default", "digest", f"{queued} {scene.process}"),
@@ -182,18 +191,41 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
 
 
 REFUSED = {
-    "begin_adapter",
-    "begin_file",
-    "create_batch",
     "create_key",
-    "put_endpoint",
     "put_input",
     "put_preview",
-    "redeliver",
     "reserve_key",
     "submit",
+    "transact",  # unless its caller says so, as those of `OPERATIONS`
 }
-READ_ONLY = {"identify", "model_depths", "queue_depths", "queue_position"}
+READ_ONLY = {"identify", "model_depths", "queue_depths", "queue_position", "read_replies"}
+REFUSED_OPERATIONS = {"begin_adapter", "begin_file", "create_batch", "create_endpoint", "redeliver", "send_test"}
+OPERATIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
+    "begin_adapter": lambda scene: scene.queue.adapters.begin("default", "adapter_2", 1, 1),
+    "begin_file": lambda scene: scene.queue.files.begin("default", "file_2", 1),
+    "cancel_batch": lambda scene: scene.queue.batches.cancel("default", "batch_1"),
+    "commit_batch": lambda scene: scene.queue.batches.commit(BATCH, BatchUpdate({}), 1000),
+    "create_batch": lambda scene: scene.queue.batches.create(BATCH.model_copy(update={"id": "batch_2"})),
+    "due_batches": lambda scene: scene.queue.batches.due(10, {}, 1000),
+    "forget_adapter": lambda scene: scene.queue.adapters.forget("default", ADAPTER.id),
+    "postpone_batch": lambda scene: scene.queue.batches.postpone("default", "batch_1", 1000),
+    "put_adapter": lambda scene: scene.queue.adapters.put("default", ADAPTER),
+    "put_file": lambda scene: scene.queue.files.put(FILE, [Part("part", 1)]),
+    "end_batch": lambda scene: scene.queue.batches.commit(BATCH, BatchUpdate({"status": "completed"}), None),
+    "abandon_file": lambda scene: scene.queue.files.abandon("default", "file_3"),
+    "claim_deliveries": lambda scene: scene.queue.webhooks.claim_deliveries(10, 10, {}, 1000),
+    "create_endpoint": lambda scene: scene.queue.webhooks.create_endpoint(
+        "default", ENDPOINT.model_copy(update={"id": "we_2"})
+    ),
+    "delete_endpoint": lambda scene: scene.queue.webhooks.delete_endpoint("default", "we_1"),
+    "expand_outbox": lambda scene: scene.queue.webhooks.expand_outbox(10),
+    "record_attempt": lambda scene: scene.queue.webhooks.record_attempt(
+        "known.we_1", AttemptOutcome(DeliveryState.DELIVERED), DeliveryAttempt(at_ms=0, status=200)
+    ),
+    "redeliver": lambda scene: scene.queue.webhooks.redeliver("default", "known.we_1"),
+    "send_test": lambda scene: scene.queue.webhooks.send_test("default", ENDPOINT, "new"),
+}
+"""Transactions by their methods."""
 
 
 def test_a_script_that_writes_runs_when_redis_is_full_unless_it_is_listed() -> None:
@@ -219,6 +251,23 @@ async def test_a_script_runs_when_redis_is_full_unless_it_adds_what_a_client_sen
         else:
             await getattr(queue.client.scripts, name)(*arguments(scene)[name])
             return
+    assert await contents(queue) == before
+
+
+@pytest.mark.every_redis
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_a_transaction_runs_when_redis_is_full_unless_it_adds_what_a_client_sends(
+    queue: Queue, make_submission: Make, name: str
+) -> None:
+    """What is refused has changed nothing."""
+    scene = await prepared(queue, make_submission)
+    before = await contents(queue)
+    async with full(queue):
+        if name not in REFUSED_OPERATIONS:
+            await OPERATIONS[name](scene)
+            return
+        with pytest.raises(RedisFull, match="no memory left"):
+            await OPERATIONS[name](scene)
     assert await contents(queue) == before
 
 

@@ -33,9 +33,9 @@ Case = Callable[[Queue, Make], Awaitable[None]]
 
 SCRIPTS = {name for name, path in script_files().items() if path.parent.name not in PARTS}
 REPLY_DIFFERS = {
-    **dict.fromkeys(("reclaim", "expire", "expand_outbox"), "takes the next rows of a list; the reply is a count"),
+    **dict.fromkeys(("reclaim", "expire"), "takes the next rows of a list; the reply is a count"),
     **dict.fromkeys((name for name in SCRIPTS if name.startswith(("reconcile_", "repair_"))), "a count of repairs"),
-    **dict.fromkeys(("queue_depths", "read_order", "read_lanes"), "reads how long ago or how soon"),
+    **dict.fromkeys(("queue_depths", "read_replies", "read_order", "read_lanes"), "reads how long ago or how soon"),
 }
 STATE_DIFFERS = {
     "learn_cost": "a moving mean: a forward counted twice moves it by 4% of the difference more",
@@ -248,16 +248,7 @@ async def api_keys(queue: Queue, make: Make) -> None:
     assert await queue.api_keys.revoke(key.id)
 
 
-@case(
-    "begin_file",
-    "put_file",
-    "create_batch",
-    "cancel_batch",
-    "due_batches",
-    "postpone_batch",
-    "commit_batch",
-    "forget_file",
-)
+@case("transact")
 async def batches(queue: Queue, make: Make) -> None:
     now = now_ms()
     life = {"created_at_ms": now, "expires_at_ms": now + 60_000}
@@ -283,7 +274,7 @@ async def batches(queue: Queue, make: Make) -> None:
     await queue.files.abandon("acme", "file-c")
 
 
-@case("begin_adapter", "put_adapter", "forget_adapter")
+@case("transact")
 async def adapters(queue: Queue, make: Make) -> None:
     adapter = UploadedAdapter(
         id=new_id("adapter"), model="demo", name="ink", bytes=1, parts=1, sha256="", created_at_ms=now_ms()
@@ -313,7 +304,7 @@ async def model_orders(queue: Queue, make: Make) -> None:
         await queue.model_orders.put(ModelOrder("one", "demo", action, 0))
 
 
-@case("put_endpoint", "expand_outbox", "claim_deliveries", "record_attempt", "redeliver")
+@case("read_replies", "transact")
 async def webhooks(queue: Queue, make: Make) -> None:
     endpoint = WebhookEndpoint(
         id="we_a", url="https://example.com/", states=(State.QUEUED,), secrets=SECRET, created_at_ms=now_ms()

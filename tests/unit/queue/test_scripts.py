@@ -341,8 +341,8 @@ async def test_a_script_that_returns_whether_something_changed_gives_a_bool() ->
 
 async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:
     runner = OneRunner()
-    await script_methods(runner).cancel_batch(batch_id="batch_1", tenant="acme")
-    assert runner.values == ("acme", "batch_1")
+    await script_methods(runner).forget_input(input_id="in_1", tenant="acme")
+    assert runner.values == ("acme", "in_1")
 
 
 RECOUNTS = [

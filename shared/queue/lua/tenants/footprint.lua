@@ -14,8 +14,6 @@ end
 
 function footprint.of_input(ref, bytes) return string.format('0,%.0f,1,%.0f', INPUT_BYTES + #ref, bytes) end
 
-function footprint.of_adapter(bytes, objects) return string.format('0,%.0f,%.0f,%.0f', INPUT_BYTES, objects, bytes) end
-
 -- The size of a file's parts: '<bytes> <name>' each.
 function footprint.of_parts(parts)
   local bytes = 0

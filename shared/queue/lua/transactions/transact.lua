@@ -1,0 +1,39 @@
+-- NEEDS batch_turns events footprint
+-- Run what the caller has decided, if what it has read is still the same.
+-- args     when_full, fences, writes, added...
+--          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
+--          `writes`: JSON list of commands, and of FUNCTIONS with their arguments; `added`: sizes that the quotas of tenants
+--          must allow
+-- Returns  'ok', 'changed' or the name of the quota that is used up
+local FUNCTIONS = {
+  count_footprint = footprint.change, set_batch_due = batch_turns.set_due, refresh_batches = batch_turns.refresh,
+  add_to_outbox = events.add_to_outbox,
+}
+
+-- The score of a member of an index is that of the first member of another set; without any, it is removed.
+function FUNCTIONS.index_first(index, member, set)
+  local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
+  if first[2] then redis.call('ZADD', index, first[2], member) else redis.call('ZREM', index, member) end
+end
+
+-- End the turn of a member of an index by its stream of entries: it goes last, or with its last entry.
+function FUNCTIONS.end_outbox_turn(stream, index, member, at)
+  if redis.call('XLEN', stream) > 0 then return redis.call('ZADD', index, whole(at), member) end
+  redis.call('DEL', stream)
+  redis.call('ZREM', index, member)
+end
+
+for _, fence in ipairs(cjson.decode(args.fences)) do
+  if cjson.encode(redis.call(unpack(fence[1])) or false) ~= fence[2] then return 'changed', true end
+end
+for _, one in ipairs(args.added) do
+  local quota = footprint.exceeded(footprint.read(one.tenant), footprint.numbers(one.size))
+  if quota then return quota, true end
+end
+if args.when_full then redis.call('DEL', PREFIX) end
+for _, one in ipairs(args.added) do footprint.change(one.tenant, '', one.size) end
+for _, write in ipairs(cjson.decode(args.writes)) do
+  local call = FUNCTIONS[write[1]]
+  if call then call(unpack(write, 2)) else redis.call(unpack(write)) end
+end
+return 'ok'

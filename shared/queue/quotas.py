@@ -1,0 +1,37 @@
+"""Quotas of tenants: the sizes that count, and the error when one is used up."""
+
+from collections.abc import Sequence
+
+from shared.errors import QuotaExceeded
+from shared.runtime import metrics
+
+QUOTA_RETRY_S = 60
+PART_RECORD_BYTES = 150
+"""What the part of a file costs Redis besides its text; items as in `footprint.lua`."""
+
+_ITEM_RECORD_BYTES = 600
+_FREED_BY = {
+    "kept_jobs": "delete ended jobs, or wait until they expire",
+    "record_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "stored_objects": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "stored_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "idempotency_keys": "wait until the earlier ones expire, or submit without a key",
+}
+
+
+def quota_exceeded(tenant: str, quota: str) -> QuotaExceeded:
+    """Return the error of a quota that a tenant has used up, and count it."""
+    metrics.quota_refusals.labels(quota).inc()
+    message = f"quota of tenant {tenant!r} is used up: {quota}; {_FREED_BY[quota]}"
+    return QuotaExceeded(message, quota=quota, retry_after_s=QUOTA_RETRY_S)
+
+
+def adapter_size(stored_bytes: int, objects: int) -> str:
+    """Return the size of an adapter, as `footprint.lua` counts it."""
+    return f"0,{_ITEM_RECORD_BYTES},{objects},{stored_bytes}"
+
+
+def parts_size(parts: Sequence[str]) -> str:
+    """Return the size of a file's parts, `<bytes> <name>` each."""
+    stored = sum(int(part.partition(" ")[0]) for part in parts)
+    return f"0,{PART_RECORD_BYTES * len(parts)},{len(parts)},{stored}" if parts else ""
