@@ -2,8 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import starmap
+from functools import partial
 
 from shared.auth import (
     MAX_NAME_CHARS,
@@ -23,9 +22,14 @@ from shared.errors import Conflict, InvalidRequest
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import paired
-from shared.queue.script_arguments import TenantLimit
+from shared.queue.transactions import Command, Transaction
 
 MAX_KEYS = 10_000
+KEPT_MS = 30 * 86_400_000
+"""Of revoked and expired keys, for operators."""
+
+_OLDEST_READ = 1000
+_USE_NOTED_MS = 60_000
 MAX_LIMITED_TENANTS = 10_000
 MAX_LIMIT = 10**15
 USAGE_HALF_LIFE_S = 300
@@ -51,13 +55,33 @@ class ApiKeys(QueueComponent):
         key_id = id_of(token) or ""
         lives_ms = None if lives_s is None else lives_s * 1000
         scope_names = ",".join(sorted(scopes))
-        code, at = await self._scripts.create_key(
-            key_id, digest_of(token), tenant, scopes=scope_names, name=name, ttl_ms=lives_ms
-        )
-        if code != "ok":
-            raise Conflict(f"too many: {MAX_KEYS} keys; revoked and expired ones are deleted after 30 days")
-        created = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
-        return token, created
+        row, index = self._keys.api_key(key_id), self._keys.api_keys
+        fields = ("digest", digest_of(token), "tenant", tenant, "scopes", scope_names, "name", name)
+
+        async def attempt(transaction: Transaction) -> int:
+            (count,) = await transaction.read(("ZCARD", index))
+            deleted = await self._deleted(transaction) if count >= MAX_KEYS else []
+            if count - len(deleted) >= MAX_KEYS:
+                raise Conflict(f"too many: {MAX_KEYS} keys; revoked and expired ones are deleted after 30 days")
+            now = await transaction.time_ms()
+            transaction.write("HSET", row, *fields, "created", now)
+            if lives_ms is not None:
+                transaction.write("HSET", row, "expires", now + lives_ms)
+                transaction.write("PEXPIRE", row, lives_ms + KEPT_MS)
+            transaction.write("ZADD", index, now, key_id)
+            transaction.write("SET", self._keys.keys_created, "keys")
+            if deleted:
+                transaction.write("ZREM", index, *deleted)
+            return now
+
+        at = await self._transact(attempt)
+        return token, ApiKey(key_id, tenant, scopes, name, at, None if lives_ms is None else at + lives_ms)
+
+    async def _deleted(self, transaction: Transaction) -> list[str]:
+        """Return the deleted ones of the oldest keys, which are the most likely to have expired."""
+        (ids,) = await transaction.read(("ZRANGE", self._keys.api_keys, 0, _OLDEST_READ - 1), fenced=False)
+        exist = await transaction.read(*(("EXISTS", self._keys.api_key(one)) for one in ids), fenced=False)
+        return [one for one, exists in zip(ids, exist, strict=True) if not exists]
 
     async def all(self) -> list[ApiKey]:
         """Return all keys, oldest first, including those revoked or expired within 30 days."""
@@ -78,19 +102,44 @@ class ApiKeys(QueueComponent):
 
     async def revoke(self, key_id: str) -> bool:
         """Revoke a key, effective within two seconds; False if there is none."""
-        return await self._scripts.revoke_key(key_id)
+        name = self._keys.api_key(key_id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            (known,) = await transaction.read(("EXISTS", name))
+            if known:
+                transaction.write("HSETNX", name, "revoked", transaction.now_ms)
+                transaction.write("PEXPIRE", name, KEPT_MS)
+            return bool(known)
+
+        return await self._transact(attempt, when_full=True)
 
     async def identify(self, key_id: str | None, default_tenant: str) -> Identity:
-        """Return a key and its tenant's limits (without a key: those of `default_tenant`), in one read."""
-        any_created, fields, expired, limits = await self._scripts.identify(key_id, default_tenant)
-        key = _api_key(key_id or "", paired(fields), None)
-        if key is not None and expired:
-            key = replace(key, expired=True)
-        return Identity(bool(any_created), key, _limits(dict(zip(_IDENTITY_LIMITS, limits, strict=True))))
+        """Return a key and its tenant's limits; without a key those of `default_tenant`."""
+        transaction = Transaction(self._client)
+        any_created, fields, limits = await transaction.read(
+            ("EXISTS", self._keys.keys_created),
+            ("HGETALL", self._keys.api_key(key_id or "")),
+            self._identity_limits(default_tenant),
+        )
+        key = _api_key(key_id or "", paired(fields), transaction.now_ms)
+        if key is not None and key.tenant != default_tenant:
+            (limits,) = await transaction.read(self._identity_limits(key.tenant))
+        found = {name: limit or "" for name, limit in zip(_IDENTITY_LIMITS, limits, strict=True)}
+        return Identity(bool(any_created), key, _limits(found))
+
+    def _identity_limits(self, tenant: str) -> Command:
+        return ("HMGET", self._keys.tenant_limits, *(f"{tenant}|{name}" for name in _IDENTITY_LIMITS))
 
     async def note_use(self, key_id: str) -> None:
         """Record a key's use, at most once a minute."""
-        await self._scripts.note_use(key_id)
+        name = self._keys.api_key(key_id)
+
+        async def attempt(transaction: Transaction) -> None:
+            ((digest, used),) = await transaction.read(("HMGET", name, "digest", "used"))
+            if digest and transaction.now_ms - int(used or 0) >= _USE_NOTED_MS:
+                transaction.write("HSET", name, "used", transaction.now_ms)
+
+        await self._transact(attempt, when_full=True)
 
     async def admit(self, tenant: str, requests_per_minute: int) -> Rate:
         """Count a request of a tenant, if its limit allows it; the limit is shared by all API processes."""
@@ -162,7 +211,17 @@ class ApiKeys(QueueComponent):
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
             raise Conflict(f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead")
-        await self._scripts.set_limits(tenant, *starmap(TenantLimit, values.items()))
+        await self._transact(partial(self._write_limits, tenant, values), when_full=True)
+
+    async def _write_limits(self, tenant: str, values: Mapping[str, int | None], transaction: Transaction) -> None:
+        """Write limits, and wake workers for what the old ones held back."""
+        for name, value in values.items():
+            row = (self._keys.tenant_limits, f"{tenant}|{name}")
+            if value is None:
+                transaction.write("HDEL", *row)
+            else:
+                transaction.write("HSET", *row, value)
+        transaction.call("resume_tenant", tenant)
 
 
 def _api_key(key_id: str, fields: Mapping[str, str], now_ms: int | None) -> ApiKey | None:

@@ -1,4 +1,4 @@
-"""Jobs: submitting, reading, canceling and deleting them, their input images, and synchronous calls."""
+"""Jobs: submitting, reading, canceling and deleting them, and their input images."""
 
 import hashlib
 import math
@@ -12,11 +12,13 @@ from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.job_fields import OnDeadline
+from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.quotas import quota_exceeded
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.script_arguments import SubmitArgs
+from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
 
 MAX_SUBMISSIONS = 500
@@ -68,12 +70,25 @@ class Jobs(QueueComponent):
 
         Raises `IdempotencyMismatch` or `QuotaExceeded`.
         """
-        code, detail = await self._scripts.reserve_key(tenant, _digest(idempotency_key), object_id, fingerprint)
-        if code == "mismatch":
-            raise _mismatch()
-        if code == "quota":
-            raise quota_exceeded(tenant, detail)
-        return detail
+        name = self._keys.idempotency(tenant, _digest(idempotency_key))
+        counter, lives_ms = self._keys.idempotency_keys(tenant), 1000 * self._client.policy("idempotency_s")
+
+        async def attempt(transaction: Transaction) -> str:
+            known, count = await transaction.read(("GET", name), ("GET", counter))
+            if known:
+                known_id, _, known_fingerprint = known.partition(" ")
+                if known_fingerprint != fingerprint:
+                    raise _mismatch()
+                return str(known_id)
+            if int(count or 0) >= scripts.IDEMPOTENCY_KEYS:
+                raise quota_exceeded(tenant, "idempotency_keys")
+            transaction.write("SET", name, f"{object_id} {fingerprint}", "PX", lives_ms)
+            transaction.write("INCR", counter)
+            if count is None:
+                transaction.write("PEXPIRE", counter, lives_ms)
+            return object_id
+
+        return await self._transact(attempt)
 
     def _result(self, reply: Sequence[Any], submission: Submission) -> SubmitResult | FusequeueError:
         code, detail = reply[:2]
@@ -230,41 +245,6 @@ class Jobs(QueueComponent):
             )
         found = await self.inputs(tenant, [input_id for input_id, _ in page])
         return [one for one in found if one is not None], cursor
-
-
-class SyncCalls(QueueComponent):
-    """Per tenant and request digest, a sorted set of the jobs with a response that is not delivered, with the API
-    process of the request that waits.
-
-    Score: 1000 per retry, plus 1 while a request waits. A retry joins the lowest score for which no request of a living
-    process waits: the job with the fewest retries, then the oldest. An unchanged score shows that no request joined.
-    """
-
-    async def start(self, tenant: str, digest: str, object_id: str) -> None:
-        """Record that a request waits for the file or batch that it creates; `submit` does so for a job."""
-        await self._scripts.start_sync_call(tenant, digest, self._call(object_id))
-
-    async def join(self, tenant: str, digest: str, *, waited_for: bool = False) -> str | None:
-        """Return the job for a retry to wait for, with `waited_for` also one for which a request waits already.
-
-        Without one, "" if requests of living processes wait for all jobs, and None if there are no jobs.
-        """
-        return await self._scripts.join_sync_call(tenant, digest, self._client.process, waited_for)
-
-    async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
-        """Record that a request no longer waits, and return the score for `abandon`; None: delivered, or taken over."""
-        return await self._scripts.leave_sync_call(tenant, digest, self._call(job_id))
-
-    async def abandon(self, tenant: str, digest: str, job_id: str, score: int) -> bool:
-        """Remove a job that a request has left; False if its score has changed since `leave`."""
-        return await self._scripts.abandon_sync_call(tenant, digest, self._call(job_id), score)
-
-    async def delivered(self, tenant: str, digest: str, job_id: str) -> None:
-        """Remove a job whose response was delivered: an equal request then creates a new one."""
-        await self._client.command("ZREM", self._keys.sync_calls(tenant, digest), self._call(job_id))
-
-    def _call(self, object_id: str) -> str:
-        return f"{object_id} {self._client.process}"
 
 
 def _mismatch() -> IdempotencyMismatch:

@@ -21,6 +21,7 @@ from shared.errors import RedisUnavailable
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.policy_table import POLICIES, policy_value
 from shared.queue.records import paired
+from shared.queue.transactions import Transaction
 
 log = structlog.get_logger()
 
@@ -94,6 +95,18 @@ class PolicyConflict:
         return f"{self.variable} differs between processes: {self.seen}; {self.remedy}"
 
 
+def applied(sources: Sequence[PolicySource]) -> dict[str, str]:
+    """Return the policies that apply: what a process sets goes before defaults, and then what the last one has."""
+    defaults = {name: value for source in sources for name, value in source.defaults.items()}
+    return defaults | {name: value for source in sources for name, value in source.set.items()}
+
+
+def _times(row: str) -> tuple[int, int]:
+    """Return when a process started, and when it last announced."""
+    started, seen, *_ = row.split()
+    return int(started), int(seen)
+
+
 def conflicts(used: Mapping[str, str], sources: Sequence[PolicySource]) -> list[PolicyConflict]:
     """Return the policies of which some process has set another value than the one that applies.
 
@@ -127,13 +140,44 @@ class Policies(QueueComponent):
         """Announce this process' policies, and load those that apply; a conflict is logged when it begins."""
         source = PolicySource.of(role, self._settings)
         uptime_ms = round((time.monotonic() - self.started_s) * 1000)
-        used, texts = await self._scripts.announce_policies(source.text(), uptime_ms, LIVE_MS, KEPT_MS)
-        self._client.used_policies = paired(used)
-        sources = list(map(PolicySource.parse, texts))
+
+        async def attempt(transaction: Transaction) -> tuple[dict[str, str], list[PolicySource]]:
+            return await self._announce(transaction, source.text(), uptime_ms)
+
+        self._client.used_policies, sources = await self._transact(attempt, when_full=True)
         known, self.conflicts = self.conflicts, conflicts(self._client.used_policies, sources)
         for conflict in self.conflicts:
             if conflict not in known:
                 log.error("policies_differ", message=conflict.message)
+
+    async def _announce(
+        self, transaction: Transaction, own: str, uptime_ms: int
+    ) -> tuple[dict[str, str], list[PolicySource]]:
+        """Note an announcement; return the policies that apply, and the sources of all running processes.
+
+        A row counts for `LIVE_MS`, without times in which no process announced, as in an outage.
+        """
+        name = self._keys.policy_sources
+        flat, known = map(paired, await transaction.read(("HGETALL", name), ("HGETALL", self._keys.policies)))
+        rows = {text: _times(times) for text, times in flat.items()}
+        now = transaction.now_ms
+        silent_ms = now - max((seen for _, seen in rows.values()), default=now)
+        pause_ms = silent_ms if silent_ms > LIVE_MS / 2 else 0
+        live = {text: (started, seen + pause_ms) for text, (started, seen) in rows.items()}
+        live[own] = (max(rows.get(own, (0, 0))[0], now - uptime_ms), now)
+        for text, (started, seen) in live.items():
+            if seen < now - LIVE_MS:
+                transaction.write("HDEL", name, text)
+            elif text == own or pause_ms:
+                transaction.write("HSET", name, text, f"{started} {seen}")
+        transaction.write("PEXPIRE", name, KEPT_MS)
+        running = sorted((started, text) for text, (started, seen) in live.items() if seen >= now - LIVE_MS)
+        sources = [PolicySource.parse(text) for _, text in running]
+        used = applied(sources)
+        for policy, value in used.items():
+            if known.get(policy) != value:
+                transaction.write("HSET", self._keys.policies, policy, value)
+        return used, sources
 
     async def try_announce(self, role: Role) -> bool:
         """Announce this process' policies; an error is only logged. False when Redis cannot be reached."""

@@ -8,7 +8,7 @@ from shared.queue.batches import Batches, Files
 from shared.queue.claims import Claims
 from shared.queue.client import QueueClient
 from shared.queue.connections.redis_traits import RedisTrait, examine
-from shared.queue.jobs import Jobs, SyncCalls
+from shared.queue.jobs import Jobs
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog
 from shared.queue.maintenance.changes import JobChanges
@@ -16,6 +16,7 @@ from shared.queue.maintenance.model_orders import ModelOrders
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.maintenance.tenant_usage import UsageRecords
 from shared.queue.policies import Policies
+from shared.queue.sync_calls import SyncCalls
 from shared.queue.tenants.adapters import Adapters
 from shared.queue.tenants.webhooks import Webhooks
 from shared.queue.workers import Workers

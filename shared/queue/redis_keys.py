@@ -13,6 +13,9 @@ from functools import partial
 
 from shared.job_fields import Priority
 
+RANK_SPAN = 2**42
+"""Between the scores of a rank and of the next one in `front`, `solo` and `dated`, as in `queue.lua`."""
+
 
 class RedisKey:
     """One kind of key: its type and why it does not grow forever.

@@ -85,13 +85,6 @@ class AddedSize(NamedTuple):
     size: str
 
 
-class TenantLimit(NamedTuple):
-    """A limit of a tenant; None for that of the settings."""
-
-    name: str
-    most: int | None
-
-
 def parameter_names(method: Callable[..., Any]) -> list[str]:
     """Return the parameters of a script's method; a variadic one ends with `...`."""
     return [f"{one.name}..." if one.kind is Parameter.VAR_POSITIONAL else one.name for one in _parameters(method)]

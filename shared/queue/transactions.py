@@ -29,7 +29,7 @@ CONFLICT_PAUSE_S = 0.01
 class Transaction:
     """One attempt. Times are those of Redis at the last read."""
 
-    def __init__(self, client: QueueClient, *, when_full: bool) -> None:
+    def __init__(self, client: QueueClient, *, when_full: bool = False) -> None:
         self.now_ms = 0
         self._client = client
         self._when_full = when_full

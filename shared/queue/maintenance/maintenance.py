@@ -10,6 +10,7 @@ from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.reconcile import Reconciliation
 from shared.queue.records import ExpiredItem
+from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
 
 CHORES = ("deliver", "advance", "sweep", "move-on", "reconcile")
@@ -72,10 +73,22 @@ class Maintenance(QueueComponent):
 
         Returns None for an unknown input; raises `Conflict` while a job that has not ended uses it.
         """
-        result, row = await self._scripts.forget_input(tenant, input_id)
-        if result == "live":
-            raise Conflict(f"input {input_id} is used by a job that has not ended; cancel the job first", param="id")
-        return _expired_item(row) if result == "ok" else None
+        name = self._keys.input(tenant, input_id)
+
+        async def attempt(transaction: Transaction) -> ExpiredItem | None:
+            ((ref, stored, size, live),) = await transaction.read(("HMGET", name, "ref", "object", "size", "live"))
+            if ref is None:
+                return None
+            if int(live or 0) > 0:
+                message = f"input {input_id} is used by a job that has not ended; cancel the job first"
+                raise Conflict(message, param="id")
+            row = f"input|{tenant}|{input_id}|{stored or ''}|{size or ''}"
+            transaction.write("DEL", name)
+            transaction.write("ZREM", self._keys.inputs(tenant), input_id)
+            transaction.write("ZADD", self._keys.retention, transaction.now_ms, row)
+            return _expired_item(row)
+
+        return await self._transact(attempt, when_full=True)
 
     async def forget_item(self, item: ExpiredItem) -> None:
         """Delete the record and indexes of an item that storage no longer holds."""

@@ -16,6 +16,7 @@ from shared.errors import Conflict
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.records import WorkerInfo
+from shared.queue.transactions import Transaction
 
 MAX_ORDERS = 1000
 GIB = 2**30
@@ -64,8 +65,23 @@ class ModelOrders(QueueComponent):
     async def put(self, order: ModelOrder) -> None:
         """Record an order; raises `Conflict` at `MAX_ORDERS`. Orders for workers that have ended are forgotten."""
         row = _ORDER.dump_json(order).decode()
-        if not await self._scripts.order_model(order.scope, order.model, row, MAX_ORDERS):
-            raise Conflict(f"too many model orders: at most {MAX_ORDERS}; order for all workers instead of some")
+        name, index = f"{order.scope}|{order.model}", self._keys.model_orders
+
+        async def attempt(transaction: Transaction) -> None:
+            (fields,) = await transaction.read(("HKEYS", index))
+            of_workers = [field for field in fields if field.startswith("worker:")]
+            workers = (field.removeprefix("worker:").partition("|")[0] for field in of_workers)
+            beats = await transaction.read(
+                *(("ZSCORE", self._keys.workers, worker) for worker in workers), fenced=False
+            )
+            ended = [field for field, beat in zip(of_workers, beats, strict=True) if beat is None]
+            if ended:
+                transaction.write("HDEL", index, *ended)
+            if name not in fields and len(fields) - len(ended) >= MAX_ORDERS:
+                raise Conflict(f"too many model orders: at most {MAX_ORDERS}; order for all workers instead of some")
+            transaction.write("HSET", index, name, row)
+
+        await self._transact(attempt, when_full=True)
 
     async def end(self, order: ModelOrder) -> None:
         """Forget an order; workers keep what they have."""

@@ -11,9 +11,13 @@ from pydantic import TypeAdapter, ValidationError
 from shared.errors import Conflict
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.records import RANKS
+from shared.queue.transactions import Command, Transaction
 
 MAX_PAUSES = 1000
 MAX_REASON_CHARS = 200
+_WAKES = 32
+"""Signatures of a model and priority, or of all, for which a worker is woken; each claim wakes the next."""
 
 
 class PauseKind(StrEnum):
@@ -57,12 +61,40 @@ class PauseControls(QueueComponent):
     async def set(self, pause: Pause) -> None:
         """Pause; a repetition replaces the reason. Raises `Conflict` at `MAX_PAUSES`."""
         row = _PAUSE.dump_json(pause).decode()
-        if not await self._scripts.pause(_field(pause.kind, pause.name), row, MAX_PAUSES):
-            raise Conflict(f"too many pauses: at most {MAX_PAUSES}; end some, or pause everything")
+        field = _field(pause.kind, pause.name)
+
+        async def attempt(transaction: Transaction) -> None:
+            known, count = await transaction.read(("HEXISTS", self._keys.pauses, field), ("HLEN", self._keys.pauses))
+            if not known and count >= MAX_PAUSES:
+                raise Conflict(f"too many pauses: at most {MAX_PAUSES}; end some, or pause everything")
+            transaction.write("HSET", self._keys.pauses, field, row)
+
+        await self._transact(attempt, when_full=True)
 
     async def end(self, kind: PauseKind, name: str = "") -> bool:
         """End a pause and wake workers; False if there is none."""
-        return await self._scripts.resume(_field(kind, name))
+        field = _field(kind, name)
+
+        async def attempt(transaction: Transaction) -> bool:
+            (known,) = await transaction.read(("HEXISTS", self._keys.pauses, field))
+            if known:
+                transaction.write("HDEL", self._keys.pauses, field)
+                await self._wake(transaction, kind, name)
+            return bool(known)
+
+        return await self._transact(attempt, when_full=True)
+
+    async def _wake(self, transaction: Transaction, kind: PauseKind, name: str) -> None:
+        """Wake workers for what a pause held back."""
+        if kind is PauseKind.TENANT:
+            transaction.call("resume_tenant", name)
+            return
+        ready = [("ZRANGE", self._keys.ready(name, rank.value), 0, _WAKES - 1) for rank in RANKS]
+        longest = ("ZRANGE", self._keys.signatures, 0, _WAKES - 1, "REV")
+        reads: list[Command] = [*ready] if kind is PauseKind.MODEL else [longest]
+        for signatures in await transaction.read(*reads, fenced=False):
+            for signature in signatures:
+                transaction.call("wake", signature)
 
     async def all(self) -> Pauses:
         """Return all pauses, by kind and name."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.transactions import Transaction
 
 MAX_PREVIEW_BYTES = 64 * 1000
 PREVIEWS_KEPT_S = 60
@@ -35,7 +36,17 @@ class Previews(QueueComponent):
         if len(data) > MAX_PREVIEW_BYTES:
             raise ValueError(f"preview too large: {len(data)} bytes; at most {MAX_PREVIEW_BYTES}")
         file = base64.b64encode(data).decode("ascii")
-        return await self._scripts.put_preview(job_id, epoch, _name(index, number), file, 1000 * PREVIEWS_KEPT_S)
+        name = self._keys.previews(job_id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            ((state, current),) = await transaction.read(("HMGET", self._keys.job(job_id), "state", "epoch"))
+            if state != "running" or int(current) != epoch:
+                return False
+            transaction.write("HSET", name, _name(index, number), file)
+            transaction.write("EXPIRE", name, PREVIEWS_KEPT_S)
+            return True
+
+        return await self._transact(attempt)
 
     async def get(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
         """Return the job's previews except those named in `known`, ordered by number."""

@@ -15,16 +15,16 @@ from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.records import RANKS, CostCurve, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
+from shared.queue.transactions import Transaction
 from shared.queue.workers.backlog_sample import BacklogSample
+from shared.queue.workers.depths import Depths
 
 WORKER_TTL_S = 30
 MAX_SIGNATURES = 1000
-MAX_COUNTED = 100_000
 MAX_WORKERS = 1000
 MAX_CURVES = 64
-# Signatures of one script: both hold Redis for about 1 ms.
-_CHUNK = 20
-_COUNTED_CHUNK = 200
+_CURVE_MS = 30 * 86_400_000
+_START_TIME_MS = 7 * 86_400_000
 _FIRST_READY = 4
 _WORKER = TypeAdapter(WorkerInfo)
 
@@ -46,7 +46,19 @@ class Workers(QueueComponent):
 
     async def learn_cost(self, device: str, model: str, shape: str, rows: int, seconds: float) -> None:
         """Add one measured forward to the cost curve: moving means of seconds by rows, kept for 30 days."""
-        await self._scripts.learn_cost(device, model, shape, rows, seconds, MAX_CURVES)
+        name, shapes = self._keys.cost_curve(device, model, shape), self._keys.cost_shapes(model)
+
+        async def attempt(transaction: Transaction) -> None:
+            (mean,) = await transaction.read(("HGET", name, rows), fenced=False)
+            learned = seconds if mean is None else float(mean) + 0.2 * (seconds - float(mean))
+            transaction.write("HSET", name, rows, f"{learned:.9g}")
+            transaction.write("PEXPIRE", name, _CURVE_MS)
+            transaction.write("SET", self._keys.cost_device(model, shape), device, "PX", _CURVE_MS)
+            transaction.write("ZADD", shapes, transaction.now_ms, f"{device}|{shape}")
+            transaction.write("ZREMRANGEBYRANK", shapes, 0, -1 - MAX_CURVES)
+            transaction.write("PEXPIRE", shapes, _CURVE_MS)
+
+        await self._transact(attempt, when_full=True)
 
     async def cost_curve(self, device: str, model: str, shape: str) -> dict[int, float]:
         """Return the measured seconds per forward by rows."""
@@ -68,7 +80,14 @@ class Workers(QueueComponent):
 
     async def learn_start_time(self, seconds: float) -> None:
         """Add the seconds from a worker's start to its readiness to a moving mean, kept for a week."""
-        await self._scripts.learn_start_time(seconds)
+        name = self._keys.worker_start_s
+
+        async def attempt(transaction: Transaction) -> None:
+            (mean,) = await transaction.read(("GET", name), fenced=False)
+            learned = seconds if mean is None else float(mean) + 0.3 * (seconds - float(mean))
+            transaction.write("SET", name, f"{learned:.6g}", "PX", _START_TIME_MS)
+
+        await self._transact(attempt, when_full=True)
 
     async def mean_start_s(self) -> float:
         """Return the mean start time of workers; 0: unknown."""
@@ -77,13 +96,15 @@ class Workers(QueueComponent):
 
     async def queue_depths(self) -> list[QueueDepth]:
         """Return queued and running jobs by signature, most queued slots first, at most `MAX_SIGNATURES`."""
-        return await self._depths(await self._longest())
+        return await Depths(self._client).of_signatures(await self._longest())
 
     async def load(self) -> QueueLoad:
         """Return the jobs of all signatures by model, with the signatures of the longest queues and the oldest jobs."""
-        models = await self._model_depths()
+        depths = Depths(self._client)
+        models = await depths.of_models()
         first_ready = await self._first_ready([one.model for one in models])
-        return QueueLoad(models, await self._depths(list(dict.fromkeys([*await self._longest(), *first_ready]))))
+        signatures = list(dict.fromkeys([*await self._longest(), *first_ready]))
+        return QueueLoad(models, await depths.of_signatures(signatures))
 
     async def backlog(self, load: QueueLoad, expected_s: Mapping[str, float]) -> Backlog:
         """Return what waits, for autoscaling; `expected_s` are GPU-seconds of a slot of models without a measured cost.
@@ -141,29 +162,6 @@ class Workers(QueueComponent):
                         pipe.zrange(self._keys.ready(model, priority.value), 0, _FIRST_READY - 1)
                 return [signature for rows in await pipe.execute() for signature in rows]
 
-    async def _depths(self, signatures: Sequence[str]) -> list[QueueDepth]:
-        rows: list[list[int | str]] = []
-        for first in range(0, len(signatures), _CHUNK):
-            rows += await self._scripts.queue_depths(*signatures[first : first + _CHUNK])
-        return [_depth(row) for row in rows if row[1]]
-
-    async def _model_depths(self) -> list[ModelDepth]:
-        """Return the jobs of up to `MAX_COUNTED` signatures by model, in small scripts."""
-        sums: dict[str, list[int]] = {}
-        seen: set[str] = set()  # a scan can return a member twice
-        cursor = 0
-        while True:
-            with translated():
-                cursor, rows = await self._redis.zscan(self._keys.signatures, cursor, count=_COUNTED_CHUNK)
-            new = [signature for signature, _ in rows if signature not in seen]
-            seen.update(new)
-            for first in range(0, len(new), _COUNTED_CHUNK):
-                for model, *numbers in await self._scripts.model_depths(*new[first : first + _COUNTED_CHUNK]):
-                    before = sums.get(str(model), [0] * len(numbers))
-                    sums[str(model)] = [one + int(more) for one, more in zip(before, numbers, strict=True)]
-            if int(cursor) == 0 or len(seen) >= MAX_COUNTED:
-                return [_model_depth(model, numbers) for model, numbers in sums.items()]
-
     async def _costs(self, names: Sequence[str]) -> list[_Cost]:
         """Return the measured costs of signatures or models."""
         with translated():
@@ -219,30 +217,6 @@ def _shape(depth: QueueDepth) -> str:
 
 def _curve(learned: Mapping[str, str]) -> dict[int, float]:
     return {int(rows): float(seconds) for rows, seconds in sorted(learned.items(), key=lambda row: int(row[0]))}
-
-
-def _model_depth(model: str, numbers: Sequence[int]) -> ModelDepth:
-    queued, (running, signatures) = numbers[:6], numbers[6:]
-    jobs, slots = (dict(zip(RANKS, queued[first::2], strict=True)) for first in (0, 1))
-    return ModelDepth(model, jobs, slots, running, signatures)
-
-
-def _depth(row: list[int | str]) -> QueueDepth:
-    numbers = [int(value) for value in row[2:]]
-    queued, (running, age_ms, gap_ms, waiting_ms, bulk_ms, paused) = numbers[:6], numbers[6:]
-    jobs = dict(zip(RANKS, queued[0::2], strict=True))
-    return QueueDepth(
-        signature=str(row[0]),
-        model=str(row[1]),
-        jobs=jobs,
-        slots=dict(zip(RANKS, queued[1::2], strict=True)),
-        running_jobs=running,
-        oldest_age_ms=None if age_ms < 0 else age_ms,
-        eta_s=None if gap_ms < 0 else gap_ms * (sum(jobs.values()) + running) / 1000,
-        waiting_ms=None if waiting_ms < 0 else waiting_ms,
-        bulk_age_ms=None if bulk_ms < 0 else bulk_ms,
-        paused=bool(paused),
-    )
 
 
 def _worker(info: str, beat: str | None) -> WorkerInfo | None:

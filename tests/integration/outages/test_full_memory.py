@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.queue import claim, claim_ids, end, lose, put, state_of
 
+from shared.auth import TenantLimits
 from shared.config.adapters import UploadedAdapter
 from shared.errors import RedisFull
 from shared.job import InputRef, Phase, Progress, State, encode
@@ -17,6 +18,8 @@ from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 from shared.queue.batches import BatchUpdate
+from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
+from shared.queue.maintenance.pauses import Pause, PauseKind
 from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.scripts import PARTS, runs_when_full, script_files
 from shared.queue.tenants.webhooks import DeliveryAttempt
@@ -88,14 +91,16 @@ class Scene:
     queued: Submission
     running: Claim
     new: Submission
+    key_id: str
 
     @property
     def signature(self) -> str:
         return self.queued.signature
 
     @property
-    def process(self) -> str:
-        return self.queue.client.process
+    def call(self) -> tuple[str, str, str]:
+        """A synchronous call for the running job."""
+        return "default", "digest", self.running.job.id
 
 
 async def prepared(queue: Queue, make_submission: Make) -> Scene:
@@ -106,10 +111,9 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await lose(queue, lost.job.id)
     await end(queue, claims[ended.job.id])
     await end(queue, claims[dead.job.id], state=State.FAILED)
-    scripts = queue.client.scripts
-    await scripts.bury_job(dead.job.id, "worker_lost", "")
-    await scripts.pause("tenant|paused", "{}", 10)
-    await scripts.create_key("known", "digest", "default", "", "", None)
+    await queue.client.scripts.bury_job(dead.job.id, "worker_lost", "")
+    await queue.pauses.set(Pause(PauseKind.TENANT, "paused", "", 0))
+    _, key = await queue.api_keys.create("default", frozenset())
     await queue.files.begin("default", "file_1", 1)
     await queue.files.put(FILE, [Part("part", 1)])
     await queue.batches.create(BATCH)
@@ -117,7 +121,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await queue.webhooks.send_test("default", ENDPOINT, "known")
     await queue.sync_calls.start("default", "digest", running.job.id)
     await queue.adapters.begin("default", ADAPTER.id, 1, 1)
-    return Scene(queue, queued, claims[running.job.id], make_submission())
+    return Scene(queue, queued, claims[running.job.id], make_submission(), key.id)
 
 
 def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
@@ -125,35 +129,18 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     job, epoch, queued = scene.running.job.id, scene.running.epoch, scene.queued.job.id
     signature, models = scene.signature, ("demo", 0)
     return {
-        "abandon_sync_call": ("default", "digest", f"{job} {scene.process}", 1),
         "admit": ("default", 60),
         "bury_job": (job, "worker_lost", ""),
         "cancel_jobs": (queued,),
         "count_queued": (0, "0", signature),
         "count_dead_letters": (),
-        "create_key": ("new", "digest", "default", "", "", None),
         "expire": (10,),
         "expired_items": (10,),
-        "order_model": ("all", "demo", "{}", 10),
-        "pause": ("all", "{}", 10),
-        "resume": ("tenant|paused",),
-        "forget_input": ("default", "in_1"),
-        "reserve_key": ("default", "digest", "batch_1", "print"),
         "forget_item": (f"job|default|{job}|",),
         "forget_job": (job,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
-        "identify": ("known", "default"),
-        "join_sync_call": ("default", "digest", "other", False),
-        "leave_sync_call": ("default", "digest", f"{job} {scene.process}"),
-        "learn_cost": ("cpu", "demo", "64x64", 1, 0.5, 64),
-        "learn_start_time": (1.0,),
-        "announce_policies": ('{"role": "api", "set": {}, "defaults": {"lease_ms": "1000"}}', 0, 120_000, 3_600_000),
-        "model_depths": (signature,),
-        "note_use": ("known",),
         "purge_dead_letter": (job,),
-        "put_preview": (job, epoch, "0-0", "x", 1000),
         "put_input": ("default", "in_1", "{}", 1000, "name", 1),
-        "queue_depths": (signature,),
         "queue_position": (queued,),
         "reclaim": (10,),
         "reconcile_jobs": (job, queued),
@@ -176,12 +163,9 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "count_run": ("default", "demo", job, "token", "1,1,0,0,0,0"),
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
-        "revoke_key": ("known",),
         "read_replies": ('[["GET", "any"]]',),
         "transact": (False, "[]", '[["SET", "any", "value"]]'),
-        "set_limits": ("default", "running_slots", 8),
         "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
-        "start_sync_call": ("default", "digest", f"{queued} {scene.process}"),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": (
             *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
@@ -191,15 +175,17 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
 
 
 REFUSED = {
-    "create_key",
     "put_input",
-    "put_preview",
-    "reserve_key",
     "submit",
     "transact",  # unless its caller says so, as those of `OPERATIONS`
 }
-READ_ONLY = {"identify", "model_depths", "queue_depths", "queue_position", "read_replies"}
-REFUSED_OPERATIONS = {"begin_adapter", "begin_file", "create_batch", "create_endpoint", "redeliver", "send_test"}
+READ_ONLY = {"queue_position", "read_replies"}
+REFUSED_OPERATIONS = {
+    *("begin_adapter", "begin_file", "create_batch", "create_key", "put_preview", "reserve_key"),
+    "create_endpoint",
+    "redeliver",
+    "send_test",
+}
 OPERATIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "begin_adapter": lambda scene: scene.queue.adapters.begin("default", "adapter_2", 1, 1),
     "begin_file": lambda scene: scene.queue.files.begin("default", "file_2", 1),
@@ -213,6 +199,24 @@ OPERATIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "put_file": lambda scene: scene.queue.files.put(FILE, [Part("part", 1)]),
     "end_batch": lambda scene: scene.queue.batches.commit(BATCH, BatchUpdate({"status": "completed"}), None),
     "abandon_file": lambda scene: scene.queue.files.abandon("default", "file_3"),
+    "abandon_sync_call": lambda scene: scene.queue.sync_calls.abandon(*scene.call, 1),
+    "announce_policies": lambda scene: scene.queue.policies.announce("api"),
+    "create_key": lambda scene: scene.queue.api_keys.create("default", frozenset()),
+    "forget_input": lambda scene: scene.queue.maintenance.forget_input("default", "in_1"),
+    "join_sync_call": lambda scene: scene.queue.sync_calls.join("default", "digest", waited_for=True),
+    "learn_cost": lambda scene: scene.queue.workers.learn_cost("cpu", "demo", "64x64", 1, 0.5),
+    "learn_start_time": lambda scene: scene.queue.workers.learn_start_time(1.0),
+    "leave_sync_call": lambda scene: scene.queue.sync_calls.leave(*scene.call),
+    "note_use": lambda scene: scene.queue.api_keys.note_use(scene.key_id),
+    "order_model": lambda scene: scene.queue.model_orders.put(ModelOrder("one", "demo", ModelAction.LOAD, 0)),
+    "pause": lambda scene: scene.queue.pauses.set(Pause(PauseKind.ALL, "", "", 0)),
+    "put_preview": lambda scene: scene.queue.previews.put(scene.running.job.id, scene.running.epoch, 0, 0, b"x"),
+    "queue_depths": lambda scene: scene.queue.workers.load(),
+    "reserve_key": lambda scene: scene.queue.jobs.reserve_key("default", "key", "print", "batch_1"),
+    "resume": lambda scene: scene.queue.pauses.end(PauseKind.TENANT, "paused"),
+    "revoke_key": lambda scene: scene.queue.api_keys.revoke(scene.key_id),
+    "set_limits": lambda scene: scene.queue.api_keys.set_limits("default", TenantLimits(running_slots=8)),
+    "start_sync_call": lambda scene: scene.queue.sync_calls.start("default", "digest", "batch_1"),
     "claim_deliveries": lambda scene: scene.queue.webhooks.claim_deliveries(10, 10, {}, 1000),
     "create_endpoint": lambda scene: scene.queue.webhooks.create_endpoint(
         "default", ENDPOINT.model_copy(update={"id": "we_2"})

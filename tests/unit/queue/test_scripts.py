@@ -336,13 +336,13 @@ class OneRunner:
 
 
 async def test_a_script_that_returns_whether_something_changed_gives_a_bool() -> None:
-    assert await script_methods(OneRunner()).revoke_key("id") is True
+    assert await script_methods(OneRunner()).forget_job("id") is True
 
 
 async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:
     runner = OneRunner()
-    await script_methods(runner).forget_input(input_id="in_1", tenant="acme")
-    assert runner.values == ("acme", "in_1")
+    await script_methods(runner).admit(requests_per_minute=60, tenant="acme")
+    assert runner.values == ("acme", 60)
 
 
 RECOUNTS = [

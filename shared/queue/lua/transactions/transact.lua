@@ -1,4 +1,4 @@
--- NEEDS batch_turns events footprint
+-- NEEDS batch_turns events footprint tenants wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -7,7 +7,7 @@
 -- Returns  'ok', 'changed' or the name of the quota that is used up
 local FUNCTIONS = {
   count_footprint = footprint.change, set_batch_due = batch_turns.set_due, refresh_batches = batch_turns.refresh,
-  add_to_outbox = events.add_to_outbox,
+  add_to_outbox = events.add_to_outbox, resume_tenant = tenants.resume,
 }
 
 -- The score of a member of an index is that of the first member of another set; without any, it is removed.
@@ -15,6 +15,9 @@ function FUNCTIONS.index_first(index, member, set)
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[2] then redis.call('ZADD', index, first[2], member) else redis.call('ZREM', index, member) end
 end
+
+-- Wake a worker for the queued jobs of a signature.
+function FUNCTIONS.wake(sig) if wakeups.is_queued(sig) then wakeups.note(sig) end end
 
 -- End the turn of a member of an index by its stream of entries: it goes last, or with its last entry.
 function FUNCTIONS.end_outbox_turn(stream, index, member, at)
@@ -36,4 +39,5 @@ for _, write in ipairs(cjson.decode(args.writes)) do
   local call = FUNCTIONS[write[1]]
   if call then call(unpack(write, 2)) else redis.call(unpack(write)) end
 end
+wakeups.wake_noted()
 return 'ok'
