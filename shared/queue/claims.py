@@ -17,6 +17,7 @@ from shared.queue.choosing import JobChooser
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.connections.pools import MAX_BLOCK_MS
+from shared.queue.maintenance.dead_letters import DeadLetters
 from shared.queue.maintenance.tenant_usage import used_by
 from shared.queue.order.jobs import Batch
 from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
@@ -206,7 +207,7 @@ class Claims(QueueComponent):
             failure = Failure(code="undecodable", message=f"this version cannot read the job's record: {_cause(error)}")
             log.error("job_undecodable", job_id=job_id, cause=failure.message)
             if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):
-                await self._scripts.bury_job(job_id, "undecodable", failure.message)
+                await DeadLetters(self._client).bury(job_id, "undecodable", failure.message)
         except RedisUnavailable as unavailable:  # its lease ends, and the next worker rejects it
             log.warning("job_not_rejected", job_id=job_id, reason=unavailable.message)
 

@@ -15,6 +15,7 @@ from shared.job_fields import OnDeadline
 from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.maintenance.retention import EndedJob
 from shared.queue.quotas import quota_exceeded
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.script_arguments import SubmitArgs
@@ -201,7 +202,15 @@ class Jobs(QueueComponent):
 
         A later sweep deletes files that a worker without a lease was still uploading.
         """
-        return await self._scripts.forget_job(job_id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            job = await EndedJob.read(transaction, self._keys, job_id)
+            if job is not None:
+                uploads_end_ms = self._client.policy("lease_ms") + 60_000
+                job.forget(transaction, self._keys, transaction.now_ms + uploads_end_ms)
+            return job is not None
+
+        return await self._transact(attempt, when_full=True)
 
     async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:
         """Store an input image's record for `ttl_s`, and as long as an unfinished job uses it; return the current one.

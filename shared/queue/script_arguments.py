@@ -64,20 +64,6 @@ class ProgressRow(NamedTuple):
     total: int
 
 
-class QueuedCount(NamedTuple):
-    """The counted jobs of a signature and priority, and how many changes were noted before they were counted."""
-
-    signature: str
-    rank: int
-    jobs: int
-    changes: int
-
-
-class TenantCount(NamedTuple):
-    tenant: str
-    amount: int
-
-
 class AddedSize(NamedTuple):
     """The size of what a tenant will keep, as `footprint.lua` has it."""
 

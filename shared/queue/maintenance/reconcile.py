@@ -1,13 +1,12 @@
 """Reconciling: repairing disagreements between jobs, lanes and counters, as after a failover.
 
-Jobs and lanes are scanned in small scripts; phase and cursor are kept in Redis, where the next run continues. Counters
+Jobs and lanes are scanned in pages; phase and cursor are kept in Redis, where the next run continues. Counters
 are counted again in pages, concurrently with other work: only the part of a difference that changes in the meantime
 cannot explain is repaired.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections import Counter
@@ -19,17 +18,16 @@ from redis.exceptions import ResponseError
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.footprint_count import FootprintCounter
-from shared.queue.script_arguments import QueuedCount, TenantCount
+from shared.queue.maintenance.recount import LOCK_S, Recount
+from shared.queue.maintenance.repairs import Repairs
 
 PHASES = ("jobs", "lanes", "queued", "running", "footprint")
-LOCK_S = 60
 FOOTPRINT_S = 20.0
 """Least time of a recount of what tenants keep, which another run cannot continue: a million records take as long."""
 
 PROGRESS_S = 3600
 _SCAN_COUNT = 1000
 _CHUNK = 50
-_COUNTS = 200
 _LEASES = 500
 
 
@@ -130,55 +128,29 @@ class Reconciliation(QueueComponent):
 
     async def _check_jobs(self, names: Sequence[str]) -> None:
         for chunk in _chunks(names, _CHUNK):
-            self.repaired += await self._scripts.reconcile_jobs(*chunk)
-            await asyncio.sleep(0)
+            self.repaired += await Repairs(self._client).check_jobs(chunk)
 
     async def _check_lanes(self, names: Sequence[str]) -> None:
         for chunk in _chunks(names, _CHUNK):
-            left, after = chunk, ""
-            while left:
-                repaired, done, after = await self._scripts.reconcile_lanes(after, *left)
-                self.repaired += repaired
-                left = left[done:]
+            self.repaired += await Repairs(self._client).check_lanes(chunk)
 
     async def _recount_queued(self) -> None:
         """Count the queued jobs of all signatures and tenants again."""
-        await self._begin_recount()
+        recount = await self._begin_recount()
         seen: set[str] = set()  # a scan can return a key twice
         tenants: Counter[str] = Counter()
         async for names, _ in self._scan("signature"):
             new = [name for name in dict.fromkeys(names) if name not in seen]
             seen.update(new)
             for chunk in _chunks(new, _CHUNK):
-                await self._recount_signatures(chunk, tenants)
+                self.repaired += await recount.signatures(chunk, tenants)
         tenants["*"] = tenants.total()
-        await self._repair_tenants("queued", tenants, await self._tenants_of(self._keys.queued_jobs))
-        await self._end_recount()
-
-    async def _recount_signatures(self, signatures: Sequence[str], tenants: Counter[str]) -> None:
-        counters = [(signature, rank) for signature in signatures for rank in range(3)]
-        await self._extend_recount()
-        with translated():
-            before = await self._redis.hmget(self._keys.recount, [f"jobs|{one}|{rank}" for one, rank in counters])
-        counted: dict[tuple[str, int, str], tuple[str, int]] = {}
-        left, section, cursor = signatures, 0, "0"
-        while left:
-            done, section, cursor, rows = await self._scripts.count_queued(section, cursor, *left)
-            counted |= {(signature, rank, member): (tenant, jobs) for signature, rank, tenant, member, jobs in rows}
-            left = left[done:]
-        totals: Counter[tuple[str, int]] = Counter()
-        for (signature, rank, _), (tenant, jobs) in counted.items():
-            totals[signature, rank] += jobs
-            tenants[tenant] += jobs
-        counts = [
-            QueuedCount(signature, rank, totals[signature, rank], int(changes or 0))
-            for (signature, rank), changes in zip(counters, before, strict=True)
-        ]
-        self.repaired += await self._scripts.repair_queued(self._token, *counts)
+        self.repaired += await recount.tenants("queued", tenants, await self._tenants_of(self._keys.queued_jobs))
+        await recount.end()
 
     async def _recount_running(self) -> None:
         """Count the running slots of all tenants again."""
-        await self._begin_recount()
+        recount = await self._begin_recount()
         running: dict[str, tuple[str, int]] = {}
         cursor = 0
         while True:
@@ -197,46 +169,33 @@ class Reconciliation(QueueComponent):
         tenants: Counter[str] = Counter()
         for tenant, slots in running.values():
             tenants[tenant] += slots
-        await self._repair_tenants("running", tenants, await self._tenants_of(self._keys.running_slots))
-        await self._end_recount()
+        self.repaired += await recount.tenants("running", tenants, await self._tenants_of(self._keys.running_slots))
+        await recount.end()
 
     async def _recount_footprint(self) -> None:
         """Count again what tenants keep."""
-        await self._begin_recount()
+        recount = await self._begin_recount()
         counted = await FootprintCounter(self._client, self._scan, self._extend_recount).count()
         with translated():
             fields = [field.split("|") async for field, _ in self._redis.hscan_iter(self._keys.footprint)]
         for kind, tenants in counted.totals.items():
             known = [tenant for tenant, name in fields if name == kind]
-            await self._repair_tenants(kind, tenants, known)
-        await self._end_recount()
+            self.repaired += await recount.tenants(kind, tenants, known)
+        await recount.end()
 
     async def _extend_recount(self) -> None:
         await self._continue()
         with translated():
             await self._redis.expire(self._keys.recount, LOCK_S)
 
-    async def _begin_recount(self) -> None:
-        with translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.delete(self._keys.recount)
-                pipe.hset(self._keys.recount, "token", self._token)
-                pipe.expire(self._keys.recount, LOCK_S)
-                await pipe.execute()
-
-    async def _end_recount(self) -> None:
-        with translated():
-            await self._redis.delete(self._keys.recount)
+    async def _begin_recount(self) -> Recount:
+        recount = Recount(self._client, self._token, self._extend_recount)
+        await recount.begin()
+        return recount
 
     async def _tenants_of(self, name: str) -> list[str]:
         with translated():
             return [tenant async for tenant, _ in self._redis.hscan_iter(name)]
-
-    async def _repair_tenants(self, kind: str, counted: Counter[str], known: Sequence[str]) -> None:
-        for chunk in _chunks(dict.fromkeys([*counted, *known]), _COUNTS):
-            await self._continue()
-            counts = (TenantCount(tenant, counted[tenant]) for tenant in chunk)
-            self.repaired += await self._scripts.repair_tenants(self._token, kind, *counts)
 
 
 def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -103,7 +103,7 @@ async def test_a_redriven_job_has_no_deadline(queue: Queue, make_submission: Mak
     assert one.time_left_ms is not None
     ended = ("failed", "[]", None, "{}", "{}", 0.0, 0, 0, 0, 0, "", "0,0,0,0,0,0", None, "")
     await queue.client.scripts.settle("w1", job_id, one.epoch, "t", *ended)
-    await queue.client.scripts.bury_job(job_id, "worker_lost", "")
+    await queue.dead_letters.bury(job_id, "worker_lost", "")
     assert await queue.dead_letters.redrive(job_id)
     (again,) = await claim(queue)
     assert again.time_left_ms is None

@@ -92,6 +92,7 @@ class Scene:
     running: Claim
     new: Submission
     key_id: str
+    dead: str
 
     @property
     def signature(self) -> str:
@@ -111,7 +112,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await lose(queue, lost.job.id)
     await end(queue, claims[ended.job.id])
     await end(queue, claims[dead.job.id], state=State.FAILED)
-    await queue.client.scripts.bury_job(dead.job.id, "worker_lost", "")
+    await queue.dead_letters.bury(dead.job.id, "worker_lost", "")
     await queue.pauses.set(Pause(PauseKind.TENANT, "paused", "", 0))
     _, key = await queue.api_keys.create("default", frozenset())
     await queue.files.begin("default", "file_1", 1)
@@ -121,7 +122,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await queue.webhooks.send_test("default", ENDPOINT, "known")
     await queue.sync_calls.start("default", "digest", running.job.id)
     await queue.adapters.begin("default", ADAPTER.id, 1, 1)
-    return Scene(queue, queued, claims[running.job.id], make_submission(), key.id)
+    return Scene(queue, queued, claims[running.job.id], make_submission(), key.id, dead.job.id)
 
 
 def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
@@ -130,24 +131,12 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     signature, models = scene.signature, ("demo", 0)
     return {
         "admit": ("default", 60),
-        "bury_job": (job, "worker_lost", ""),
         "cancel_jobs": (queued,),
-        "count_queued": (0, "0", signature),
-        "count_dead_letters": (),
         "expire": (10,),
-        "expired_items": (10,),
-        "forget_item": (f"job|default|{job}|",),
-        "forget_job": (job,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
-        "purge_dead_letter": (job,),
         "put_input": ("default", "in_1", "{}", 1000, "name", 1),
         "queue_position": (queued,),
         "reclaim": (10,),
-        "reconcile_jobs": (job, queued),
-        "reconcile_lanes": ("", f"{signature}|standard|default"),
-        "repair_queued": ("token", signature, 1, 9, 0),
-        "repair_tenants": ("token", "queued", "default", 9),
-        "redrive_dead_letter": (job,),
         "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
         "read_order": ("w2", "token", "", 0, True, *models),
@@ -180,6 +169,13 @@ REFUSED = {
     "transact",  # unless its caller says so, as those of `OPERATIONS`
 }
 READ_ONLY = {"queue_position", "read_replies"}
+
+
+async def forget_deleted_adapter(scene: Scene) -> None:
+    item = await scene.queue.adapters.forget("default", ADAPTER.id)
+    await scene.queue.maintenance.forget_item(item)
+
+
 REFUSED_OPERATIONS = {
     *("begin_adapter", "begin_file", "create_batch", "create_key", "put_preview", "reserve_key"),
     "create_endpoint",
@@ -197,11 +193,19 @@ OPERATIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "postpone_batch": lambda scene: scene.queue.batches.postpone("default", "batch_1", 1000),
     "put_adapter": lambda scene: scene.queue.adapters.put("default", ADAPTER),
     "put_file": lambda scene: scene.queue.files.put(FILE, [Part("part", 1)]),
+    "forget_item": forget_deleted_adapter,
     "end_batch": lambda scene: scene.queue.batches.commit(BATCH, BatchUpdate({"status": "completed"}), None),
     "abandon_file": lambda scene: scene.queue.files.abandon("default", "file_3"),
     "abandon_sync_call": lambda scene: scene.queue.sync_calls.abandon(*scene.call, 1),
     "announce_policies": lambda scene: scene.queue.policies.announce("api"),
     "create_key": lambda scene: scene.queue.api_keys.create("default", frozenset()),
+    "bury_job": lambda scene: scene.queue.dead_letters.bury(scene.running.job.id, "worker_lost", ""),
+    "count_dead_letters": lambda scene: scene.queue.dead_letters.count(),
+    "expired_items": lambda scene: scene.queue.maintenance.expired_items(),
+    "forget_job": lambda scene: scene.queue.jobs.forget(scene.dead),
+    "purge_dead_letter": lambda scene: scene.queue.dead_letters.purge(scene.dead),
+    "reconcile": lambda scene: scene.queue.maintenance.reconcile(),
+    "redrive_dead_letter": lambda scene: scene.queue.dead_letters.redrive(scene.dead),
     "forget_input": lambda scene: scene.queue.maintenance.forget_input("default", "in_1"),
     "join_sync_call": lambda scene: scene.queue.sync_calls.join("default", "digest", waited_for=True),
     "learn_cost": lambda scene: scene.queue.workers.learn_cost("cpu", "demo", "64x64", 1, 0.5),

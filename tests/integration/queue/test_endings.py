@@ -287,7 +287,7 @@ async def test_expired_dead_letters_are_not_counted(
     monkeypatch.setattr(scripts, "DEAD_LETTERS_MS", 200)
     queue = queue_with(retention_s=60)
     for at in range(5):
-        await queue.client.scripts.bury_job(f"letter{at}", "test", "made by a test")
+        await queue.dead_letters.bury(f"letter{at}", "test", "made by a test")
     assert await queue.dead_letters.count() == 5
 
     async def expired() -> bool:
@@ -300,7 +300,7 @@ async def test_expired_dead_letters_are_not_counted(
 
 async def test_the_page_of_dead_letters_is_full_while_older_ones_expire(queue: Queue) -> None:
     for at in range(5):
-        await queue.client.scripts.bury_job(f"letter{at}", "test", "made by a test")
+        await queue.dead_letters.bury(f"letter{at}", "test", "made by a test")
     await queue.client.redis.delete(*(queue.client.redis_keys.dead_letter(f"letter{at}") for at in (0, 1)))
     letters, after = await queue.dead_letters.page(limit=3)
     assert [letter.id for letter in letters] == ["letter4", "letter3", "letter2"]
@@ -326,7 +326,7 @@ async def test_dead_letters_are_paged_and_capped(
     monkeypatch.setattr(scripts, "DEAD_LETTERS_CAP", 4)
     queue = queue_with()
     for at in range(6):
-        await queue.client.scripts.bury_job(f"letter{at}", "test", "made by a test")
+        await queue.dead_letters.bury(f"letter{at}", "test", "made by a test")
     first, after = await queue.dead_letters.page(limit=3)
     second, end_of_list = await queue.dead_letters.page(after=after, limit=3)
     assert sorted([letter.id for letter in first + second], reverse=True) == [f"letter{at}" for at in (5, 4, 3, 2)]

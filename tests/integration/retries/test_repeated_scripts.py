@@ -34,7 +34,6 @@ Case = Callable[[Queue, Make], Awaitable[None]]
 SCRIPTS = {name for name, path in script_files().items() if path.parent.name not in PARTS}
 REPLY_DIFFERS = {
     **dict.fromkeys(("reclaim", "expire"), "takes the next rows of a list; the reply is a count"),
-    **dict.fromkeys((name for name in SCRIPTS if name.startswith(("reconcile_", "repair_"))), "a count of repairs"),
     **dict.fromkeys(("read_replies", "read_order", "read_lanes"), "reads how long ago or how soon"),
 }
 TIME = re.compile(r"\b1[6-9]\d{11}(\.\d+)?(-\d+)?\b")
@@ -112,7 +111,7 @@ def case(*scripts: str) -> Callable[[Case], Case]:
     return add
 
 
-@case("submit", "queue_position", "cancel_jobs", "forget_job", "put_input", "transact")
+@case("submit", "queue_position", "cancel_jobs", "put_input", "transact")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
     await queue.jobs.position(two)
@@ -189,17 +188,7 @@ async def workers(queue: Queue, make: Make) -> None:
     await queue.workers.load()
 
 
-@case(
-    "reclaim",
-    "expire",
-    "expired_items",
-    "forget_item",
-    "reconcile_jobs",
-    "reconcile_lanes",
-    "count_queued",
-    "repair_queued",
-    "repair_tenants",
-)
+@case("reclaim", "expire", "transact")
 async def maintenance(queue: Queue, make: Make) -> None:
     redis, keys = queue.client.redis, queue.client.redis_keys
     (lost,) = await put(queue, make())
@@ -218,7 +207,7 @@ async def maintenance(queue: Queue, make: Make) -> None:
     await queue.maintenance.forget_item(item)
 
 
-@case("bury_job", "count_dead_letters", "redrive_dead_letter", "purge_dead_letter")
+@case("transact")
 async def dead_letters(queue: Queue, make: Make) -> None:
     bad, good = await put(queue, make(), make())
     await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", "{")

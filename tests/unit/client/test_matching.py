@@ -70,7 +70,7 @@ async def test_dead_letters_that_match_are_redriven_and_purged(
     for _ in range(2):
         ids.append((await api.submit("demo", "x")).id)
         await work(failure="broken")
-        await fake_queue.client.scripts.bury_job(ids[-1], "worker_lost", "")
+        await fake_queue.dead_letters.bury(ids[-1], "worker_lost", "")
     assert (await api.matching.redrive(reason="worker_lost", dry_run=True)).ids == ids
     assert (await api.matching.redrive(tenant="other")).ids == []
     assert (await api.matching.purge(model="demo")).ids == ids

@@ -14,6 +14,7 @@ import pytest
 from fakeredis import FakeAsyncRedis
 
 from shared.job_fields import Priority
+from shared.queue.maintenance.recount import certain
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.script_arguments import ClaimKey, lua_arguments, parameter_names
 from shared.queue.scripts import FOLDER, PARTS, Scripts, script_files, script_methods
@@ -26,7 +27,6 @@ LIB = (
     "device_times",
     "latest_start",
     "grace",
-    "recount",
 )
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
 FILES = script_files().items()
@@ -336,7 +336,7 @@ class OneRunner:
 
 
 async def test_a_script_that_returns_whether_something_changed_gives_a_bool() -> None:
-    assert await script_methods(OneRunner()).forget_job("id") is True
+    assert await script_methods(OneRunner()).count_run("acme", "demo", "id", "token", "") is True
 
 
 async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:
@@ -359,8 +359,8 @@ RECOUNTS = [
 @pytest.mark.parametrize(
     ("case", "counter", "counted", "changes", "expected"), RECOUNTS, ids=[one[0] for one in RECOUNTS]
 )
-async def test_only_the_certain_part_of_a_difference_is_repaired(
-    redis: FakeAsyncRedis, case: str, counter: int, counted: int, changes: int, expected: int
+def test_only_the_certain_part_of_a_difference_is_repaired(
+    case: str, counter: int, counted: int, changes: int, expected: int
 ) -> None:
     """Each change meanwhile can be counted or not."""
-    assert await evaluate(redis, f"recount.certain({counter}, {counted}, {changes})") == expected
+    assert certain(counter, counted, changes) == expected

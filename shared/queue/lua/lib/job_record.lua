@@ -36,21 +36,3 @@ end
 function job_record.row(tenant, id, batch, size)
   return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') .. '|' .. (size or '')
 end
-
--- Delete a job's record and its dead letter, and remove it from the indexes.
-function job_record.delete(id, tenant, batch)
-  redis.call('DEL', key.dead_letter(id))
-  redis.call('ZREM', key.dead_letters, id)
-  redis.call('DEL', key.job(id))
-  redis.call('ZREM', key.jobs(tenant), id)
-  redis.call('ZREM', key.videos(tenant), id)
-  if batch then redis.call('ZREM', key.batch_jobs(tenant, batch), id) end
-end
-
--- Delete a job that has ended; its objects are due for deletion at `due`.
-function job_record.forget(id, job, due)
-  job_record.delete(id, job.tenant, job.batch)
-  footprint.change(job.tenant, job.size, '')
-  redis.call('ZREM', key.retention, job_record.row(job.tenant, id, job.batch, job.size))
-  redis.call('ZADD', key.retention, whole(due), job_record.row(job.tenant, id, job.batch, ''))
-end

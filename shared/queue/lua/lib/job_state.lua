@@ -33,18 +33,6 @@ function job_state.finish(id, job, state, now, keep_ms)
   for input in string.gmatch(job.input or '', '%S+') do inputs.release(job.tenant, input, now, keep_ms or 0) end
 end
 
--- Keep the record and the objects of a job that has ended for `ms` from now, if that is longer.
-function job_state.keep(id, job, ms, now)
-  if redis.call('PTTL', key.job(id)) >= ms then return end
-  redis.call('HSET', key.job(id), 'expires', whole(now + ms))
-  redis.call('PEXPIRE', key.job(id), ms)
-  redis.call('ZADD', key.retention, whole(now + ms), job_record.row(job.tenant, id, job.batch, job.size))
-  for input in string.gmatch(job.input or '', '%S+') do
-    inputs.hold(job.tenant, input)
-    inputs.release(job.tenant, input, now, ms)
-  end
-end
-
 -- Queue a job again: in 'front' of the lanes, 'solo', to run without batch mates, or 'dated', by its latest start.
 function job_state.requeue(id, job, src, now)
   local arrived = tonumber(job.arrived) or now

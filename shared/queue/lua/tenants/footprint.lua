@@ -6,20 +6,13 @@
 local footprint = {}
 local NAMES = {'kept_jobs', 'record_bytes', 'stored_objects', 'stored_bytes'}
 -- What an item costs Redis besides its text: hash, indexes, lane entry, events. Measured: 2.7 KB for a job with 0.7 KB of text.
-local JOB_BYTES, INPUT_BYTES, PART_BYTES = 2000, 600, 150
+local JOB_BYTES, INPUT_BYTES = 2000, 600
 
 function footprint.of_job(wire, result_bytes, objects, bytes)
   return string.format('1,%.0f,%.0f,%.0f', JOB_BYTES + wire + result_bytes, objects, bytes)
 end
 
 function footprint.of_input(ref, bytes) return string.format('0,%.0f,1,%.0f', INPUT_BYTES + #ref, bytes) end
-
--- The size of a file's parts: '<bytes> <name>' each.
-function footprint.of_parts(parts)
-  local bytes = 0
-  for _, part in ipairs(parts) do bytes = bytes + (tonumber(string.match(part, '^(%d+) ')) or 0) end
-  return #parts > 0 and string.format('0,%.0f,%.0f,%.0f', PART_BYTES * #parts, #parts, bytes) or ''
-end
 
 function footprint.numbers(size)
   local numbers = {}

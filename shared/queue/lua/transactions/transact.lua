@@ -1,23 +1,49 @@
--- NEEDS batch_turns events footprint tenants wakeups
+-- NEEDS batch_turns dead_letters events footprint inputs job_record job_state latest_start queue tenants wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
 --          `writes`: JSON list of commands, and of FUNCTIONS with their arguments; `added`: sizes that the quotas of tenants
 --          must allow
 -- Returns  'ok', 'changed' or the name of the quota that is used up
+local now = clock_ms()
 local FUNCTIONS = {
   count_footprint = footprint.change, set_batch_due = batch_turns.set_due, refresh_batches = batch_turns.refresh,
-  add_to_outbox = events.add_to_outbox, resume_tenant = tenants.resume,
+  add_to_outbox = events.add_to_outbox, resume_tenant = tenants.resume, hold_inputs = inputs.hold,
+  count_queued = queue.count, count_running = queue.count_running, remove_entry = queue.remove_entry,
 }
+
+-- Wake a worker for the queued jobs of a signature.
+function FUNCTIONS.wake(sig) if wakeups.is_queued(sig) then wakeups.note(sig) end end
+
+function FUNCTIONS.refresh_signature(sig) queue.refresh(sig, now) end
+
+function FUNCTIONS.bury(id, reason, detail) dead_letters.bury(id, reason, detail, now) end
+
+function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
+
+function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
+
+function FUNCTIONS.update_lane(model, sig, rank, tenant)
+  queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant}, queue.head(key.lane(sig, rank, tenant)))
+end
+
+function FUNCTIONS.requeue(id, src)
+  local job = job_record.load(id)
+  job_state.requeue(id, job, src, now)
+  queue.refresh(job.sig, now)
+end
+
+-- Keep the unused ones of the input images of a job for `ms`.
+function FUNCTIONS.keep_inputs(tenant, ids, ms)
+  inputs.hold(tenant, ids)
+  for input in string.gmatch(ids, '%S+') do inputs.release(tenant, input, now, ms) end
+end
 
 -- The score of a member of an index is that of the first member of another set; without any, it is removed.
 function FUNCTIONS.index_first(index, member, set)
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[2] then redis.call('ZADD', index, first[2], member) else redis.call('ZREM', index, member) end
 end
-
--- Wake a worker for the queued jobs of a signature.
-function FUNCTIONS.wake(sig) if wakeups.is_queued(sig) then wakeups.note(sig) end end
 
 -- End the turn of a member of an index by its stream of entries: it goes last, or with its last entry.
 function FUNCTIONS.end_outbox_turn(stream, index, member, at)
@@ -39,5 +65,5 @@ for _, write in ipairs(cjson.decode(args.writes)) do
   local call = FUNCTIONS[write[1]]
   if call then call(unpack(write, 2)) else redis.call(unpack(write)) end
 end
-wakeups.wake_noted()
+queue.wake()
 return 'ok'

@@ -18,7 +18,7 @@ async def bury(api: httpx.AsyncClient, queue: Queue, reason: str, **fields: Any)
     job_id = str((await api.post("/v1/jobs", json={**BODY, **fields})).json()["id"])
     claim = await claimed(queue, job_id)
     assert await queue.claims.settle(WORKER, job_id, claim.epoch, Outcome(state=State.FAILED))
-    await queue.client.scripts.bury_job(job_id, reason, "")
+    await queue.dead_letters.bury(job_id, reason, "")
     return job_id
 
 
@@ -58,7 +58,7 @@ async def test_dead_letters_are_purged_by_time_in_pieces(
 
 
 async def test_an_entry_without_a_job_is_purged_and_not_redriven(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    await fake_queue.client.scripts.bury_job("an entry", "no_record", "")
+    await fake_queue.dead_letters.bury("an entry", "no_record", "")
     redriven = (await api.post("/v1/dead-letters:redrive", params={"reason": "no_record"})).json()
     assert (redriven["ids"], redriven["skipped"]) == ([], 1)
     assert (await api.post("/v1/dead-letters:purge", params={"reason": "no_record"})).json()["ids"] == ["an entry"]

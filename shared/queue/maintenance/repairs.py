@@ -1,0 +1,258 @@
+"""Repairs of jobs and lanes that are not where their state says.
+
+Facts are read of many at once. What looks wrong is read again, and repaired if it is wrong then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from shared.job_fields import Priority
+from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
+from shared.queue.records import RANKS
+from shared.queue.transactions import Command, Transaction
+
+_ENTRIES = 100  # of a lane, read at once
+_FIELDS = (
+    *("state", "tenant", "sig", "model", "rank", "src", "entry", "slots", "solo"),
+    *("deadline", "start_by", "on_deadline"),
+)
+_RETURNED = {"solo": "solo", "dated": "dated"}
+"""Places of jobs outside of lanes with a set of their own; the others are in `front`."""
+
+
+class _Check(NamedTuple):
+    """What is read, whether the replies show a fault, and its repair. `last`: after it nothing else is checked."""
+
+    reads: Sequence[Command]
+    fails: Callable[..., bool]
+    repair: Callable[[Transaction, Sequence[Any]], None]
+    last: bool = False
+
+
+class _Lane(NamedTuple):
+    signature: str
+    priority: Priority
+    tenant: str
+
+    @classmethod
+    def parse(cls, name: str) -> _Lane | None:
+        signature, priority, tenant = name.rsplit("|", 2)
+        return cls(signature, Priority(priority), tenant) if priority in set(Priority) else None
+
+
+class Repairs(QueueComponent):
+    async def check_jobs(self, job_ids: Sequence[str]) -> int:
+        """Repair jobs, and return how many faults they had."""
+        transaction = Transaction(self._client)
+        rows = await transaction.read(*(("HMGET", self._keys.job(job_id), *_FIELDS) for job_id in job_ids))
+        checks = [list(self._checks_of(job_id, row)) for job_id, row in zip(job_ids, rows, strict=True)]
+        suspect = await _suspects(transaction, checks)
+        repaired = 0
+        for job_id in (one for one, fails in zip(job_ids, suspect, strict=True) if fails):
+            repaired += await self._transact(partial(self._repair_job, job_id), when_full=True)
+        return repaired
+
+    async def check_lanes(self, names: Sequence[str]) -> int:
+        """Repair lanes, `signature|priority|tenant`, and return how many faults they had.
+
+        Entries without a job become dead letters, missing rows of indexes are created.
+        """
+        lanes = [lane for name in names if (lane := _Lane.parse(name)) is not None]
+        repaired = sum([await self._check_entries(lane) for lane in lanes])
+        transaction = Transaction(self._client)
+        checks = [[check] for check in await self._lane_checks(transaction, lanes)]
+        suspect = await _suspects(transaction, checks)
+        for lane in (one for one, fails in zip(lanes, suspect, strict=True) if fails):
+            repaired += await self._transact(partial(self._repair_lane, lane), when_full=True)
+        return repaired
+
+    async def _repair_job(self, job_id: str, transaction: Transaction) -> int:
+        (row,) = await transaction.read(("HMGET", self._keys.job(job_id), *_FIELDS))
+        return await _repair(transaction, self._checks_of(job_id, row))
+
+    async def _repair_lane(self, lane: _Lane, transaction: Transaction) -> int:
+        return await _repair(transaction, await self._lane_checks(transaction, [lane]))
+
+    # Jobs
+
+    def _checks_of(self, job_id: str, row: Sequence[str | None]) -> Iterator[_Check]:
+        job = {name: value for name, value in zip(_FIELDS, row, strict=True) if value}
+        state = job.get("state") if {"tenant", "sig"} <= job.keys() else None
+        if state == "queued":
+            lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
+            yield self._place(job_id, job, lane)
+            yield from self._deadline(job_id, job)
+            yield self._model(job)
+            if job.get("src") != "lane":
+                yield self._orders(lane, job.get("model", ""))
+        elif state == "running":
+            yield self._lease(job_id)
+        else:
+            yield self._expiry(job_id)
+
+    def _place(self, job_id: str, job: dict[str, str], lane: _Lane) -> _Check:
+        """Check that a queued job is in its lane, or in the sets of those outside of it."""
+        keys, place, entry = self._keys, job.get("src"), job.get("entry", "")
+        counters = keys.signature(lane.signature)
+        reads: list[Command] = [("HGET", counters, f"jobs:{lane.priority.rank}")]
+        if place == "lane":
+            reads.append(("XRANGE", keys.lane(*lane), entry or "+", entry or "-"))
+        else:
+            of_signature = getattr(keys, _RETURNED.get(place or "", "front"))(lane.signature)
+            reads += [("ZSCORE", of_signature, job_id), ("ZSCORE", keys.returned(*lane), job_id)]
+
+        def requeue(transaction: Transaction, replies: Sequence[Any]) -> None:
+            if int(replies[0] or 0) > 0:  # where it should have stood
+                rank, slots = lane.priority.rank, int(job["slots"])
+                transaction.call("count_queued", lane.signature, rank, lane.tenant, -1, -slots)
+            if place == "lane":
+                transaction.call("remove_entry", keys.lane(*lane), entry)
+            outside = "dated" if place == "dated" else "front"
+            transaction.call("requeue", job_id, "solo" if "solo" in job else outside)
+
+        return _Check(reads, lambda _, *found: not all(found), requeue, last=True)
+
+    def _deadline(self, job_id: str, job: dict[str, str]) -> Iterator[_Check]:
+        if "start_by" in job or ("deadline" in job and job.get("on_deadline") != "run"):
+            index = self._keys.deadlines if "start_by" in job else self._keys.late
+            reads = [("ZSCORE", index, job_id)]
+            yield _Check(reads, _is_missing, lambda transaction, _: transaction.call("list_deadline", job_id))
+
+    def _model(self, job: dict[str, str]) -> _Check:
+        """Check that the signature of a job has its model; its counters are repaired after all jobs and lanes."""
+        name = self._keys.signature(job["sig"])
+        reads = [("HGET", name, "model")]
+        return _Check(reads, _is_missing, lambda tr, _: tr.write("HSETNX", name, "model", job.get("model", "")))
+
+    def _lease(self, job_id: str) -> _Check:
+        """Check that a running job has a lease: its worker can be alive, and renews it; otherwise it expires."""
+        lease_ms = self._client.policy("lease_ms")
+
+        def add(transaction: Transaction, _: Sequence[Any]) -> None:
+            transaction.write("ZADD", self._keys.leases, "NX", transaction.now_ms + lease_ms, job_id)
+
+        return _Check([("ZSCORE", self._keys.leases, job_id)], _is_missing, add)
+
+    def _expiry(self, job_id: str) -> _Check:
+        name, kept_ms = self._keys.job(job_id), 1000 * self._client.policy("retention_s")
+        return _Check([("TTL", name)], lambda ttl: ttl == -1, lambda tr, _: tr.write("PEXPIRE", name, kept_ms))
+
+    def _orders(self, lane: _Lane, model: str, head: str | None = None) -> _Check:
+        """Check a lane's place in the orders, and its tenant's signatures; `head` is the first entry of its stream."""
+        keys, (signature, priority, tenant) = self._keys, lane
+        reads: list[Command] = [
+            ("ZSCORE", keys.lanes(signature, priority.value), tenant),
+            ("ZSCORE", keys.tenant_signatures(tenant, model, priority.value), signature),
+            ("ZSCORE", keys.lane_order(signature, priority.value), tenant),
+            ("ZSCORE", keys.tenant_order(model, priority.value), tenant),
+            ("SISMEMBER", keys.deferred(tenant), f"{model}|{priority.rank}"),
+        ]
+
+        def fails(place: str | None, *orders: str | int | None) -> bool:
+            of_tenant, of_signature, order, deferred = orders
+            has_place = head is None or place is not None
+            return not has_place or of_tenant is None or of_signature is None or not (order or deferred)
+
+        def update(transaction: Transaction, _: Sequence[Any]) -> None:
+            transaction.write("HSETNX", keys.signature(signature), "model", model)
+            transaction.call("update_lane", model, signature, priority.rank, tenant)
+
+        return _Check(reads, fails, update)
+
+    # Lanes
+
+    async def _lane_checks(self, transaction: Transaction, lanes: Sequence[_Lane]) -> list[_Check]:
+        """Return the checks of lanes; a lost signature gets the model of the first job of a lane."""
+        reads: list[Command] = []
+        for lane in lanes:
+            reads += [
+                ("XRANGE", self._keys.lane(*lane), "-", "+", "COUNT", 1),
+                ("HGET", self._keys.signature(lane.signature), "model"),
+                ("EXISTS", self._keys.returned(*lane)),
+            ]
+        replies = await transaction.read(*reads)
+        checks = []
+        for lane, (heads, model, returned) in zip(lanes, zip(*[iter(replies)] * 3, strict=True), strict=True):
+            if heads and model is None:
+                (model,) = await transaction.read(("HGET", self._keys.job(_job_of(heads[0][1])), "model"))
+            if model and (heads or returned):
+                checks.append(self._orders(lane, model, heads[0][0] if heads else None))
+            elif heads or returned:
+                checks.append(_Check((), lambda: False, lambda *_: None))
+            else:
+                checks.append(self._empty(lane))
+        return checks
+
+    def _empty(self, lane: _Lane) -> _Check:
+        """Check that a lane without jobs is in no index, and no key."""
+        name, index = self._keys.lane(*lane), self._keys.lanes(lane.signature, lane.priority.value)
+
+        def delete(transaction: Transaction, _: Sequence[Any]) -> None:
+            transaction.write("DEL", name)
+            transaction.write("ZREM", index, lane.tenant)
+
+        return _Check([("ZSCORE", index, lane.tenant), ("EXISTS", name)], lambda *found: any(found), delete)
+
+    async def _check_entries(self, lane: _Lane) -> int:
+        """Remove entries of a lane that are not their queued job's current one."""
+        name, after, repaired = self._keys.lane(*lane), "-", 0
+        while True:
+            with translated():
+                rows = await self._redis.xrange(name, after, "+", count=_ENTRIES)
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for _, fields in rows:
+                        pipe.hmget(self._keys.job(fields.get("job", "")), "state", "entry")
+                    jobs = await pipe.execute()
+            for (entry, fields), (state, current) in zip(rows, jobs, strict=True):
+                if (state, current) != ("queued", entry):
+                    attempt = partial(self._remove_entry, lane, entry, fields.get("job", ""))
+                    repaired += await self._transact(attempt, when_full=True)
+            if len(rows) < _ENTRIES:
+                return repaired
+            after = f"({rows[-1][0]}"
+
+    async def _remove_entry(self, lane: _Lane, entry: str, job_id: str, transaction: Transaction) -> int:
+        name = self._keys.lane(*lane)
+        rows, (state, current) = await transaction.read(
+            ("XRANGE", name, entry, entry), ("HMGET", self._keys.job(job_id), "state", "entry")
+        )
+        if not rows or (state, current) == ("queued", entry):
+            return 0
+        transaction.call("remove_entry", name, entry)
+        if state is None:
+            letter = job_id or "|".join((lane.signature, lane.priority.value, lane.tenant, entry))
+            transaction.call("bury", letter, "no_record", f"entry without a job: {lane.signature}")
+        return 1
+
+
+def _is_missing(reply: object) -> bool:
+    return reply is None
+
+
+def _job_of(fields: Sequence[str]) -> str:
+    return dict(zip(fields[::2], fields[1::2], strict=True)).get("job", "")
+
+
+async def _suspects(transaction: Transaction, checks: Sequence[Sequence[_Check]]) -> list[bool]:
+    """Return for each list of checks whether one fails."""
+    replies = iter(await transaction.read(*(read for some in checks for check in some for read in check.reads)))
+    found = [[check.fails(*islice(replies, len(check.reads))) for check in some] for some in checks]
+    return list(map(any, found))
+
+
+async def _repair(transaction: Transaction, checks: Iterator[_Check] | Sequence[_Check]) -> int:
+    """Repair what fails; return how much that is."""
+    repaired = 0
+    for check in checks:
+        replies = await transaction.read(*check.reads)
+        if check.fails(*replies):
+            check.repair(transaction, replies)
+            repaired += 1
+            if check.last:
+                break
+    return repaired
