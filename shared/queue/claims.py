@@ -23,6 +23,7 @@ from shared.queue.order.jobs import Batch
 from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
 from shared.queue.script_arguments import ClaimKey, ModelLoad, ProgressRow
 from shared.queue.scripts import ClaimRow
+from shared.queue.transactions import Transaction
 
 log = structlog.get_logger()
 
@@ -306,7 +307,16 @@ class Claims(QueueComponent):
 
     async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:
         """Count what a run has used that has lost or returned its claim; False if `settle` has, with the same token."""
-        return await self._scripts.count_run(job.tenant, job.model, job.id, token, used_by(outcome).wire())
+        used = used_by(outcome).wire()
+
+        async def attempt(transaction: Transaction) -> bool:
+            (settled,) = await transaction.read(("HGET", self._keys.job(job.id), "settled"))
+            if settled == token:
+                return False
+            transaction.call("count_run", job.tenant, job.model, used)
+            return True
+
+        return await self._transact(attempt, when_full=True)
 
     async def report_progress(self, *reports: ProgressReport) -> int:
         """Publish the progress of current claims in one message, and store it with `store`; return how many are."""
@@ -318,14 +328,14 @@ class Claims(QueueComponent):
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Return jobs to the front of the queue, without an attempt or a loss; return how many were still claimed."""
-        return sum([await self._scripts.release(worker, *keys) for keys in _chunks(claims)])
+        return sum([await self._scripts.give_up(worker, None, *keys) for keys in _chunks(claims)])
 
     async def lose(self, worker: str, claims: Mapping[str, int], cause: str) -> int:
         """Give up jobs that end their worker; return how many were still claimed.
 
         Each counts a loss, as an expired lease does: a job lost `max_attempts` times solo fails with the last `cause`.
         """
-        return sum([await self._scripts.lose(worker, cause, *keys) for keys in _chunks(claims)])
+        return sum([await self._scripts.give_up(worker, cause, *keys) for keys in _chunks(claims)])
 
     async def learn_efficient_rows(self, signature: str, rows: int) -> None:
         """Store for a day that `rows` rows fill a forward of `signature` efficiently: so many make it ready at once."""

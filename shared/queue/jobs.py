@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.retention import EndedJob
-from shared.queue.quotas import quota_exceeded
+from shared.queue.quotas import input_size, quota_exceeded
 from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
 from shared.queue.script_arguments import SubmitArgs
 from shared.queue.transactions import Transaction
@@ -219,12 +220,33 @@ class Jobs(QueueComponent):
         Raises `QuotaExceeded` for a new one.
         """
         name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
-        code, detail = await self._scripts.put_input(
-            tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name, bytes=ref.bytes
-        )
-        if code == "quota":
-            raise quota_exceeded(tenant, detail)
-        return _input(detail) or ref
+        new = ref.model_dump_json()
+        known = await self._transact(partial(self._put_input, tenant, ref, (new, name), ttl_s * 1000))
+        return _input(known or new) or ref
+
+    async def _put_input(
+        self, tenant: str, ref: InputRef, new: tuple[str, str], ttl_ms: int, transaction: Transaction
+    ) -> str | None:
+        """Store a `new` record and the name of its object, or return the known one, whose time starts again."""
+        key, retention = self._keys.input(tenant, ref.id), self._keys.retention
+        ((known, *values, live),) = await transaction.read(("HMGET", key, "ref", "object", "size", "live"))
+        size = input_size(new[0], ref.bytes)
+        stored, counted = (new[1], size) if known is None else (value or "" for value in values)
+        # The row names the object: an image stored again while its old object is being deleted has its own row.
+        row = f"input|{tenant}|{ref.id}|{stored}|{counted}"
+        (placed,) = await transaction.read(("ZSCORE", retention, row))
+        if known is None:
+            transaction.write("HSET", key, "ref", new[0], "object", stored, "size", size)
+            transaction.add_size(tenant, size)
+        if int(live or 0) > 0:
+            transaction.write("PERSIST", key)
+        else:
+            transaction.write("PEXPIRE", key, ttl_ms)
+        transaction.write("ZADD", self._keys.inputs(tenant), "NX", transaction.now_ms, ref.id)
+        due_ms = transaction.now_ms + ttl_ms + 60_000
+        if float(placed or 0) < due_ms:
+            transaction.write("ZADD", retention, due_ms, row)
+        return None if known is None else str(known)
 
     async def get_input(self, tenant: str, input_id: str) -> InputRef | None:
         with translated():

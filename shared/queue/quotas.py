@@ -31,6 +31,17 @@ def adapter_size(stored_bytes: int, objects: int) -> str:
     return f"0,{_ITEM_RECORD_BYTES},{objects},{stored_bytes}"
 
 
+def input_size(ref: str, stored_bytes: int) -> str:
+    """Return the size of an input image with its record."""
+    return f"0,{_ITEM_RECORD_BYTES + len(ref.encode())},1,{stored_bytes}"
+
+
+def resized(size: str, more_bytes: int) -> str:
+    """Return the size of an item whose record has grown by `more_bytes`, which can be negative."""
+    jobs, record_bytes, objects, stored = (int(number) for number in size.split(","))
+    return f"{jobs},{max(0, record_bytes + more_bytes)},{objects},{stored}"
+
+
 def parts_size(parts: Sequence[str]) -> str:
     """Return the size of a file's parts, `<bytes> <name>` each."""
     stored = sum(int(part.partition(" ")[0]) for part in parts)

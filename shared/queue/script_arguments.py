@@ -32,15 +32,6 @@ class SubmitArgs(NamedTuple):
     sync_call: str
 
 
-class WireChange(NamedTuple):
-    """A job whose `known` wire form becomes `wire`; `steps` of an image."""
-
-    job_id: str
-    known: str
-    wire: str
-    steps: int
-
-
 class ModelLoad(NamedTuple):
     """A model of a worker, and the time to load it: 0 in memory, negative if the last load failed."""
 

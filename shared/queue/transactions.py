@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Command: TypeAlias = Sequence[str | int | float]
 
+READ_AT_ONCE = 500
+"""Commands of one script: more would block Redis for over 2 ms."""
+
 MOST_ATTEMPTS = 30
 CONFLICT_PAUSE_S = 0.01
 """Longest pause after the first conflict; it grows with each."""
@@ -38,11 +41,12 @@ class Transaction:
         self._added: list[AddedSize] = []
 
     async def read(self, *commands: Command, fenced: bool = True) -> list[Any]:
-        """Return the replies to commands at one moment; `fenced`: nothing is written if one is another one then."""
-        if not commands:
-            return []
-        texts = [[str(part) for part in command] for command in commands]
-        self.now_ms, *replies = await self._client.scripts.read_replies(json.dumps(texts))
+        """Return the replies to commands; `fenced`: nothing is written if one of them has changed by then."""
+        texts, replies = [[str(part) for part in command] for command in commands], list[str]()
+        for first in range(0, len(texts), READ_AT_ONCE):
+            some = json.dumps(texts[first : first + READ_AT_ONCE])
+            self.now_ms, *found = await self._client.scripts.read_replies(some)
+            replies += found
         if fenced:
             self._fences += zip(texts, replies, strict=True)
         return [_reply(json.loads(reply)) for reply in replies]

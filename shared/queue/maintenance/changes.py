@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import ValidationError
 
-from shared.errors import Conflict
-from shared.job import JobRecord, State, decode, encode
+from shared.job import Job, JobRecord, State, decode, encode
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
-from shared.queue.connections.errors import translated
-from shared.queue.script_arguments import WireChange
+from shared.queue.quotas import resized
+from shared.queue.transactions import Transaction
 
 CANCELED_AT_ONCE = 16
 UPDATED_AT_ONCE = 8
 """Jobs of one script, which holds Redis for about half a millisecond."""
-
-_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -45,27 +43,20 @@ class JobUpdate:
         )
 
 
-@dataclass(frozen=True)
-class _WireForm:
-    """The wire form of a job, its state and its arrival, each empty if it is unknown."""
+_FIELDS = ("state", "job", "arrived", "tenant", "size")
 
-    job_id: str
-    state: str
-    wire: str
-    arrived: str
 
-    def changed(self, priority: Priority | None, deadline_ms: int | None) -> WireChange | None:
-        """Return the change to a new form; None if nothing changes or this one cannot be read."""
-        try:
-            job = decode(self.wire)
-        except ValidationError:
-            return None
-        changes: dict[str, object] = {} if priority is None else {"priority": priority}
-        if deadline_ms is not None:
-            arrived_ms = int(float(self.arrived or job.created_at_ms))
-            changes["time_limit_ms"] = max(1, deadline_ms - arrived_ms) if deadline_ms else None
-        wire = encode(job.model_copy(update=changes))
-        return None if wire == self.wire else WireChange(self.job_id, self.wire, wire, job.computed_steps_per_image)
+def _changed(wire: str, arrived: str, priority: Priority | None, deadline_ms: int | None) -> Job | None:
+    """Return a job with another priority or deadline; None if it cannot be read."""
+    try:
+        job = decode(wire)
+    except ValidationError:
+        return None
+    changes: dict[str, object] = {} if priority is None else {"priority": priority}
+    if deadline_ms is not None:
+        arrived_ms = int(float(arrived or job.created_at_ms))
+        changes["time_limit_ms"] = max(1, deadline_ms - arrived_ms) if deadline_ms else None
+    return job.model_copy(update=changes)
 
 
 class JobChanges(QueueComponent):
@@ -79,33 +70,31 @@ class JobChanges(QueueComponent):
     async def update(self, job_ids: Sequence[str], update: JobUpdate) -> list[State | None]:
         """Change queued jobs, and return the state of each: `QUEUED` if it has the new values; None if it is unknown.
 
-        A job keeps its arrival; where its new lane has later jobs, it goes before that lane. Raises `Conflict` for a
-        job that others change all the time.
+        A job keeps its arrival; where its new lane has later jobs, it goes before that lane.
         """
-        rank = None if update.priority is None else update.priority.rank
         deadline = update.time_limit_ms and await self._client.now_ms() + update.time_limit_ms
-        states: dict[str, str] = {}
-        pending = list(job_ids)
-        for _ in range(_ROUNDS):
-            for piece in _pieces(pending, UPDATED_AT_ONCE):
-                forms = await self._read(piece)
-                rows = [row for form in forms if (row := form.changed(update.priority, deadline)) is not None]
-                states |= {form.job_id: form.state for form in forms}
-                if rows:
-                    replies = await self._scripts.update_jobs(rank, deadline, *rows)
-                    states |= dict(zip((row.job_id for row in rows), replies, strict=True))
-            pending = [job_id for job_id, state in states.items() if state == "stale"]
-            if not pending:
-                return [State(state) if (state := states[job_id]) else None for job_id in job_ids]
-        raise Conflict(f"job {pending[0]} is being changed by others; retry", param="id")
+        states: list[State | None] = []
+        for piece in _pieces(job_ids, UPDATED_AT_ONCE):
+            states += await self._transact(partial(self._update, piece, update.priority, deadline), when_full=True)
+        return states
 
-    async def _read(self, job_ids: Sequence[str]) -> list[_WireForm]:
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for job_id in job_ids:
-                    pipe.hmget(self._keys.job(job_id), "state", "job", "arrived")
-                found = await pipe.execute()
-        return [_WireForm(job_id, *(text or "" for text in row)) for job_id, row in zip(job_ids, found, strict=True)]
+    async def _update(
+        self, job_ids: Sequence[str], priority: Priority | None, deadline_ms: int | None, transaction: Transaction
+    ) -> list[State | None]:
+        names = [self._keys.job(job_id) for job_id in job_ids]
+        states = []
+        rows = await transaction.read(*(("HMGET", name, *_FIELDS) for name in names))
+        for job_id, name, (state, wire, arrived, tenant, size) in zip(job_ids, names, rows, strict=True):
+            states.append(State(state) if state else None)
+            job = _changed(wire, arrived or "", priority, deadline_ms) if state == State.QUEUED else None
+            if job is None or (new := encode(job)) == wire:
+                continue
+            rank, deadline = (-1 if value is None else value for value in (priority and priority.rank, deadline_ms))
+            transaction.call("change_job", job_id, rank, deadline, job.computed_steps_per_image)
+            new_size = resized(size, len(new.encode()) - len(wire.encode()))
+            transaction.write("HSET", name, "job", new, "size", new_size)
+            transaction.call("count_footprint", tenant, size, new_size)
+        return states
 
 
 def _pieces(job_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -2,15 +2,21 @@
 
 import math
 from contextlib import suppress
+from functools import partial
 
 from shared.errors import RedisUnavailable
+from shared.job import State
 from shared.queue.connections.errors import translated
+from shared.queue.maintenance.grace import AHEAD_MS, decide
 from shared.queue.maintenance.reconcile import Reconciliation
 from shared.queue.maintenance.retention import Retention
+from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
 
 CHORES = ("deliver", "advance", "sweep", "move-on", "reconcile")
 """The periodic chores."""
+
+_REFRESHED = 100
 
 
 class Maintenance(Retention):
@@ -20,7 +26,30 @@ class Maintenance(Retention):
         A loss while solo counts as the job's own; after `max_attempts` of them the job fails with code `worker_lost`
         and becomes a dead letter.
         """
-        return await self._scripts.reclaim(limit)
+        transaction = Transaction(self._client)
+        numbers, lease_ms = await transaction.read(
+            ("HMGET", self._keys.reclaims, "last", "gap", "gaps", "refreshed"),
+            ("HGET", self._keys.policies, "lease_ms"),
+        )
+        last, gap, gaps, refreshed = (None if number is None else int(number) for number in numbers)
+        now, lease = transaction.now_ms, int(lease_ms or self._settings.lease_ms)
+        grace = decide(now=now, lease=lease, last=last, gap=gap, gaps=gaps or 0)
+        reclaimed = await self._scripts.reclaim(limit, grace.before_ms, grace.gap_ms or 0, grace.gaps)
+        was_set_back = last is not None and last > now + AHEAD_MS
+        if was_set_back or refreshed is not None:
+            await self._transact(partial(self._refresh, 0 if was_set_back else refreshed or 0), when_full=True)
+        return reclaimed
+
+    async def _refresh(self, first: int, transaction: Transaction) -> None:
+        """Update the readiness of a page of signatures: the clock was set back since it was written."""
+        last = first + _REFRESHED - 1
+        (signatures,) = await transaction.read(("ZRANGE", self._keys.signatures, first, last), fenced=False)
+        for signature in signatures:
+            transaction.call("refresh_signature", signature)
+        if len(signatures) == _REFRESHED:
+            transaction.write("HSET", self._keys.reclaims, "refreshed", last + 1)
+        else:
+            transaction.write("HDEL", self._keys.reclaims, "refreshed")
 
     async def expire(self, limit: int = 100) -> int:
         """End all queued jobs that can no longer meet their deadline; return how many.
@@ -28,11 +57,40 @@ class Maintenance(Retention):
         Those past their latest start that still can become late. A script reads `limit` jobs before their latest start,
         and as many late ones.
         """
-        ended, due = await self._scripts.expire(limit)
-        while due:
-            more, due = await self._scripts.expire(limit)
-            ended += more
+        ended = 0
+        while due := await self._transact(partial(self._expire, limit), when_full=True):
+            with translated():
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for job_id in due:
+                        pipe.hget(self._keys.job(job_id), "state")
+                    ended += (await pipe.execute()).count(State.EXPIRED)
         return ended
+
+    async def _expire(self, limit: int, transaction: Transaction) -> list[str]:
+        """End queued jobs that are due, or let them be late; return all jobs that were due."""
+        indexes = (self._keys.deadlines, self._keys.late)
+        first = (("ZRANGE", name, 0, limit - 1, "WITHSCORES") for name in indexes)
+        found = await transaction.read(*first, fenced=False)
+        due = [
+            (name, job_id)
+            for name, rows in zip(indexes, found, strict=True)
+            for job_id, at in zip(rows[::2], rows[1::2], strict=True)
+            if float(at) <= transaction.now_ms
+        ]
+        jobs = [self._keys.job(job_id) for _, job_id in due]
+        rows = await transaction.read(*(("HMGET", job, "state", "sig") for job in jobs), fenced=False)
+        others = [row for row, (state, _) in zip(due, rows, strict=True) if state != State.QUEUED]
+        await transaction.read(*(("HGET", self._keys.job(job_id), "state") for _, job_id in others))
+        for name, job_id in others:
+            transaction.write("ZREM", name, job_id)
+        signatures = set()
+        for (_, job_id), (state, signature) in zip(due, rows, strict=True):
+            if state == State.QUEUED:
+                transaction.call("miss_start", job_id)
+                signatures.add(signature)
+        for signature in signatures:
+            transaction.call("refresh_signature", signature)
+        return [job_id for _, job_id in due]
 
     async def pending_work(self) -> tuple[bool, bool]:
         """Return whether webhook deliveries are pending, and whether batches are active."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
-from shared.queue.connections.errors import translated
 from shared.queue.records import RANKS
 from shared.queue.transactions import Command, Transaction
 
@@ -63,7 +62,7 @@ class Repairs(QueueComponent):
         Entries without a job become dead letters, missing rows of indexes are created.
         """
         lanes = [lane for name in names if (lane := _Lane.parse(name)) is not None]
-        repaired = sum([await self._check_entries(lane) for lane in lanes])
+        repaired = await self._check_entries(lanes)
         transaction = Transaction(self._client)
         checks = [[check] for check in await self._lane_checks(transaction, lanes)]
         suspect = await _suspects(transaction, checks)
@@ -198,23 +197,21 @@ class Repairs(QueueComponent):
 
         return _Check([("ZSCORE", index, lane.tenant), ("EXISTS", name)], lambda *found: any(found), delete)
 
-    async def _check_entries(self, lane: _Lane) -> int:
-        """Remove entries of a lane that are not their queued job's current one."""
-        name, after, repaired = self._keys.lane(*lane), "-", 0
-        while True:
-            with translated():
-                rows = await self._redis.xrange(name, after, "+", count=_ENTRIES)
-                async with self._redis.pipeline(transaction=False) as pipe:
-                    for _, fields in rows:
-                        pipe.hmget(self._keys.job(fields.get("job", "")), "state", "entry")
-                    jobs = await pipe.execute()
-            for (entry, fields), (state, current) in zip(rows, jobs, strict=True):
+    async def _check_entries(self, lanes: Sequence[_Lane]) -> int:
+        """Remove entries of lanes that are not their queued job's current one."""
+        pages, repaired = dict.fromkeys(lanes, "-"), 0
+        while pages:
+            reads = [("XRANGE", self._keys.lane(*lane), after, "+", "COUNT", _ENTRIES) for lane, after in pages.items()]
+            found = dict(zip(pages, await Transaction(self._client).read(*reads), strict=True))
+            entries = [(lane, entry, _job_of(fields)) for lane, rows in found.items() for entry, fields in rows]
+            jobs = [("HMGET", self._keys.job(job_id), "state", "entry") for _, _, job_id in entries]
+            states = await Transaction(self._client).read(*jobs)
+            for (lane, entry, job_id), (state, current) in zip(entries, states, strict=True):
                 if (state, current) != ("queued", entry):
-                    attempt = partial(self._remove_entry, lane, entry, fields.get("job", ""))
+                    attempt = partial(self._remove_entry, lane, entry, job_id)
                     repaired += await self._transact(attempt, when_full=True)
-            if len(rows) < _ENTRIES:
-                return repaired
-            after = f"({rows[-1][0]}"
+            pages = {lane: f"({rows[-1][0]}" for lane, rows in found.items() if len(rows) == _ENTRIES}
+        return repaired
 
     async def _remove_entry(self, lane: _Lane, entry: str, job_id: str, transaction: Transaction) -> int:
         name = self._keys.lane(*lane)

@@ -15,6 +15,10 @@ READY_READ = 8
 """Signatures of a model and priority on a page of those that have been ready longest."""
 
 
+WAITED_MS = 30_000
+"""How long a worker that keeps slots free for a job counts: it asks again sooner, as its pauses are shorter."""
+
+
 class SignatureFacts(NamedTuple):
     """A signature with queued jobs of a tenant: when it is ready (ms), the least latest start of these jobs, and how
     often it was overtaken by signatures with deadlines."""
@@ -172,15 +176,20 @@ def signature_queue(signature: str, text: str) -> SignatureQueue | None:
         overtaken=by_rank[3],
         claimed_jobs=wire["claimed"],
         run_ms=wire["mean"],
-        lanes=[_lane(row) for row in wire["lanes"] or ()],
-        lost=[_lost(row) for row in wire["lost"] or ()],
+        lanes=[_lane(row, wire["now"]) for row in wire["lanes"] or ()],
+        lost=[_lost(row, wire["now"]) for row in wire["lost"] or ()],
         has_more=wire["more"],
     )
 
 
-def _lost(row: Sequence[Any]) -> LostJob:
+def _job(row: Sequence[Any], now_ms: int) -> QueuedJob:
+    waited_ms = row[-1]
+    return QueuedJob(*row)._replace(has_worker=waited_ms is not None and 0 <= now_ms - waited_ms < WAITED_MS)
+
+
+def _lost(row: Sequence[Any], now_ms: int) -> LostJob:
     rank, tenant, usage, limit, job = row
-    return LostJob(rank, tenant, usage, _limit(limit), QueuedJob(*job))
+    return LostJob(rank, tenant, usage, _limit(limit), _job(job, now_ms))
 
 
 def _limit(row: Sequence[Any]) -> Limit:
@@ -188,7 +197,7 @@ def _limit(row: Sequence[Any]) -> Limit:
     return Limit(most, used, paused, Reservation(*reserved) if reserved else None)
 
 
-def _lane(row: Sequence[Any]) -> LaneFacts:
+def _lane(row: Sequence[Any], now_ms: int) -> LaneFacts:
     rank, tenant, usage, limit, start_by, returned, more, stream = row
-    first, rest = ([QueuedJob(*one) for one in rows or ()] for rows in (returned, stream))
+    first, rest = ([_job(one, now_ms) for one in rows or ()] for rows in (returned, stream))
     return LaneFacts(rank, tenant, usage, _limit(limit), start_by, first, more, rest)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +15,17 @@ from harness.queue import claim, claim_ids, end, lose, put, state_of
 from shared.auth import TenantLimits
 from shared.config.adapters import UploadedAdapter
 from shared.errors import RedisFull
-from shared.job import InputRef, Phase, Progress, State, encode
+from shared.job import InputRef, Outcome, Phase, Progress, State
+from shared.job_fields import Priority
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 from shared.queue.batches import BatchUpdate
+from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
 from shared.queue.maintenance.pauses import Pause, PauseKind
+from shared.queue.maintenance.recount import Recount
+from shared.queue.maintenance.repairs import Repairs
 from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.scripts import PARTS, runs_when_full, script_files
 from shared.queue.tenants.webhooks import DeliveryAttempt
@@ -33,6 +39,7 @@ ENDPOINT = WebhookEndpoint(
     secrets=(SigningSecret(secret=new_secret()),),
     created_at_ms=0,
 )
+INPUT = InputRef(id="in_1", key="inputs/default/in_1/a", content_type="image/png", bytes=1, width=64, height=64)
 LIFE = {"created_at_ms": 0, "expires_at_ms": 2**50}
 FILE = File(id="file_1", tenant="default", filename="a", purpose="batch", bytes=1, **LIFE)
 BATCH = Batch(
@@ -113,6 +120,7 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await end(queue, claims[ended.job.id])
     await end(queue, claims[dead.job.id], state=State.FAILED)
     await queue.dead_letters.bury(dead.job.id, "worker_lost", "")
+    await recount(queue).begin()
     await queue.pauses.set(Pause(PauseKind.TENANT, "paused", "", 0))
     _, key = await queue.api_keys.create("default", frozenset())
     await queue.files.begin("default", "file_1", 1)
@@ -132,13 +140,10 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     return {
         "admit": ("default", 60),
         "cancel_jobs": (queued,),
-        "expire": (10,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
-        "put_input": ("default", "in_1", "{}", 1000, "name", 1),
         "queue_position": (queued,),
-        "reclaim": (10,),
-        "lose": ("w1", "the engine ended", job, epoch),
-        "release": ("w1", job, epoch),
+        "reclaim": (10, 1, 0, 0),
+        "give_up": ("w1", None, job, epoch),
         "read_order": ("w2", "token", "", 0, True, *models),
         "read_lanes": ("w2", signature, 8, 2, 0, ""),
         "take": (
@@ -149,12 +154,10 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
             Decision(take=[ChosenJob(queued, 0, "lane", 1, "default", 1)]).wire([], 0.0),
         ),
         "defer": ("paused", "demo", 1, 1, ""),
-        "count_run": ("default", "demo", job, "token", "1,1,0,0,0,0"),
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "read_replies": ('[["GET", "any"]]',),
         "transact": (False, "[]", '[["SET", "any", "value"]]'),
-        "update_jobs": (2, 2**50, queued, encode(scene.queued.job), "{}", 8),
         "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": (
             *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
@@ -164,11 +167,14 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
 
 
 REFUSED = {
-    "put_input",
     "submit",
     "transact",  # unless its caller says so, as those of `OPERATIONS`
 }
 READ_ONLY = {"queue_position", "read_replies"}
+
+
+def recount(queue: Queue) -> Recount:
+    return Recount(queue.client, "token", lambda: asyncio.sleep(0))
 
 
 async def forget_deleted_adapter(scene: Scene) -> None:
@@ -177,7 +183,7 @@ async def forget_deleted_adapter(scene: Scene) -> None:
 
 
 REFUSED_OPERATIONS = {
-    *("begin_adapter", "begin_file", "create_batch", "create_key", "put_preview", "reserve_key"),
+    *("begin_adapter", "begin_file", "create_batch", "create_key", "put_input", "put_preview", "reserve_key"),
     "create_endpoint",
     "redeliver",
     "send_test",
@@ -202,9 +208,21 @@ OPERATIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "bury_job": lambda scene: scene.queue.dead_letters.bury(scene.running.job.id, "worker_lost", ""),
     "count_dead_letters": lambda scene: scene.queue.dead_letters.count(),
     "expired_items": lambda scene: scene.queue.maintenance.expired_items(),
+    "count_run": lambda scene: scene.queue.claims.count_run(scene.running.job, "token", Outcome(state=State.CANCELED)),
+    "expire": lambda scene: scene.queue.maintenance.expire(),
+    "lose": lambda scene: scene.queue.claims.lose(
+        "w1", {scene.running.job.id: scene.running.epoch}, "the engine ended"
+    ),
+    "put_input": lambda scene: scene.queue.jobs.put_input("default", INPUT, 60),
+    "update_jobs": lambda scene: scene.queue.changes.update([scene.queued.job.id], JobUpdate(Priority.BULK, 5_000)),
     "forget_job": lambda scene: scene.queue.jobs.forget(scene.dead),
     "purge_dead_letter": lambda scene: scene.queue.dead_letters.purge(scene.dead),
-    "reconcile": lambda scene: scene.queue.maintenance.reconcile(),
+    "reconcile_jobs": lambda scene: Repairs(scene.queue.client).check_jobs(
+        [scene.running.job.id, scene.queued.job.id, scene.dead]
+    ),
+    "reconcile_lanes": lambda scene: Repairs(scene.queue.client).check_lanes([f"{scene.signature}|standard|default"]),
+    "repair_queued": lambda scene: recount(scene.queue).signatures([scene.signature], Counter()),
+    "repair_tenants": lambda scene: recount(scene.queue).tenants("queued", {"default": 9}, ()),
     "redrive_dead_letter": lambda scene: scene.queue.dead_letters.redrive(scene.dead),
     "forget_input": lambda scene: scene.queue.maintenance.forget_input("default", "in_1"),
     "join_sync_call": lambda scene: scene.queue.sync_calls.join("default", "digest", waited_for=True),
@@ -316,7 +334,7 @@ async def test_processes_start_and_read_while_redis_is_full(queue: Queue) -> Non
 
 async def test_a_stored_input_is_found_again_while_redis_is_full(queue: Queue) -> None:
     """The same image needs no memory; a new one is refused."""
-    ref = InputRef(id="in_1", key="inputs/default/in_1/a", content_type="image/png", bytes=1, width=64, height=64)
+    ref = INPUT
     await queue.jobs.put_input("default", ref, 60)
     async with full(queue):
         assert await queue.jobs.put_input("default", ref, 60) == ref

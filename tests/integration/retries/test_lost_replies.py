@@ -164,7 +164,7 @@ async def test_jobs_whose_replies_were_lost_run_once(
     assert await queue.workers.queue_depths() == []
 
 
-@pytest.mark.parametrize("lost", ["settle", "bury_job", "release"])
+@pytest.mark.parametrize("lost", ["settle", "transact", "give_up"])
 async def test_an_unreadable_job_does_not_take_the_others_of_its_claim_with_it(
     proxy: TcpProxy, proxied: Queue, queue: Queue, make_submission: Make, lost: str
 ) -> None:

@@ -33,7 +33,7 @@ Case = Callable[[Queue, Make], Awaitable[None]]
 
 SCRIPTS = {name for name, path in script_files().items() if path.parent.name not in PARTS}
 REPLY_DIFFERS = {
-    **dict.fromkeys(("reclaim", "expire"), "takes the next rows of a list; the reply is a count"),
+    "reclaim": "takes the next rows of a list",
     **dict.fromkeys(("read_replies", "read_order", "read_lanes"), "reads how long ago or how soon"),
 }
 TIME = re.compile(r"\b1[6-9]\d{11}(\.\d+)?(-\d+)?\b")
@@ -111,7 +111,7 @@ def case(*scripts: str) -> Callable[[Case], Case]:
     return add
 
 
-@case("submit", "queue_position", "cancel_jobs", "put_input", "transact")
+@case("submit", "queue_position", "cancel_jobs", "transact")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
     await queue.jobs.position(two)
@@ -126,7 +126,7 @@ async def jobs(queue: Queue, make: Make) -> None:
     assert await queue.jobs.reserve_key("acme", "key", "print", "batch_a") == "batch_a"
 
 
-@case("update_jobs")
+@case("transact")
 async def changes(queue: Queue, make: Make) -> None:
     jobs = await put(queue, *[make(time_limit_ms=60_000) for _ in range(2)], make(priority=Priority.BULK))
     for priority in (Priority.BULK, Priority.STANDARD):
@@ -136,7 +136,7 @@ async def changes(queue: Queue, make: Make) -> None:
     assert State.RUNNING in await queue.changes.update(jobs, JobUpdate(Priority.INTERACTIVE))
 
 
-@case("list_as_waiting", "lose")
+@case("list_as_waiting", "give_up")
 async def waits_and_losses(queue: Queue, make: Make) -> None:
     await queue.claims.list_as_waiting("w2", MODELS, wait_s=60)
     await put(queue, make())
@@ -159,7 +159,7 @@ async def limits(queue: Queue, make: Make) -> None:
     assert await claim(queue, 1) == []
 
 
-@case("read_order", "read_lanes", "take", "renew", "report_progress", "release", "settle", "count_run")
+@case("read_order", "read_lanes", "take", "renew", "report_progress", "give_up", "settle", "transact")
 async def claims(queue: Queue, make: Make) -> None:
     await put(queue, *[make() for _ in range(4)])
     await queue.claims.next_ready_ms(MODELS, worker="w1")
@@ -188,7 +188,7 @@ async def workers(queue: Queue, make: Make) -> None:
     await queue.workers.load()
 
 
-@case("reclaim", "expire", "transact")
+@case("reclaim", "transact")
 async def maintenance(queue: Queue, make: Make) -> None:
     redis, keys = queue.client.redis, queue.client.redis_keys
     (lost,) = await put(queue, make())

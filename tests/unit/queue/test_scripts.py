@@ -14,6 +14,7 @@ import pytest
 from fakeredis import FakeAsyncRedis
 
 from shared.job_fields import Priority
+from shared.queue.maintenance.grace import decide
 from shared.queue.maintenance.recount import certain
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.script_arguments import ClaimKey, lua_arguments, parameter_names
@@ -26,7 +27,6 @@ LIB = (
     "dated",
     "device_times",
     "latest_start",
-    "grace",
 )
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
 FILES = script_files().items()
@@ -227,13 +227,12 @@ GRACES = [
 
 
 @pytest.mark.parametrize(("why", "facts", "before", "gap"), GRACES, ids=[row[0] for row in GRACES])
-async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
-    redis: FakeAsyncRedis, why: str, facts: dict[str, int], before: int, gap: int | None
+def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
+    why: str, facts: dict[str, int], before: int, gap: int | None
 ) -> None:
     """Which leases a reclaim takes, from when the last one was."""
-    table = ", ".join(f"{name} = {value}" for name, value in {"now": 100000, "lease": 8000, **facts}.items())
-    decision = f"grace.decide({{{table}}})"
-    assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
+    found = decide(now=100000, lease=8000, **facts)
+    assert (found.before_ms, found.gap_ms) == (before, gap), why
 
 
 LATEST_STARTS = [
@@ -336,7 +335,7 @@ class OneRunner:
 
 
 async def test_a_script_that_returns_whether_something_changed_gives_a_bool() -> None:
-    assert await script_methods(OneRunner()).count_run("acme", "demo", "id", "token", "") is True
+    assert await script_methods(OneRunner()).settle("w1", "id") is True
 
 
 async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:

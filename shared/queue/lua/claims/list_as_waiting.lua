@@ -1,4 +1,4 @@
--- NEEDS model_loads pauses wakeups
+-- NEEDS pauses wakeups
 -- RUNS when Redis is full
 -- Let a worker wait for wake-ups: idle, for all jobs of its models; busy, for jobs of its signature and interactive ones.
 -- args     worker, wait_ms, wakeups, idle, signature, models...
@@ -7,7 +7,7 @@
 -- Returns  {how many workers wait for what fewest wait for, 1 if jobs of `signature` are queued, 1 for a busy worker if
 --          interactive jobs of its models are, the wake-ups that the worker keeps}
 local worker, wait_ms, idle, sig, now = args.worker, args.wait_ms, args.idle, args.signature, clock_ms()
-local models = model_loads.of(args.models)
+local models = args.models
 local stops = sig == '' and not models[1]
 
 redis.call('DEL', key.waiting(worker))
@@ -20,7 +20,7 @@ end
 local fewest = math.huge
 for _, model in ipairs(models) do
   -- Workers that have the model in memory are woken first, those that could not load it last.
-  local class = model.failed and 2 or model.load > 0 and 1 or 0
+  local class = model.load_ms < 0 and 2 or model.load_ms > 0 and 1 or 0
   fewest = math.min(fewest, wakeups.list(idle and 'any' or 'interactive', model.name, worker, class, now))
 end
 if sig ~= '' then fewest = math.min(fewest, wakeups.list('running', sig, worker, 0, now)) end

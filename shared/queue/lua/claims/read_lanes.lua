@@ -47,7 +47,8 @@ end
 local function row_of(id, job, since)
   return {id, tonumber(job.epoch) or 0, job.src, job.slots, since, tonumber(job.start_by or nil) or cjson.null,
     claim_job.loses_place(job, now) ~= nil, tonumber(job.passed or nil) or cjson.null,
-    tonumber(job.overtaken or nil) or 0, job.tenant, claim_job.has_worker(job, worker, now)}
+    tonumber(job.overtaken or nil) or 0, job.tenant,
+    job.waiting_worker ~= worker and tonumber(job.waited or nil) or cjson.null}
 end
 
 -- The first jobs of a tenant that go before its lane's stream, with those before them that lose their place, and whether there
@@ -92,7 +93,7 @@ local function add_job(out, rank, tenant, lane, entry)
   end
 end
 
--- The first queued jobs of a lane's stream. Entries of jobs that run are those of workers of an older version.
+-- The first queued jobs of a lane's stream.
 local function stream_jobs(rank, tenant, count)
   local lane, out, from = key.lane(sig, rank, tenant), {}, '-'
   for _ = 1, STREAM_READS do

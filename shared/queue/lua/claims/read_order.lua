@@ -86,9 +86,9 @@ if repeated then return cjson.encode({claims = repeated}) end
 local policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}
 local facts = {now = now, preempted = {}, policies = policies, models = {}, orders = {}, urgent = urgent()}
 for tenant in string.gmatch(args.preempted, '%S+') do table.insert(facts.preempted, tenants.usage_of(tenant) or 0) end
-for _, model in ipairs(pauses.without(model_loads.of(args.models))) do
+for _, model in ipairs(pauses.without(args.models)) do
   table.insert(facts.models, {model.name, tonumber(redis.call('HGET', key.bulk_credit, model.name) or nil) or 0})
-  local holders = model.load > 0 and model_loads.others_holding(model.name, worker, now) or 0
+  local holders = model.load_ms ~= 0 and model_loads.others_holding(model.name, worker, now) or 0
   for rank = 0, 2 do
     local ready = ready_of(model.name, rank)
     if ready[1] then

@@ -1,4 +1,4 @@
--- NEEDS events inputs position sync_calls footprint latest_start
+-- NEEDS events inputs position footprint latest_start
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return those of the jobs, and their deadlines. Of each job `input` is the ids of images and
@@ -79,11 +79,7 @@ end
 
 -- Append the entry of a job to the stream of its lane; returns the entry and the job's arrival.
 local function append(job, lane, group)
-  if not group.number then
-    queue.begin_lane(lane)
-    group.number = queue.last_number(lane)
-  end
-  group.number = group.number + 1
+  group.number = (group.number or queue.last_number(lane)) + 1
   local entry = redis.call('XADD', lane, '*', 'job', job.id, 'slots', job.slots, 'number', group.number)
   group.first = group.first or entry
   return entry, arrived_at(entry)
@@ -166,8 +162,11 @@ local function submit(job)
   if quota then return {'quota', quota} end
   enter(job)
   if job.sync_call ~= '' then
-    local call, process = string.match(job.sync_call, '^(%S+) (%S+)$')
-    sync_calls.start(job.tenant, call, job.id .. ' ' .. process)
+    local digest, process = string.match(job.sync_call, '^(%S+) (%S+)$')
+    local name = key.sync_calls(job.tenant, digest)
+    redis.call('ZADD', name, 1, job.id .. ' ' .. process)
+    redis.call('ZREMRANGEBYRANK', name, conf.max_sync_calls, -1)
+    redis.call('PEXPIRE', name, conf.sync_call_ms)
   end
   if idem then redis.call('SET', idem, job.id .. ' ' .. fingerprint, 'PX', conf.idempotency_ms) end
   return {'ok', job.id}
@@ -184,10 +183,9 @@ end
 local free = {}
 for _, group in ipairs(added) do
   queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
-  if group.dated then
-    queue.update_lane(group, queue.head(key.lane(group.sig, group.rank, group.tenant)))
-  elseif redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
-    queue.update_lane(group, group.first)
+  local lanes = key.lanes(group.sig, group.rank)
+  if group.dated or redis.call('ZADD', lanes, 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
+    queue.update_lane(group)
   end
   -- A tenant at its quota wakes no worker.
   free[group.sig] = free[group.sig] or not tenants.is_deferred(group.tenant, group.model, group.rank)

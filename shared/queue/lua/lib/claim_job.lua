@@ -1,15 +1,13 @@
--- NEEDS job_record events latest_start queue tenants
+-- NEEDS job_record events lane_changes latest_start queue tenants
 -- Part of read_lanes and take: one job enters the batch of a worker, or does not.
 
 local claim_job = {}
 local UNKNOWN_SLOT_S = 1
-local WAITED_MS = 30000 -- a waiting worker asks again sooner: its pauses are shorter
 
--- The claims of one signature by a worker. Written by `take`: claims, rows of the reply; taken, jobs and slots by rank and
--- tenant; leases, rows of key.leases; spent, seconds to charge by tenant; lanes, those to update; limits as in `quota`.
+-- The claims of one signature by a worker. Written by `take`: claims, rows of the reply; taken, slots by rank and tenant;
+-- leases, rows of key.leases; spent, seconds to charge by tenant; limits as in `quota`.
 function claim_job.batch(worker, sig, model, now)
-  return {worker = worker, sig = sig, model = model, now = now, claims = {}, taken = {}, leases = {}, spent = {}, lanes = {},
-    limits = {}}
+  return {worker = worker, sig = sig, model = model, now = now, claims = {}, taken = {}, leases = {}, spent = {}, limits = {}}
 end
 
 -- Seconds that a slot of the batch is expected to cost.
@@ -19,19 +17,9 @@ local function slot_cost(batch)
   return batch.slot_cost
 end
 
--- Remove a queued job from its place; its lane is updated by `count`.
-local function leave_place(batch, id, job)
-  if job.src == 'lane' then
-    queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry)
-  else
-    queue.remove_returned(id, job)
-  end
-  batch.lanes[job.rank .. '|' .. job.tenant] = {model = job.model, sig = job.sig, rank = job.rank, tenant = job.tenant}
-end
-
 -- Claim a job for the worker batch.worker. Counters and charges are collected in `batch` and written once per batch.
 function claim_job.take(batch, id, job)
-  leave_place(batch, id, job)
+  lane_changes.leave(id, job)
   local name = key.job(id)
   local epoch, cost = (tonumber(job.epoch) or 0) + 1, slot_cost(batch) * job.slots
   redis.call('HSET', name, 'state', 'running', 'worker', batch.worker, 'started', whole(batch.now), 'epoch', epoch,
@@ -42,8 +30,7 @@ function claim_job.take(batch, id, job)
   table.insert(batch.leases, whole(batch.now + conf.lease_ms))
   table.insert(batch.leases, id)
   local group = job.rank .. '|' .. job.tenant
-  if not batch.taken[group] then batch.taken[group] = {rank = job.rank, tenant = job.tenant, jobs = 0, slots = 0} end
-  batch.taken[group].jobs = batch.taken[group].jobs + 1
+  if not batch.taken[group] then batch.taken[group] = {rank = job.rank, tenant = job.tenant, slots = 0} end
   batch.taken[group].slots = batch.taken[group].slots + job.slots
   batch.spent[job.tenant] = (batch.spent[job.tenant] or 0) + cost
   quota.use(batch.limits, job.tenant, job.slots, id)
@@ -54,14 +41,10 @@ end
 
 -- Write the lanes and counters that a batch has changed.
 function claim_job.count(batch)
-  for _, lane in pairs(batch.lanes) do queue.update_lane(lane, queue.head(key.lane(lane.sig, lane.rank, lane.tenant))) end
+  lane_changes.write()
   if not batch.claims[1] then return end
-  local left, running = {}, {}
-  for _, group in pairs(batch.taken) do
-    table.insert(left, {rank = group.rank, tenant = group.tenant, jobs = -group.jobs, slots = -group.slots})
-    running[group.tenant] = (running[group.tenant] or 0) + group.slots
-  end
-  queue.count_all(batch.sig, left)
+  local running = {}
+  for _, group in pairs(batch.taken) do running[group.tenant] = (running[group.tenant] or 0) + group.slots end
   for tenant, slots in pairs(running) do queue.count_running(tenant, slots) end
   redis.call('HINCRBY', key.claimed_jobs, batch.worker, #batch.claims)
   redis.call('HINCRBY', key.signature(batch.sig), 'running', #batch.claims)
@@ -80,25 +63,18 @@ end
 function claim_job.skip(batch, id, job)
   local name = key.job(id)
   if job.src == 'lane' then
-    leave_place(batch, id, job)
-    redis.call('HSET', name, 'src', 'front', 'entry', '')
+    lane_changes.leave(id, job)
     job.src = 'front'
-    queue.add_returned(id, job, tonumber(job.arrived) or batch.now)
-    queue.note_moves(batch.sig, job.rank, job.tenant, 1)
+    redis.call('HSET', name, 'src', 'front', 'entry', '')
+    lane_changes.add_returned(id, job, batch.now)
   end
   claim_job.note_passed(batch, id, job)
   redis.call('HSETNX', name, 'returned', whole(batch.now))
 end
 
--- Keep slots of the worker free for a job that it skipped; for WAITED_MS no other worker does so too.
+-- Keep slots of the worker free for a job that it skipped; for a while no other worker does so too (`facts.py`).
 function claim_job.wait_for(batch, id)
   redis.call('HSET', key.job(id), 'waiting_worker', batch.worker, 'waited', whole(batch.now))
-end
-
--- Whether another worker keeps slots free for a job.
-function claim_job.has_worker(job, worker, now)
-  local waited = tonumber(job.waited or nil)
-  return waited ~= nil and job.waiting_worker ~= worker and now >= waited and now - waited < WAITED_MS
 end
 
 -- What becomes of a queued job that loses its place: 'expire' when it can no longer meet its deadline, 'late' when its latest

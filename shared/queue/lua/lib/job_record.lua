@@ -1,5 +1,5 @@
 -- NEEDS footprint
--- Part of the scripts that read jobs: the record of a job, and its rows in the indexes.
+-- Part of the scripts that read jobs: the record of a job.
 
 local job_record = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
@@ -30,9 +30,4 @@ function job_record.resize(id, job, size)
   footprint.change(job.tenant, job.size, size)
   redis.call('HSET', key.job(id), 'size', size)
   job.size = size
-end
-
--- The row of a job in `retention`; size: from `footprint`, '' when nothing is counted any more.
-function job_record.row(tenant, id, batch, size)
-  return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') .. '|' .. (size or '')
 end

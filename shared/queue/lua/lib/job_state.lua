@@ -1,4 +1,4 @@
--- NEEDS job_record events inputs batch_turns dead_letters queue latest_start usage
+-- NEEDS events inputs batch_turns dead_letters queue latest_start usage
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
@@ -26,7 +26,8 @@ function job_state.finish(id, job, state, now, keep_ms)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged')
   redis.call('PEXPIRE', key.job(id), keep)
   latest_start.unlist(id, job)
-  redis.call('ZADD', key.retention, whole(now + keep), job_record.row(job.tenant, id, job.batch, job.size))
+  local row = table.concat({'job', job.tenant, id, job.batch or '', job.size or ''}, '|')
+  redis.call('ZADD', key.retention, whole(now + keep), row)
   local used = job.used or {}
   used[state] = 1
   usage.add(job.tenant, job.model, used, now)
@@ -49,10 +50,10 @@ function job_state.requeue(id, job, src, now)
   redis.call('HSET', key.signature(job.sig), 'model', job.model)
   redis.call('HSETNX', key.signature(job.sig), 'window', 0)
   queue.count(job.sig, job.rank, job.tenant, 1, job.slots)
-  queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
+  queue.update_lane(job)
 end
 
--- Remove a running job's lease, entry and counters; the caller sets its next state. device_seconds: what it has cost its
+-- Remove a running job's lease and counters; the caller sets its next state. device_seconds: what it has cost its
 -- tenant.
 function job_state.unclaim(id, job, now, device_seconds)
   redis.call('ZREM', key.leases, id)
@@ -61,18 +62,12 @@ function job_state.unclaim(id, job, now, device_seconds)
   if redis.call('HINCRBY', signature, 'running', -1) <= 0 then redis.call('HDEL', signature, 'running') end
   tenants.correct_charge(job, device_seconds or 0, now)
   queue.count_running(job.tenant, -job.slots)
-  if job.src == 'lane' and (job.entry or '') ~= '' then -- claimed by an older version, whose entry stays until now
-    local lane = key.lane(job.sig, job.rank, job.tenant)
-    queue.remove_entry(lane, job.entry)
-    if queue.sweep_lane(lane) then redis.call('ZREM', key.lanes(job.sig, job.rank), job.tenant) end
-  end
 end
 
 -- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
-  local lane = key.lane(job.sig, job.rank, job.tenant)
-  if job.src == 'lane' then queue.remove_entry(lane, job.entry) else queue.remove_returned(id, job) end
-  queue.update_lane(job, queue.head(lane))
+  queue.remove(id, job)
+  queue.update_lane(job)
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
   if tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) then queue.wake() end
 end
@@ -92,7 +87,7 @@ function job_state.become_late(id, job, now)
     job.src, job.entry = 'lane', queue.append(id, job, '*')
     redis.call('HSET', key.job(id), 'src', 'lane', 'entry', job.entry)
     queue.note_moves(job.sig, job.rank, job.tenant, 1)
-    queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
+    queue.update_lane(job)
   end
   latest_start.set_late(id, job, now)
 end

@@ -19,38 +19,39 @@ end
 
 -- Remove a queued job from its lane.
 function lane_changes.leave(id, job)
-  if job.src == 'lane' then
-    queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry)
-  else
-    queue.remove_returned(id, job)
-  end
+  queue.remove(id, job)
   count(job, -1)
+end
+
+-- Add a queued job to those of its lane that are not in its stream.
+function lane_changes.add_returned(id, job, now)
+  count(job, 1)
+  queue.note_moves(job.sig, job.rank, job.tenant, 1) -- within its lane nothing is counted, and a recount can miss the job
+  queue.add_returned(id, job, tonumber(job.arrived) or now)
 end
 
 -- Add a queued job to the lane of its rank: with a deadline by its latest start, otherwise by its arrival, at the end of the
 -- stream, or among the returned jobs if the stream has later entries.
 function lane_changes.enter(id, job, now)
-  count(job, 1)
-  queue.note_moves(job.sig, job.rank, job.tenant, 1) -- within its lane nothing is counted, and a recount can miss the job
   local in_lane = job.src == 'lane' or job.src == 'dated'
   if in_lane and job.start_by then
     job.src = 'dated'
     redis.call('HSET', key.job(id), 'src', 'dated', 'entry', '')
   elseif in_lane then
-    if job.src == 'lane' and (job.entry or '') ~= '' and type(queue.append(id, job, job.entry)) ~= 'table' then return end
+    if job.src == 'lane' and (job.entry or '') ~= '' and type(queue.append(id, job, job.entry)) ~= 'table' then
+      return count(job, 1)
+    end
     job.src = 'front'
     redis.call('HSET', key.job(id), 'src', 'front', 'entry', '', 'returned', whole(now))
   end
-  queue.add_returned(id, job, tonumber(job.arrived) or now)
+  lane_changes.add_returned(id, job, now)
 end
 
--- Write the counters, indexes and readiness of the lanes that have changed.
+-- Write the counters and indexes of the lanes that have changed, and with a time the readiness of their signatures.
 function lane_changes.write(now)
   for sig, changed in pairs(by_signature) do
-    for _, lane in ipairs(changed) do
-      queue.update_lane(lane, queue.head(key.lane(lane.sig, lane.rank, lane.tenant)))
-    end
+    for _, lane in ipairs(changed) do queue.update_lane(lane) end
     queue.count_all(sig, changed)
-    queue.refresh(sig, now)
+    if now then queue.refresh(sig, now) end
   end
 end

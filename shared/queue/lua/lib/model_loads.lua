@@ -4,13 +4,6 @@ local model_loads = {}
 -- A worker holds a model for this long after a heartbeat that named it: six heartbeats.
 local HELD_MS = 3000
 
--- Models of a worker; a negative time means that the last load failed.
-function model_loads.of(rows)
-  local models = {}
-  for at, row in ipairs(rows) do models[at] = {name = row.name, load = math.abs(row.load_ms), failed = row.load_ms < 0} end
-  return models
-end
-
 -- Record that a worker holds a model or loads it.
 function model_loads.hold(model, worker, now)
   redis.call('ZADD', key.model_holders(model), whole(now), worker)

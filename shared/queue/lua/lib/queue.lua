@@ -24,11 +24,13 @@ end
 function queue.count_all(sig, groups)
   local jobs, slots, of_tenant = {}, {}, {}
   for _, group in pairs(groups) do
-    queue.note_moves(sig, group.rank, group.tenant, group.jobs)
-    add(jobs, group.rank, group.jobs)
-    add(slots, group.rank, group.slots)
-    add(of_tenant, group.tenant, group.jobs)
-    add(of_tenant, '*', group.jobs)
+    if group.jobs ~= 0 then
+      queue.note_moves(sig, group.rank, group.tenant, group.jobs)
+      add(jobs, group.rank, group.jobs)
+      add(slots, group.rank, group.slots)
+      add(of_tenant, group.tenant, group.jobs)
+      add(of_tenant, '*', group.jobs)
+    end
   end
   for rank, amount in pairs(jobs) do
     -- Below 0: the counters were lost.
@@ -178,17 +180,9 @@ end
 -- Wake a worker for each signature that `refresh` found to have new jobs.
 function queue.wake() wakeups.wake_noted() end
 
--- Delete a lane when it has no entries; returns whether it has none.
-function queue.sweep_lane(lane)
-  local empty = redis.call('XLEN', lane) == 0
-  if empty then redis.call('DEL', lane) end
-  return empty
-end
-
--- Remove an entry from its lane. An older version has read entries through a consumer group.
+-- Remove an entry from its lane.
 function queue.remove_entry(lane, entry)
-  if (entry or '') == '' then return end
-  if redis.call('XDEL', lane, entry) == 1 then redis.pcall('XACK', lane, 'workers', entry) end
+  if (entry or '') ~= '' then redis.call('XDEL', lane, entry) end
 end
 
 -- A field of a stream's entry, or nil.
@@ -197,17 +191,6 @@ function queue.value_of(entry, name)
     if entry[2][at] == name then return entry[2][at + 1] end
   end
   return nil
-end
-
--- The id of the first entry of a lane, or nil.
-function queue.head(lane)
-  local first = redis.call('XRANGE', lane, '-', '+', 'COUNT', 1)[1]
-  return first and first[1] or nil
-end
-
--- Make a lane's consumer group, by which processes of an older version find its first entry.
-function queue.begin_lane(lane)
-  if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
 end
 
 -- The number of a lane's last entry; queue positions are differences of these numbers.
@@ -219,7 +202,6 @@ end
 -- Append the entry of a job to the stream of its lane; returns its id, or an error if the stream has a later one.
 function queue.append(id, job, entry)
   local lane = key.lane(job.sig, job.rank, job.tenant)
-  queue.begin_lane(lane)
   return redis.pcall('XADD', lane, entry, 'job', id, 'slots', job.slots, 'number', queue.last_number(lane) + 1)
 end
 
@@ -247,21 +229,22 @@ function queue.remove_returned(id, job)
   redis.call('ZREM', key.returned(job.sig, job.rank, job.tenant), id)
 end
 
--- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed. `head`
--- is the first entry of its stream, or nil. lane.known: the orders have it, and it has no returned jobs. Returns
--- how many orders did not have it.
-function queue.update_lane(lane, head)
-  local oldest = head and stream_ms(head) or math.huge
-  if head and lane.known then
-    redis.call('ZADD', key.lanes(lane.sig, lane.rank), whole(oldest), lane.tenant)
-    tenants.move_lane(lane, oldest)
-    return 0
-  end
+-- Remove a queued job from the stream of its lane, or from the sets of those that are outside of it.
+function queue.remove(id, job)
+  if job.src ~= 'lane' then return queue.remove_returned(id, job) end
+  queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry)
+end
+
+-- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed.
+function queue.update_lane(lane)
+  local stream = key.lane(lane.sig, lane.rank, lane.tenant)
+  local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+  local oldest = head and stream_ms(head[1]) or math.huge
   if head then
     redis.call('ZADD', key.lanes(lane.sig, lane.rank), whole(oldest), lane.tenant)
   else
     redis.call('ZREM', key.lanes(lane.sig, lane.rank), lane.tenant)
-    queue.sweep_lane(key.lane(lane.sig, lane.rank, lane.tenant))
+    redis.call('DEL', stream)
   end
   local returned = redis.call('ZRANGE', key.returned(lane.sig, lane.rank, lane.tenant), 0, 0, 'WITHSCORES')
   local placed = nil
@@ -272,7 +255,5 @@ function queue.update_lane(lane, head)
       tonumber(redis.call('HGET', key.job(first), 'arrived') or nil) or 0
     oldest = math.min(oldest, arrived)
   end
-  if oldest < math.huge then return tenants.add_lane(lane, oldest, placed) end
-  tenants.remove_lane(lane)
-  return 0
+  if oldest < math.huge then tenants.add_lane(lane, oldest, placed) else tenants.remove_lane(lane) end
 end

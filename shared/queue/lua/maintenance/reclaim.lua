@@ -1,31 +1,18 @@
--- NEEDS job_record job_state grace
+-- NEEDS job_record job_state
 -- RUNS when Redis is full
--- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters. When the clock was set back,
--- bound the times that were written before: ends of leases, and when signatures are ready.
--- args     limit
+-- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters. Ends of leases that
+-- were written before the clock was set back are bounded.
+-- args     limit, before, gap, gaps
+--          `before`: leases that ended earlier are expired; `gap`, `gaps`: as in `Grace`
 -- Returns  their ids
-local now, out, touched = clock_ms(), {}, {}
-local AHEAD_MS, REFRESHED = 1000, 100
-local known = redis.call('HMGET', key.reclaims, 'last', 'gap', 'refreshed', 'gaps')
-local last, refreshed = tonumber(known[1] or nil), tonumber(known[3] or nil)
-local decision = grace.decide({now = now, last = last, gap = tonumber(known[2] or nil), gaps = tonumber(known[4] or nil),
-  lease = conf.lease_ms})
-redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(decision.gap or 0), 'gaps', decision.gaps)
+local now, out, touched, AHEAD_MS = clock_ms(), {}, {}, 1000
+redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(args.gap), 'gaps', args.gaps)
 
 local latest = now + conf.lease_ms
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, whole(latest + AHEAD_MS), '+inf', 'LIMIT', 0, args.limit)) do
   redis.call('ZADD', key.leases, whole(latest), id)
 end
-if last and last > now + AHEAD_MS then refreshed = 0 end
-if refreshed then
-  local signatures = redis.call('ZRANGE', key.signatures, refreshed, refreshed + REFRESHED - 1)
-  for _, sig in ipairs(signatures) do queue.refresh(sig, now) end
-  if signatures[REFRESHED] then redis.call('HSET', key.reclaims, 'refreshed', refreshed + REFRESHED)
-  else redis.call('HDEL', key.reclaims, 'refreshed') end
-  queue.wake()
-end
-
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(decision.before), 'LIMIT', 0, args.limit)) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(args.before), 'LIMIT', 0, args.limit)) do
   local job = job_record.load(id)
   if job and job.state == 'running' then
     job_state.lost(id, job, now)

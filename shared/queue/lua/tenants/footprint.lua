@@ -5,26 +5,18 @@
 
 local footprint = {}
 local NAMES = {'kept_jobs', 'record_bytes', 'stored_objects', 'stored_bytes'}
--- What an item costs Redis besides its text: hash, indexes, lane entry, events. Measured: 2.7 KB for a job with 0.7 KB of text.
-local JOB_BYTES, INPUT_BYTES = 2000, 600
+-- What a job costs Redis besides its text: hash, indexes, lane entry, events. Measured: 2.7 KB with 0.7 KB of text.
+local JOB_BYTES = 2000
 
 function footprint.of_job(wire, result_bytes, objects, bytes)
   return string.format('1,%.0f,%.0f,%.0f', JOB_BYTES + wire + result_bytes, objects, bytes)
 end
-
-function footprint.of_input(ref, bytes) return string.format('0,%.0f,1,%.0f', INPUT_BYTES + #ref, bytes) end
 
 function footprint.numbers(size)
   local numbers = {}
   for number in string.gmatch(size or '', '%d+') do table.insert(numbers, tonumber(number)) end
   for at = 1, #NAMES do numbers[at] = numbers[at] or 0 end
   return numbers
-end
-
--- The size of a job after its text has grown by `bytes`, which can be negative.
-function footprint.resized(size, bytes)
-  local numbers = footprint.numbers(size)
-  return string.format('%.0f,%.0f,%.0f,%.0f', numbers[1], math.max(0, numbers[2] + bytes), numbers[3], numbers[4])
 end
 
 -- Add four numbers, which can be negative, to what a tenant keeps.

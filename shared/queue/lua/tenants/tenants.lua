@@ -164,20 +164,15 @@ function tenants.resume(tenant)
 end
 
 -- Add a lane to the orders. oldest: arrival of its oldest job (ms); placed: its score among the tenant's signatures, where
--- that is another one. Returns how many did not have it.
+-- that is another one.
 function tenants.add_lane(lane, oldest, placed)
   local usage = tenants.usage_of(lane.tenant)
   -- Tenants without usage are ordered by arrival, below 1.
   local score = usage and string.format('%.17g', usage) or string.format('%.13f', oldest / 1e13)
-  local added = redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(placed or oldest), lane.sig)
-  added = added + redis.call('ZADD', key.lane_order(lane.sig, lane.rank), 'NX', score, lane.tenant)
-  if tenants.is_deferred(lane.tenant, lane.model, lane.rank) then return added end
-  return added + redis.call('ZADD', key.tenant_order(lane.model, lane.rank), 'NX', score, lane.tenant)
-end
-
--- Update the place of a lane among its tenant's signatures.
-function tenants.move_lane(lane, oldest)
-  redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(oldest), lane.sig)
+  redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(placed or oldest), lane.sig)
+  redis.call('ZADD', key.lane_order(lane.sig, lane.rank), 'NX', score, lane.tenant)
+  if tenants.is_deferred(lane.tenant, lane.model, lane.rank) then return end
+  redis.call('ZADD', key.tenant_order(lane.model, lane.rank), 'NX', score, lane.tenant)
 end
 
 function tenants.remove_lane(lane)

@@ -1,4 +1,5 @@
--- NEEDS batch_turns dead_letters events footprint inputs job_record job_state latest_start queue tenants wakeups
+-- NEEDS batch_turns dead_letters events footprint inputs job_record job_state lane_changes latest_start queue tenants
+-- NEEDS usage wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -24,13 +25,32 @@ function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
 function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
 
 function FUNCTIONS.update_lane(model, sig, rank, tenant)
-  queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant}, queue.head(key.lane(sig, rank, tenant)))
+  queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant})
 end
 
 function FUNCTIONS.requeue(id, src)
   local job = job_record.load(id)
   job_state.requeue(id, job, src, now)
   queue.refresh(job.sig, now)
+end
+
+-- End a queued job that can no longer meet its deadline; another one past its latest start becomes late.
+function FUNCTIONS.miss_start(id)
+  local job = job_record.load(id)
+  if not job or job.state ~= 'queued' then return end
+  if latest_start.is_missed(job, now) then job_state.expire(id, job, now) else job_state.become_late(id, job, now) end
+end
+
+function FUNCTIONS.count_run(tenant, model, used) usage.add(tenant, model, usage.of_run(used, false), now) end
+
+-- Give a queued job another priority or deadline (ms), 0 for none; a negative value keeps the old one.
+function FUNCTIONS.change_job(id, rank, deadline, steps)
+  local job = job_record.load(id)
+  lane_changes.leave(id, job)
+  if rank >= 0 then job.rank = rank end
+  redis.call('HSET', key.job(id), 'rank', job.rank)
+  if deadline >= 0 then job_state.set_deadline(id, job, deadline > 0 and whole(deadline) or nil, steps, now) end
+  lane_changes.enter(id, job, now)
 end
 
 -- Keep the unused ones of the input images of a job for `ms`.
@@ -65,5 +85,6 @@ for _, write in ipairs(cjson.decode(args.writes)) do
   local call = FUNCTIONS[write[1]]
   if call then call(unpack(write, 2)) else redis.call(unpack(write)) end
 end
+lane_changes.write(now)
 queue.wake()
 return 'ok'
