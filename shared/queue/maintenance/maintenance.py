@@ -34,7 +34,7 @@ class Maintenance(Retention):
         last, gap, gaps, refreshed = (None if number is None else int(number) for number in numbers)
         now, lease = transaction.now_ms, int(lease_ms or self._settings.lease_ms)
         grace = decide(now=now, lease=lease, last=last, gap=gap, gaps=gaps or 0)
-        reclaimed = await self._scripts.reclaim(limit, grace.before_ms, grace.gap_ms or 0, grace.gaps)
+        reclaimed = await self._scripts.reclaim(limit, now, grace.before_ms, grace.gap_ms or 0, grace.gaps)
         was_set_back = last is not None and last > now + AHEAD_MS
         if was_set_back or refreshed is not None:
             await self._transact(partial(self._refresh, 0 if was_set_back else refreshed or 0), when_full=True)

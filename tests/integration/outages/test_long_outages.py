@@ -97,6 +97,27 @@ async def test_an_expired_lease_that_was_not_reclaimed_is_renewed_and_settled(
     assert await queue.claims.next_ready_ms(MODELS) is None
 
 
+async def test_an_outage_within_a_reclaim_gives_holders_time_to_renew(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease ends between the read of a reclaim and its script, which runs after the outage."""
+    (kept,) = await put(queue, make_submission())
+    await claim(queue)
+    redis, settings = queue.client.redis, queue.client.settings
+    assert await queue.maintenance.reclaim() == []
+    reclaim = queue.client.scripts.reclaim
+
+    async def after_an_outage(limit: int, decided: int, before: int, *gaps: int) -> list[str]:
+        await redis.hincrby(queue.client.redis_keys.reclaims, "last", -settings.lease_ms)
+        await lose(queue, kept)
+        return await reclaim(limit, decided - settings.lease_ms, before, *gaps)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.client.scripts, "reclaim", after_an_outage)
+        assert await queue.maintenance.reclaim() == []
+    assert await queue.maintenance.reclaim() == []
+
+
 async def test_a_gap_between_reclaims_gives_holders_time_to_renew(queue: Queue, make_submission: Make) -> None:
     """Whatever caused it: the reclaim that ends the gap takes nothing, and those after the grace do."""
     kept, left = await put(queue, make_submission(), make_submission())

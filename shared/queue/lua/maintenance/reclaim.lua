@@ -2,10 +2,12 @@
 -- RUNS when Redis is full
 -- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters. Ends of leases that
 -- were written before the clock was set back are bounded.
--- args     limit, before, gap, gaps
---          `before`: leases that ended earlier are expired; `gap`, `gaps`: as in `Grace`
+-- args     limit, decided, before, gap, gaps
+--          `before`: leases that ended earlier are expired; `gap`, `gaps`: as in `Grace`, of the time `decided`
 -- Returns  their ids
 local now, out, touched, AHEAD_MS = clock_ms(), {}, {}, 1000
+-- An outage between decision and script is a gap that the next call must see.
+if now - args.decided > AHEAD_MS then return out, true end
 redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(args.gap), 'gaps', args.gaps)
 
 local latest = now + conf.lease_ms
