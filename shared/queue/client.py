@@ -225,6 +225,14 @@ class QueueComponent:
     async def _transact(self, attempt: Callable[[Transaction], Awaitable[Item]], *, when_full: bool = False) -> Item:
         return await transact(self._client, attempt, when_full=when_full)
 
+    async def _replies(self, commands: Iterable[Sequence[str | int]]) -> list[Any]:
+        """Return the replies to commands, in one round trip."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return list(await pipe.execute())
+
     async def _hashes(self, names: Iterable[str]) -> list[dict[str, str]]:
         return await self._client.hashes(list(names))
 

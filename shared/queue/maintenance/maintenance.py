@@ -59,11 +59,8 @@ class Maintenance(Retention):
         """
         ended = 0
         while due := await self._transact(partial(self._expire, limit), when_full=True):
-            with translated():
-                async with self._redis.pipeline(transaction=False) as pipe:
-                    for job_id in due:
-                        pipe.hget(self._keys.job(job_id), "state")
-                    ended += (await pipe.execute()).count(State.EXPIRED)
+            states = await self._replies(("HGET", self._keys.job(job_id), "state") for job_id in due)
+            ended += states.count(State.EXPIRED)
         return ended
 
     async def _expire(self, limit: int, transaction: Transaction) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shared.job_fields import Priority
 from shared.queue.client import QueueClient, QueueComponent
@@ -100,7 +100,7 @@ class Recount(QueueComponent):
         async for members in self._members(sets):
             await self._extend()
             reads = [self._read_of(sets[name], member) for name, member in members]
-            for (name, member), reply in zip(members, await self._pipeline(reads), strict=True):
+            for (name, member), reply in zip(members, await self._replies(reads), strict=True):
                 signature, priority = sets[name]
                 if priority is not None:
                     counted[signature, priority.rank, member, member] = reply
@@ -119,19 +119,12 @@ class Recount(QueueComponent):
         """Yield the members of sets in pages, with the names of their sets."""
         cursors = dict.fromkeys(names, 0)
         while cursors:
-            pages = await self._pipeline([("ZSCAN", name, cursor, "COUNT", _PAGE) for name, cursor in cursors.items()])
+            pages = await self._replies([("ZSCAN", name, cursor, "COUNT", _PAGE) for name, cursor in cursors.items()])
             found = [(name, member) for name, (_, rows) in zip(cursors, pages, strict=True) for member, _ in rows]
             for first in range(0, len(found), _PAGE):
                 yield found[first : first + _PAGE]
             following = {name: int(cursor) for name, (cursor, _) in zip(cursors, pages, strict=True)}
             cursors = {name: cursor for name, cursor in following.items() if cursor}
-
-    async def _pipeline(self, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(await pipe.execute())
 
     async def _remove(self, signature: str, name: str, job_id: str, transaction: Transaction) -> None:
         """Remove a job that is not queued outside of its lane from a set of those that are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
@@ -79,7 +79,7 @@ class Depths(QueueComponent):
 
     async def _of_chunk(self, signatures: Sequence[str], pauses: Pauses) -> list[QueueDepth]:
         counts, now = await self._counts(signatures), await self._client.now_ms()
-        gaps = await self._pipeline([("HGET", self._keys.arrivals(signature), "done_gap") for signature in counts])
+        gaps = await self._replies([("HGET", self._keys.arrivals(signature), "done_gap") for signature in counts])
         oldest = await self._oldest(counts)
         held_back = await self._held_back({one.tenant for rows in oldest.values() for one in rows}, pauses)
         moment = _Moment(now, pauses, held_back)
@@ -90,7 +90,7 @@ class Depths(QueueComponent):
 
     async def _counts(self, signatures: Sequence[str]) -> dict[str, _Counts]:
         """Return the counters of the signatures that have any."""
-        rows = await self._pipeline([("HMGET", self._keys.signature(one), *_FIELDS) for one in signatures])
+        rows = await self._replies([("HMGET", self._keys.signature(one), *_FIELDS) for one in signatures])
         found = {}
         for signature, (model, *numbers) in zip(signatures, rows, strict=True):
             *queued, running = (max(0, int(number or 0)) for number in numbers)
@@ -101,13 +101,13 @@ class Depths(QueueComponent):
     async def _oldest(self, counts: Mapping[str, _Counts]) -> dict[tuple[str, Priority], list[_Oldest]]:
         """Return some of the oldest jobs of signatures and ranks: of lanes, returned ones, and dated ones."""
         parts = [(signature, rank) for signature, one in counts.items() for rank in RANKS if one.jobs[rank]]
-        replies = await self._pipeline([read for part in parts for read in self._oldest_reads(*part)])
+        replies = await self._replies([read for part in parts for read in self._oldest_reads(*part)])
         oldest: dict[tuple[str, Priority], list[_Oldest]] = defaultdict(list)
         returned: list[tuple[tuple[str, Priority], str]] = []
         for part, (lanes, *ids) in zip(parts, zip(*[iter(replies)] * 4, strict=True), strict=True):
             oldest[part] += [_Oldest(lane, float(at)) for lane, at in zip(lanes[::2], lanes[1::2], strict=True)]
             returned += [(part, job_id) for some in ids for job_id in some]
-        rows = await self._pipeline([("HMGET", self._keys.job(job_id), "tenant", "arrived") for _, job_id in returned])
+        rows = await self._replies([("HMGET", self._keys.job(job_id), "tenant", "arrived") for _, job_id in returned])
         for (part, _), (tenant, arrived) in zip(returned, rows, strict=True):
             if tenant and arrived:
                 oldest[part].append(_Oldest(tenant, float(arrived)))
@@ -137,15 +137,6 @@ class Depths(QueueComponent):
         most = (usual if limit is None else int(limit) for limit in limits)
         limited = {name for name, row, limit in zip(names, numbers, most, strict=True) if limit and sum(row) > limit}
         return limited | (tenants & pauses.tenants)
-
-    async def _pipeline(self, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
-        if not commands:
-            return []
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(await pipe.execute())
 
 
 def _depth(
