@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from shared.config.settings import Settings
 from shared.queue.api_keys import ApiKeys
-from shared.queue.batches import Batches, Files
+from shared.queue.batches import Batches
 from shared.queue.claims import Claims
 from shared.queue.client import QueueClient
 from shared.queue.connections.redis_traits import RedisTrait, examine
+from shared.queue.files import Files
 from shared.queue.jobs import Jobs
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog

@@ -13,12 +13,11 @@ import pytest
 from harness.queue import claim, claim_ids, end, lose, put, state_of
 
 from shared.auth import TenantLimits
+from shared.batch import Batch, File, Part
 from shared.config.adapters import UploadedAdapter
 from shared.errors import RedisFull
 from shared.job import InputRef, Outcome, Phase, Progress, State
 from shared.job_fields import Priority
-from shared.protocols.openai.batches import Batch
-from shared.protocols.openai.files import File, Part
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 from shared.queue.batches import BatchUpdate
 from shared.queue.maintenance.changes import JobUpdate
