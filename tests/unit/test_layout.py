@@ -52,6 +52,16 @@ def test_the_files_that_a_page_names_are_there(page: PurePosixPath) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_lines_of_docs_fit_in_an_editor() -> None:
+    """Rows of tables, code, and pages that a command writes aside."""
+    long = []
+    for page in (page for page in PAGES if not re.search(r"docs/(compatibility|clients-tested)|^bench/", str(page))):
+        text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        lines = (line for line in text.splitlines() if not line.lstrip().startswith(("|", "<", "#", "![")))
+        long += [(str(page), line[:60]) for line in lines if len(line) > 120 and " " in line.strip()]
+    assert long == []
+
+
 def test_the_architecture_walk_names_ten_files_and_functions_that_are_there() -> None:
     text = (ROOT / "docs/architecture.md").read_text("utf-8")
     steps = re.findall(r"\*\*\d+\. \[`([^`]+)`\].*?Read ((?:`[^`]+`(?:, )?)+)\.", text, re.DOTALL)
