@@ -41,8 +41,8 @@ CONTENT_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-_DOCS_POLICY = CONTENT_POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")  # Scalar's own styles
 _HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
@@ -73,20 +73,19 @@ class PageFiles:
     document: Asset
     assets: Mapping[str, Asset]
     version: str
-    policy: str
 
 
 @functools.cache
 def page() -> PageFiles:
-    return _load("static", "page", CONTENT_POLICY)
+    return _load("static", "page")
 
 
 @functools.cache
 def docs() -> PageFiles:
-    return _load("docs", "docs", _DOCS_POLICY)
+    return _load("docs", "docs")
 
 
-def _load(source: str, path: str, policy: str) -> PageFiles:
+def _load(source: str, path: str) -> PageFiles:
     """Return the page in the folder `source`; its version is a digest of its files."""
     bodies = dict(_files(resources.files(__package__) / source))
     digest = hashlib.sha256()
@@ -99,7 +98,7 @@ def _load(source: str, path: str, policy: str) -> PageFiles:
     preloads = "\n".join(f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules)
     document = bodies.pop("index.html").decode().replace("{folder}", folder).replace("{preloads}", preloads)
     assets = {_served_name(name): Asset.of(name, body) for name, body in bodies.items()}
-    return PageFiles(Asset.of("index.html", document.encode()), assets, version, policy)
+    return PageFiles(Asset.of("index.html", document.encode()), assets, version)
 
 
 def _served_name(name: str) -> str:
@@ -147,7 +146,7 @@ def _document(request: Request, files: PageFiles) -> Response:
     headers = {"ETag": f"W/{tag}", "Cache-Control": "no-cache"}  # weak: it is that of both encodings
     if etag_matches(request.headers.get("if-none-match", ""), tag):
         return Response(status_code=304, headers=headers)
-    return _response(request, files.document, {**headers, "Content-Security-Policy": files.policy})
+    return _response(request, files.document, headers)
 
 
 def _asset(request: Request, files: PageFiles, version: str, name: str) -> Response:
@@ -155,7 +154,7 @@ def _asset(request: Request, files: PageFiles, version: str, name: str) -> Respo
     asset = files.assets.get(name) if version == files.version else None
     if asset is None:
         raise NotFound("there is no such file of the page; load the page again", param="name")
-    return _response(request, asset, {"Cache-Control": _FOREVER, "Content-Security-Policy": files.policy})
+    return _response(request, asset, {"Cache-Control": _FOREVER})
 
 
 def _response(request: Request, asset: Asset, headers: dict[str, str]) -> Response:

@@ -145,7 +145,7 @@ def test_a_revoked_key_is_asked_for_again(open_page: Any, keyed: Any, create_key
 def test_the_reference_sends_requests_with_a_key_and_calls_no_other_service(
     own_context: Any, keyed: Any, create_key: Any
 ) -> None:
-    """Also behind a proxy that strips a path prefix; narrow and dark."""
+    """Also behind a proxy that strips a path prefix; narrow and dark. Swagger UI warns of links with an underscore."""
     page = own_context.new_page()
     faults, others = [], []
 
@@ -160,16 +160,22 @@ def test_the_reference_sends_requests_with_a_key_and_calls_no_other_service(
     page.on("request", lambda request: note(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-    page.goto(f"{keyed.url}/proxy/docs#tag/jobs/GET/v1/jobs")
+    page.goto(f"{keyed.url}/proxy/docs#/jobs/list_jobs")
     key = create_key("jobs:read")
-    page.get_by_placeholder("Token").first.fill(key)
-    expect(page.get_by_text(f"curl {keyed.url}/proxy/v1/jobs").first).to_be_visible()
-    page.get_by_role("button", name="(get /v1/jobs)").click()
-    page.get_by_role("button", name="Send get request").click()
-    expect(page.get_by_role("dialog")).to_contain_text("200 OK")
+    page.get_by_role("button", name="Authorize", exact=True).click()
+    page.get_by_label("auth-bearer-value").fill(key)
+    page.get_by_role("button", name="Apply credentials").click()
+    page.get_by_role("button", name="Close", exact=True).click()
+    operation = page.locator("#operations-jobs-list_jobs")
+    operation.get_by_role("button", name="Execute").click()
+    answer = operation.locator(".live-responses-table")
+    expect(answer.locator(".response-col_status").last).to_have_text("200")
+    expect(operation.locator(".curl-command")).to_contain_text(f"{keyed.url}/proxy/v1/jobs")
+    expect(page.locator("html.dark-mode")).to_have_count(0)
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
+    expect(page.locator("html.dark-mode")).to_have_count(1)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    expect(page.locator("body.dark-mode")).to_have_count(1)
     assert key not in page.evaluate("JSON.stringify([localStorage, sessionStorage]) + document.cookie")
-    assert (faults, others) == ([], [])
+    assert [fault for fault in faults if "escaping deep link whitespace" not in fault] == []
+    assert others == []

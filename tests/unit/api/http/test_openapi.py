@@ -86,7 +86,7 @@ EXAMPLES = [
 async def test_the_first_example_of_a_body_is_valid(
     fake_queue: Queue, tmp_path: Path, document: dict[str, Any]
 ) -> None:
-    """`/docs` fills in the body of its commands with it."""
+    """`/docs` fills in the body of requests with it."""
     (tmp_path / "models.toml").write_text(MODELS)
     async with serving(fake_queue, tmp_path, models=tmp_path / "models.toml") as api:
         for path, refused in EXAMPLES:
