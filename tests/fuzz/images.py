@@ -195,8 +195,11 @@ def try_image(data: bytes, outcomes: Counter[str]) -> list[str]:
     return list(problems_of(data, image))
 
 
-def run(seed: int, seconds: float) -> dict[str, Any]:
-    """Try mutated images for `seconds`; `problems` has the first bytes of each file that broke a promise."""
+def run(seed: int, seconds: float, least: int = 0) -> dict[str, Any]:
+    """Try mutated images for `seconds`, and `least` of them in any case.
+
+    `problems` has the first bytes of each file that broke a promise.
+    """
     chance, until_s = random.Random(seed), time.monotonic() + seconds
     files = [*corpus().values(), *(with_metadata(data, chance.randrange(9)) for data in corpus().values())]
     files += hostile_images.hostile("huge exif", "text bomb", "strip", "webp of 40 megapixels").values()
@@ -207,7 +210,7 @@ def run(seed: int, seconds: float) -> dict[str, Any]:
     with warnings.catch_warnings():  # Pillow's, of the comparison
         warnings.simplefilter("ignore")
         logging.getLogger("PIL").setLevel(logging.CRITICAL)
-        while time.monotonic() < until_s and len(problems) < 10:
+        while (time.monotonic() < until_s or _tried(outcomes) < least) and len(problems) < 10:
             data = mutated(chance.choice(files), files, chance)
             problems += [f"{problem}: {data[:2000].hex()}" for problem in try_image(data, outcomes)]
     if outcomes["slowest_ms"] > 1000 * CPU_S:
@@ -215,6 +218,10 @@ def run(seed: int, seconds: float) -> dict[str, Any]:
     if _peak_mib() - peak > GROWTH_MIB:
         problems.append(f"memory grew by {_peak_mib() - peak} MiB")
     return {**outcomes, "problems": problems}
+
+
+def _tried(outcomes: Counter[str]) -> int:
+    return outcomes["accepted"] + outcomes["rejected"]
 
 
 def _peak_mib() -> int:
