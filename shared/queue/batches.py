@@ -141,8 +141,10 @@ class Batches(QueueComponent):
         (rows,) = await transaction.read(first, fenced=False)
         now = transaction.now_ms
         tenants = [tenant for tenant, at in zip(rows[::2], rows[1::2], strict=True) if float(at) <= now]
-        firsts = await transaction.read(*(("ZRANGE", self._keys.active_batches(one), 0, 0) for one in tenants))
-        ids = {tenant: found[0] for tenant, found in zip(tenants, firsts, strict=True) if found}
+        first_of = (("ZRANGE", self._keys.active_batches(one), 0, 0, "WITHSCORES") for one in tenants)
+        firsts = await transaction.read(*first_of)
+        # Another process can have claimed it: the index of tenants was read before.
+        ids = {one: found[0] for one, found in zip(tenants, firsts, strict=True) if found and float(found[1]) <= now}
         exist = await transaction.read(*(("EXISTS", self._keys.batch(*one)) for one in ids.items()))
         known = dict(zip(ids, exist, strict=True))
         claimed, free = [], places - sum(running.values())

@@ -76,7 +76,8 @@ class Jobs(QueueComponent):
         counter, lives_ms = self._keys.idempotency_keys(tenant), 1000 * self._client.policy("idempotency_s")
 
         async def attempt(transaction: Transaction) -> str:
-            known, count = await transaction.read(("GET", name), ("GET", counter))
+            (known,) = await transaction.read(("GET", name))
+            (count,) = await transaction.read(("GET", counter), fenced=False)  # each submit with a key changes it
             if known:
                 known_id, _, known_fingerprint = known.partition(" ")
                 if known_fingerprint != fingerprint:
@@ -229,23 +230,19 @@ class Jobs(QueueComponent):
     ) -> str | None:
         """Store a `new` record and the name of its object, or return the known one, whose time starts again."""
         key, retention = self._keys.input(tenant, ref.id), self._keys.retention
-        ((known, *values, live),) = await transaction.read(("HMGET", key, "ref", "object", "size", "live"))
+        ((known, *values),) = await transaction.read(("HMGET", key, "ref", "object", "size"))
         size = input_size(new[0], ref.bytes)
         stored, counted = (new[1], size) if known is None else (value or "" for value in values)
         # The row names the object: an image stored again while its old object is being deleted has its own row.
         row = f"input|{tenant}|{ref.id}|{stored}|{counted}"
-        (placed,) = await transaction.read(("ZSCORE", retention, row))
         if known is None:
             transaction.write("HSET", key, "ref", new[0], "object", stored, "size", size)
             transaction.add_size(tenant, size)
-        if int(live or 0) > 0:
-            transaction.write("PERSIST", key)
-        else:
-            transaction.write("PEXPIRE", key, ttl_ms)
+        # Each submit with the image changes its uses, and each request with it its time: neither is read here. First,
+        # as a command that needs no memory: then a full Redis lets a known image pass.
+        transaction.call("keep_input", key, ttl_ms)
         transaction.write("ZADD", self._keys.inputs(tenant), "NX", transaction.now_ms, ref.id)
-        due_ms = transaction.now_ms + ttl_ms + 60_000
-        if float(placed or 0) < due_ms:
-            transaction.write("ZADD", retention, due_ms, row)
+        transaction.write("ZADD", retention, "GT", transaction.now_ms + ttl_ms + 60_000, row)
         return None if known is None else str(known)
 
     async def get_input(self, tenant: str, input_id: str) -> InputRef | None:

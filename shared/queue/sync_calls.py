@@ -52,11 +52,14 @@ class SyncCalls(QueueComponent):
         name = self._keys.sync_calls(tenant, digest)
 
         async def attempt(transaction: Transaction) -> str | None:
-            (rows,) = await transaction.read(("ZRANGE", name, 0, -1, "WITHSCORES"))
+            (rows,) = await transaction.read(("ZRANGE", name, 0, -1, "WITHSCORES"), fenced=False)
             calls = [_Call.of(*row) for row in zip(rows[::2], rows[1::2], strict=True)]
             alive = set() if waited_for else await self._living(transaction, {one.process for one in calls})
             for one in calls:
                 if one.score <= 1000 * one.retries or one.process not in alive:
+                    (score,) = await transaction.read(("ZSCORE", name, one.text))
+                    if score is None or int(score) != one.score:  # another retry has joined it
+                        continue
                     transaction.write("ZREM", name, one.text)
                     transaction.write("ZADD", name, 1000 * (one.retries + 1) + 1, self._call(one.object_id))
                     transaction.write("PEXPIRE", name, self._kept_ms())

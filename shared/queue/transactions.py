@@ -29,6 +29,10 @@ CONFLICT_PAUSE_S = 0.01
 """Longest pause after the first conflict; it grows with each."""
 
 
+class TooManyConflicts(RedisUnavailable):
+    """All attempts have failed, as others change what they read."""
+
+
 class Transaction:
     """One attempt. Times are those of Redis at the last read."""
 
@@ -87,12 +91,12 @@ async def transact(
     `when_full`: also while Redis has no memory left, unless it adds what clients send.
     """
     for number in range(MOST_ATTEMPTS):
+        await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE_S * number))
         transaction = Transaction(client, when_full=when_full)
         result = await attempt(transaction)
         if await transaction.commit():
             return result
-        await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE_S * (1 + number)))
-    raise RedisUnavailable("Redis is busy: what a request reads is changed by others all the time; retry later")
+    raise TooManyConflicts("Redis is busy: what a request reads is changed by others all the time; retry later")
 
 
 def _reply(value: Any) -> Any:

@@ -76,15 +76,13 @@ class Maintenance(Retention):
         ]
         jobs = [self._keys.job(job_id) for _, job_id in due]
         rows = await transaction.read(*(("HMGET", job, "state", "sig") for job in jobs), fenced=False)
-        others = [row for row, (state, _) in zip(due, rows, strict=True) if state != State.QUEUED]
-        await transaction.read(*(("HGET", self._keys.job(job_id), "state") for _, job_id in others))
-        for name, job_id in others:
-            transaction.write("ZREM", name, job_id)
         signatures = set()
-        for (_, job_id), (state, signature) in zip(due, rows, strict=True):
+        for (name, job_id), (state, signature) in zip(due, rows, strict=True):
             if state == State.QUEUED:
                 transaction.call("miss_start", job_id)
                 signatures.add(signature)
+            else:
+                transaction.call("unlist", name, job_id)
         for signature in signatures:
             transaction.call("refresh_signature", signature)
         return [job_id for _, job_id in due]

@@ -137,35 +137,27 @@ class Recount(QueueComponent):
             transaction.write("ZREM", returned, job_id)
 
     async def _repair(self, counters: Sequence[_Counter], write: _Write) -> int:
-        """Repair the certain part of differences; return how many there were."""
-        rows = await self._read_counters(Transaction(self._client), counters)
+        """Repair the certain part of differences; return how many there were.
+
+        What is missing is added, so that counters may change meanwhile: only the recount itself must be in progress.
+        """
+        return await self._transact(partial(self._repair_all, counters, write), when_full=True)
+
+    async def _repair_all(self, counters: Sequence[_Counter], write: _Write, transaction: Transaction) -> int:
+        (token,) = await transaction.read(("HGET", self._keys.recount, "token"))
+        reads = [read for one in counters for read in self._reads_of(one)]
+        replies = await transaction.read(*reads, fenced=False)
         wrong = 0
-        for counter, (number, token, noted) in zip(counters, rows, strict=True):
-            if self._missing(counter, number, token, noted):
-                wrong += await self._transact(partial(self._repair_one, counter, write), when_full=True)
+        for counter, number, noted in zip(counters, replies[::2], replies[1::2], strict=True):
+            changes = max(0, int(noted or 0) - counter.noted_before)
+            missing = certain(int(number or 0), counter.counted, changes) if token == self._token else 0
+            if missing:
+                await write(transaction, counter, missing)
+                wrong += 1
         return wrong
 
-    async def _repair_one(self, counter: _Counter, write: _Write, transaction: Transaction) -> int:
-        (row,) = await self._read_counters(transaction, [counter])
-        missing = self._missing(counter, *row)
-        if missing:
-            await write(transaction, counter, missing)
-        return int(missing != 0)
-
-    async def _read_counters(
-        self, transaction: Transaction, counters: Sequence[_Counter]
-    ) -> list[tuple[str | None, str | None, str | None]]:
-        """Return each counter, the token of the recount in progress, and the noted changes of the counter."""
-        reads = []
-        for one in counters:
-            reads += [("HGET", one.key, one.field), ("HMGET", self._keys.recount, "token", one.note)]
-        replies = await transaction.read(*reads)
-        return [(number, *noted) for number, noted in zip(replies[::2], replies[1::2], strict=True)]
-
-    def _missing(self, counter: _Counter, number: str | None, token: str | None, noted: str | None) -> int:
-        if token != self._token:
-            return 0
-        return certain(int(number or 0), counter.counted, max(0, int(noted or 0) - counter.noted_before))
+    def _reads_of(self, counter: _Counter) -> tuple[tuple[str, str, str], ...]:
+        return ("HGET", counter.key, counter.field), ("HGET", self._keys.recount, counter.note)
 
 
 _Write: TypeAlias = Callable[[Transaction, _Counter, int], Awaitable[None]]
@@ -179,13 +171,15 @@ def _is_outside(row: Sequence[str | None]) -> bool:
 
 async def _write_signature(transaction: Transaction, counter: _Counter, missing: int) -> None:
     slots = counter.field.replace("jobs", "slots")
-    ((model, *numbers),) = await transaction.read(("HMGET", counter.key, "model", counter.field, slots))
-    if model is None:  # nothing is queued or running any more
+    (known,) = await transaction.read(("HEXISTS", counter.key, "model"))
+    if not known:  # nothing is queued or running any more
         return
+    (numbers,) = await transaction.read(("HMGET", counter.key, counter.field, slots), fenced=False)
     jobs, own_slots = (int(number or 0) for number in numbers)
     # Slots by the mean of the old counters: they only decide how soon a batch is full.
     mean = max(1.0, own_slots / jobs) if jobs > 0 else 1.0
-    transaction.write("HSET", counter.key, counter.field, jobs + missing, slots, round((jobs + missing) * mean))
+    transaction.write("HINCRBY", counter.key, counter.field, missing)
+    transaction.write("HINCRBY", counter.key, slots, round((jobs + missing) * mean) - own_slots)
 
 
 async def _write_running(transaction: Transaction, counter: _Counter, missing: int) -> None:
@@ -193,11 +187,7 @@ async def _write_running(transaction: Transaction, counter: _Counter, missing: i
 
 
 async def _write_tenant(transaction: Transaction, counter: _Counter, missing: int) -> None:
-    (number,) = await transaction.read(("HGET", counter.key, counter.field))
-    if int(number or 0) + missing > 0:
-        transaction.write("HINCRBY", counter.key, counter.field, missing)
-    else:
-        transaction.write("HDEL", counter.key, counter.field)
+    transaction.call("add", counter.key, counter.field, missing)
 
 
 async def _refresh(signatures: Iterable[str], transaction: Transaction) -> None:

@@ -6,6 +6,7 @@ Facts are read of many at once. What looks wrong is read again, and repaired if 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.records import RANKS
-from shared.queue.transactions import Command, Transaction
+from shared.queue.transactions import Command, TooManyConflicts, Transaction
 
 _ENTRIES = 100  # of a lane, read at once
 _FIELDS = (
@@ -25,12 +26,16 @@ _RETURNED = {"solo": "solo", "dated": "dated"}
 
 
 class _Check(NamedTuple):
-    """What is read, whether the replies show a fault, and its repair. `last`: after it nothing else is checked."""
+    """What is read, whether the replies show a fault, and its repair. `last`: after it nothing else is checked.
+
+    Not `fenced`: the repair is right whatever is there then, and what is read changes with each claim.
+    """
 
     reads: Sequence[Command]
     fails: Callable[..., bool]
     repair: Callable[[Transaction, Sequence[Any]], None]
     last: bool = False
+    fenced: bool = True
 
 
 class _Lane(NamedTuple):
@@ -53,7 +58,8 @@ class Repairs(QueueComponent):
         suspect = await _suspects(transaction, checks)
         repaired = 0
         for job_id in (one for one, fails in zip(job_ids, suspect, strict=True) if fails):
-            repaired += await self._transact(partial(self._repair_job, job_id), when_full=True)
+            with suppress(TooManyConflicts):  # the next run finds it again
+                repaired += await self._transact(partial(self._repair_job, job_id), when_full=True)
         return repaired
 
     async def check_lanes(self, names: Sequence[str]) -> int:
@@ -67,7 +73,8 @@ class Repairs(QueueComponent):
         checks = [[check] for check in await self._lane_checks(transaction, lanes)]
         suspect = await _suspects(transaction, checks)
         for lane in (one for one, fails in zip(lanes, suspect, strict=True) if fails):
-            repaired += await self._transact(partial(self._repair_lane, lane), when_full=True)
+            with suppress(TooManyConflicts):
+                repaired += await self._transact(partial(self._repair_lane, lane), when_full=True)
         return repaired
 
     async def _repair_job(self, job_id: str, transaction: Transaction) -> int:
@@ -97,8 +104,7 @@ class Repairs(QueueComponent):
     def _place(self, job_id: str, job: dict[str, str], lane: _Lane) -> _Check:
         """Check that a queued job is in its lane, or in the sets of those outside of it."""
         keys, place, entry = self._keys, job.get("src"), job.get("entry", "")
-        counters = keys.signature(lane.signature)
-        reads: list[Command] = [("HGET", counters, f"jobs:{lane.priority.rank}")]
+        reads: list[Command] = []
         if place == "lane":
             reads.append(("XRANGE", keys.lane(*lane), entry or "+", entry or "-"))
         else:
@@ -106,15 +112,14 @@ class Repairs(QueueComponent):
             reads += [("ZSCORE", of_signature, job_id), ("ZSCORE", keys.returned(*lane), job_id)]
 
         def requeue(transaction: Transaction, replies: Sequence[Any]) -> None:
-            if int(replies[0] or 0) > 0:  # where it should have stood
-                rank, slots = lane.priority.rank, int(job["slots"])
-                transaction.call("count_queued", lane.signature, rank, lane.tenant, -1, -slots)
+            # Where it should have stood.
+            transaction.call("uncount", lane.signature, lane.priority.rank, lane.tenant, int(job["slots"]))
             if place == "lane":
                 transaction.call("remove_entry", keys.lane(*lane), entry)
             outside = "dated" if place == "dated" else "front"
             transaction.call("requeue", job_id, "solo" if "solo" in job else outside)
 
-        return _Check(reads, lambda _, *found: not all(found), requeue, last=True)
+        return _Check(reads, lambda *found: not all(found), requeue, last=True)
 
     def _deadline(self, job_id: str, job: dict[str, str]) -> Iterator[_Check]:
         if "start_by" in job or ("deadline" in job and job.get("on_deadline") != "run"):
@@ -161,7 +166,7 @@ class Repairs(QueueComponent):
             transaction.write("HSETNX", keys.signature(signature), "model", model)
             transaction.call("update_lane", model, signature, priority.rank, tenant)
 
-        return _Check(reads, fails, update)
+        return _Check(reads, fails, update, fenced=False)
 
     # Lanes
 
@@ -184,16 +189,18 @@ class Repairs(QueueComponent):
             elif heads or returned:
                 checks.append(_Check((), lambda: False, lambda *_: None))
             else:
-                checks.append(self._empty(lane))
+                checks.append(self._empty(lane, model))
         return checks
 
-    def _empty(self, lane: _Lane) -> _Check:
+    def _empty(self, lane: _Lane, model: str | None) -> _Check:
         """Check that a lane without jobs is in no index, and no key."""
         name, index = self._keys.lane(*lane), self._keys.lanes(lane.signature, lane.priority.value)
 
         def delete(transaction: Transaction, _: Sequence[Any]) -> None:
             transaction.write("DEL", name)
             transaction.write("ZREM", index, lane.tenant)
+            if model is not None:
+                transaction.call("update_lane", model, lane.signature, lane.priority.rank, lane.tenant)
 
         return _Check([("ZSCORE", index, lane.tenant), ("EXISTS", name)], lambda *found: any(found), delete)
 
@@ -246,7 +253,7 @@ async def _repair(transaction: Transaction, checks: Iterator[_Check] | Sequence[
     """Repair what fails; return how much that is."""
     repaired = 0
     for check in checks:
-        replies = await transaction.read(*check.reads)
+        replies = await transaction.read(*check.reads, fenced=check.fenced)
         if check.fails(*replies):
             check.repair(transaction, replies)
             repaired += 1

@@ -146,8 +146,9 @@ async def expand_outbox(transaction: Transaction, keys: RedisKeys, limit: int) -
                 break
             of_tenant = enabled(paired(fields))
             work += 1 + _ENDPOINT_READ * len(of_tenant)
+            current = await _current_entries(transaction, keys, tenant, rows[: limit - done])
             converted = []
-            for entry, values in rows[: limit - done]:
+            for entry, values in current:
                 if work >= WORK:
                     break
                 new = list(_deliveries(tenant, paired(values), of_tenant))
@@ -155,7 +156,7 @@ async def expand_outbox(transaction: Transaction, keys: RedisKeys, limit: int) -
                 created += new
                 converted.append(entry)
             done += len(converted)
-            await _end_turn(transaction, keys, tenant, converted)
+            _end_turn(transaction, keys, tenant, converted)
         if work >= WORK or done >= limit:
             break
     await create(transaction, keys, created)
@@ -175,11 +176,20 @@ def _deliveries(
         yield NewDelivery(f"{event}.{name}", event, tenant, name, url, entry["job"], kind, at_ms)
 
 
-async def _end_turn(transaction: Transaction, keys: RedisKeys, tenant: str, converted: Sequence[str]) -> None:
-    """Remove the entries that are converted, unless another process has done so."""
+async def _current_entries(
+    transaction: Transaction, keys: RedisKeys, tenant: str, rows: Sequence[tuple[str, Sequence[str]]]
+) -> list[tuple[str, Sequence[str]]]:
+    """Return entries of an outbox, read again without those that another process has converted."""
+    if not rows:
+        return []
+    (found,) = await transaction.read(("XRANGE", keys.webhook_outbox(tenant), rows[0][0], rows[-1][0]))
+    return [(entry, values) for entry, values in found]
+
+
+def _end_turn(transaction: Transaction, keys: RedisKeys, tenant: str, converted: Sequence[str]) -> None:
+    """Remove the entries that are converted."""
     outbox = keys.webhook_outbox(tenant)
     if converted:
-        await transaction.read(("XRANGE", outbox, converted[0], converted[-1]))
         transaction.write("XDEL", outbox, *converted)
     transaction.call("end_outbox_turn", outbox, keys.outbox_tenants, tenant, transaction.now_ms + 1)
 
@@ -257,10 +267,13 @@ async def _read_due(
 async def _claim_chosen(
     transaction: Transaction, keys: RedisKeys, chosen: Sequence[tuple[str, str, str]], again_ms: int
 ) -> list[ClaimedDelivery]:
+    places = (("ZSCORE", keys.webhook_due(tenant, host), one) for one, tenant, host in chosen)
+    scores = await transaction.read(*places)
+    # Another process can have claimed or ended one since it was chosen.
+    due_ms = zip(chosen, scores, strict=True)
+    chosen = [one for one, score in due_ms if score is not None and float(score) <= transaction.now_ms]
     names = [keys.webhook_delivery(delivery_id) for delivery_id, _, _ in chosen]
     dues = [keys.webhook_due(tenant, host) for _, tenant, host in chosen]
-    places = (("ZSCORE", due, delivery_id) for due, (delivery_id, _, _) in zip(dues, chosen, strict=True))
-    await transaction.read(*places)
     rows = list(map(paired, await transaction.read(*(("HGETALL", name) for name in names), fenced=False)))
     known = [(one, row) for (one, _, _), row in zip(chosen, rows, strict=True) if row]
     wires = await transaction.read(

@@ -8,6 +8,8 @@
 local now, out, touched, AHEAD_MS = clock_ms(), {}, {}, 1000
 -- An outage between decision and script is a gap that the next call must see.
 if now - args.decided > AHEAD_MS then return out, true end
+local last = tonumber(redis.call('HGET', key.reclaims, 'last') or nil)
+if last and last > now + AHEAD_MS then redis.call('HSET', key.reclaims, 'refreshed', 0) end
 redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(args.gap), 'gaps', args.gaps)
 
 local latest = now + conf.lease_ms

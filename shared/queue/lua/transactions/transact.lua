@@ -10,7 +10,7 @@ local now = clock_ms()
 local FUNCTIONS = {
   count_footprint = footprint.change, set_batch_due = batch_turns.set_due, refresh_batches = batch_turns.refresh,
   add_to_outbox = events.add_to_outbox, resume_tenant = tenants.resume, hold_inputs = inputs.hold,
-  count_queued = queue.count, count_running = queue.count_running, remove_entry = queue.remove_entry,
+  count_running = queue.count_running, remove_entry = queue.remove_entry,
 }
 
 -- Wake a worker for the queued jobs of a signature.
@@ -38,6 +38,10 @@ end
 function FUNCTIONS.miss_start(id)
   local job = job_record.load(id)
   if not job or job.state ~= 'queued' then return end
+  if job.start_by and tonumber(job.start_by) > now then -- a later deadline was set since it was read
+    redis.call('ZREM', key.late, id)
+    return redis.call('ZADD', key.deadlines, job.start_by, id)
+  end
   if latest_start.is_missed(job, now) then job_state.expire(id, job, now) else job_state.become_late(id, job, now) end
 end
 
@@ -57,6 +61,29 @@ end
 function FUNCTIONS.keep_inputs(tenant, ids, ms)
   inputs.hold(tenant, ids)
   for input in string.gmatch(ids, '%S+') do inputs.release(tenant, input, now, ms) end
+end
+
+-- Remove a job that is not queued from a list of deadlines.
+function FUNCTIONS.unlist(list, id)
+  if redis.call('HGET', key.job(id), 'state') ~= 'queued' then redis.call('ZREM', list, id) end
+end
+
+-- Keep an input image for `ms` from now, or as long as jobs use it.
+function FUNCTIONS.keep_input(name, ms)
+  local live = tonumber(redis.call('HGET', name, 'live') or nil) or 0
+  if live > 0 then redis.call('PERSIST', name) else redis.call('PEXPIRE', name, whole(ms)) end
+end
+
+-- Count a queued job less, where it is counted.
+function FUNCTIONS.uncount(sig, rank, tenant, slots)
+  if (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. rank) or nil) or 0) > 0 then
+    queue.count(sig, rank, tenant, -1, -slots)
+  end
+end
+
+-- Add to a number of a hash, without which it is 0.
+function FUNCTIONS.add(name, field, amount)
+  if redis.call('HINCRBY', name, field, whole(amount)) <= 0 then redis.call('HDEL', name, field) end
 end
 
 -- The score of a member of an index is that of the first member of another set; without any, it is removed.

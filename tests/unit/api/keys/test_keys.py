@@ -150,13 +150,18 @@ async def test_a_key_is_cached_and_refused_two_seconds_after_its_revocation(
     clock = [100.0]
     monkeypatch.setattr(auth.time, "monotonic", lambda: clock[0])
     reads: list[str] = []
-    run = fake_queue.client.run
 
-    async def counted(name: str, *args: Any, **options: Any) -> Any:
-        reads.append(name)
-        return await run(name, *args, **options)
+    def count(name: str) -> None:
+        method = getattr(fake_queue.api_keys, name)
 
-    monkeypatch.setattr(fake_queue.client, "run", counted)
+        async def counted(*args: Any) -> Any:
+            reads.append(name)
+            return await method(*args)
+
+        monkeypatch.setattr(fake_queue.api_keys, name, counted)
+
+    for name in ("identify", "note_use", "admit"):
+        count(name)
     header = await bearer(fake_queue)
     for _ in range(20):
         assert (await api.get("/v1/models", headers=header)).status_code == 200
