@@ -69,23 +69,18 @@ class Maintenance(Retention):
         first = (("ZRANGE", name, 0, limit - 1, "WITHSCORES") for name in indexes)
         found = await transaction.read(*first, fenced=False)
         due = [
-            (name, job_id)
+            (name, job_id, at)
             for name, rows in zip(indexes, found, strict=True)
             for job_id, at in zip(rows[::2], rows[1::2], strict=True)
             if float(at) <= transaction.now_ms
         ]
-        jobs = [self._keys.job(job_id) for _, job_id in due]
-        rows = await transaction.read(*(("HMGET", job, "state", "sig") for job in jobs), fenced=False)
-        signatures = set()
-        for (name, job_id), (state, signature) in zip(due, rows, strict=True):
-            if state == State.QUEUED:
-                transaction.call("miss_start", job_id)
-                signatures.add(signature)
-            else:
-                transaction.call("unlist", name, job_id)
-        for signature in signatures:
+        reads = (("HGET", self._keys.job(job_id), "sig") for _, job_id, _ in due)
+        signatures = await transaction.read(*reads, fenced=False)
+        for name, job_id, at in due:
+            transaction.call("miss_start", name, job_id, at)
+        for signature in filter(None, dict.fromkeys(signatures)):
             transaction.call("refresh_signature", signature)
-        return [job_id for _, job_id in due]
+        return [job_id for _, job_id, _ in due]
 
     async def pending_work(self) -> tuple[bool, bool]:
         """Return whether webhook deliveries are pending, and whether batches are active."""

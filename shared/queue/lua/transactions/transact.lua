@@ -34,14 +34,12 @@ function FUNCTIONS.requeue(id, src)
   queue.refresh(job.sig, now)
 end
 
--- End a queued job that can no longer meet its deadline; another one past its latest start becomes late.
-function FUNCTIONS.miss_start(id)
+-- End a queued job that can no longer meet its deadline; another one past its latest start becomes late. `at`: its time in
+-- the list in which it was due. With another time it has another deadline by now.
+function FUNCTIONS.miss_start(list, id, at)
+  if tonumber(redis.call('ZSCORE', list, id) or nil) ~= tonumber(at) then return end
   local job = job_record.load(id)
-  if not job or job.state ~= 'queued' then return end
-  if job.start_by and tonumber(job.start_by) > now then -- a later deadline was set since it was read
-    redis.call('ZREM', key.late, id)
-    return redis.call('ZADD', key.deadlines, job.start_by, id)
-  end
+  if not job or job.state ~= 'queued' then return redis.call('ZREM', list, id) end
   if latest_start.is_missed(job, now) then job_state.expire(id, job, now) else job_state.become_late(id, job, now) end
 end
 
@@ -61,11 +59,6 @@ end
 function FUNCTIONS.keep_inputs(tenant, ids, ms)
   inputs.hold(tenant, ids)
   for input in string.gmatch(ids, '%S+') do inputs.release(tenant, input, now, ms) end
-end
-
--- Remove a job that is not queued from a list of deadlines.
-function FUNCTIONS.unlist(list, id)
-  if redis.call('HGET', key.job(id), 'state') ~= 'queued' then redis.call('ZREM', list, id) end
 end
 
 -- Keep an input image for `ms` from now, or as long as jobs use it.
