@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
-from shared.inputs.adapter_check import UNSUPPORTED
+from shared.inputs.adapter_check import MAX_RANK, UNSUPPORTED
 from shared.signature import DENOISERS
 from worker.engine.lora.traced_weights import traced, untraced, without_effect
 
@@ -119,7 +119,7 @@ def read(spec: AdapterSpec, file: Path, pipeline: Any, pace: Pace = no_pace) -> 
         weights = traced(load_file(file))
         _refuse_unsupported(weights)
         state, alphas, metadata = _read_state(weights, file, pipeline)
-        warnings = _warnings(weights, state, metadata)
+        warnings = tuple(_warnings(weights, state, metadata))
         state = untraced(state)
         components = sorted({name.partition(".")[0] for name in state})
         changes = {name: _component_changes(name, state, alphas, metadata, pipeline, pace) for name in components}
@@ -150,7 +150,7 @@ def _read_state(weights: State, file: Path, pipeline: Any) -> tuple[State, State
     state, *alphas, _ = reader(
         _with_alpha_of_final_layer(renamed), return_lora_metadata=True, return_alphas=True, **options
     )
-    state = {_with_component(name, pipeline): tensor for name, tensor in state.items()}
+    state = _with_components(state, pipeline)
     settings = _peft_settings(file) if renamed is not weights else None
     metadata = _file_metadata(file)
     if settings is not None:
@@ -177,11 +177,12 @@ def _denoiser(pipeline: Any) -> str:
     return next(name for name in DENOISERS if getattr(pipeline, name, None) is not None)
 
 
-def _with_component(name: str, pipeline: Any) -> str:
-    """Return the name of a weight with its component: some of diffusers' readers leave that of the denoiser out."""
-    denoiser, root = _denoiser(pipeline), name.partition(".")[0]
-    is_layer = root not in pipeline.components and hasattr(getattr(pipeline, denoiser), root)
-    return f"{denoiser}.{name}" if is_layer else name
+def _with_components(state: State, pipeline: Any) -> dict[str, torch.Tensor]:
+    """Return weights with their components in their names: some of diffusers' readers leave the denoiser's out."""
+    denoiser, components = _denoiser(pipeline), set(pipeline.components)  # which takes a while for each call
+    roots = {name.partition(".")[0] for name in state} - components
+    bare = {root for root in roots if hasattr(getattr(pipeline, denoiser), root)}
+    return {f"{denoiser}.{name}" if name.partition(".")[0] in bare else name: one for name, one in state.items()}
 
 
 def _without_peft_prefix(weights: State, pipeline: Any) -> State:
@@ -340,6 +341,18 @@ def check_fit(changes: Changes, modules: Mapping[str, torch.nn.Module]) -> None:
             raise AdapterUnavailable(f"it changes {component}, which the model does not have")
         for path, change in layers.items():
             _check_layer(f"{component}.{path}", change, module, path)
+
+
+def check_rank(changes: Changes) -> None:
+    """Raise `AdapterUnavailable` for a change of a higher rank than uploads may have: rows of a forward share its time.
+
+    The names of an upload do not tell: diffusers' readers make low-rank weights of others too.
+    """
+    for component, layers in changes.items():
+        for path, change in layers.items():
+            if change.down is not None and change.down.shape[0] > MAX_RANK:
+                rank = change.down.shape[0]
+                raise AdapterUnavailable(f"its rank for {component}.{path} is {rank}; at most {MAX_RANK} is allowed")
 
 
 def _check_layer(name: str, change: LowRank, module: torch.nn.Module, path: str) -> None:

@@ -13,7 +13,18 @@ import torch
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
-from worker.engine.lora.adapter_files import AdapterFile, Changes, Pace, check_fit, combine, locate, move, no_pace, read
+from worker.engine.lora.adapter_files import (
+    AdapterFile,
+    Changes,
+    Pace,
+    check_fit,
+    check_rank,
+    combine,
+    locate,
+    move,
+    no_pace,
+    read,
+)
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.loading import LoadedModel
 
@@ -169,6 +180,8 @@ def changes_for(
         file = read(specs[name], locate(specs[name]), pipeline, pace)
         try:
             check_fit(file.changes, modules)
+            if name in {spec.id for spec in uploaded}:
+                check_rank(file.changes)
         except AdapterUnavailable as error:
             raise AdapterUnavailable(f"adapter {name!r} does not fit {model.spec.id!r}: {error.message}") from None
         scaled.append((file.changes, scale))

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from tiny import lora
 
 from shared.config.adapters import Adapter, AdapterSpec
+from shared.errors import AdapterUnavailable
 from worker.engine.fusion.module_proxy import shared_methods_of
-from worker.engine.lora.adapter_files import AdapterFile, Changes, check_fit, combine, locate, move, read
+from worker.engine.lora.adapter_files import AdapterFile, Changes, check_fit, check_rank, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
@@ -372,3 +373,15 @@ def test_a_bias_without_weights_is_read(tiny_model: Callable[[str], Path], tmp_p
     change = changes_of(pipeline, file)["transformer"]["blocks.0.ffn.net.2"]
     assert (change.down, change.up) == (None, None)
     torch.testing.assert_close(change.bias, bias)
+
+
+def test_a_rank_that_a_reader_makes_of_other_weights_counts(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """No name of the file says that Wan's whole last layer becomes a matrix of its rows' rank."""
+    pipeline, file = opened(tiny_model("wan-2.1-t2v")), tmp_path / "file.safetensors"
+    of_wan(pipeline, file)
+    last, state = pipeline.transformer.proj_out, load_file(file)
+    state["diffusion_model.head.head.diff"] = torch.ones(513, last.in_features)
+    state["diffusion_model.head.head.diff_b"] = torch.ones(last.out_features)
+    save_file(state, file)
+    with pytest.raises(AdapterUnavailable, match=r"transformer\.proj_out is 513; at most 512"):
+        check_rank(changes_of(pipeline, file))

@@ -11,6 +11,7 @@ from harness.adapters import PeftReference, adapters_of, assert_all_like_solo, e
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
 from parity.running import as_floats
+from safetensors.torch import save_file
 from tiny import lora
 
 from shared.config.adapters import AdapterSpec
@@ -61,7 +62,9 @@ def test_a_file_that_does_not_fit_fails_only_its_job(tiny_models: Path, tmp_path
     spec = a_spec(tiny_models / "sd")
     other = load_pipeline(tiny_models / "flux")
     foreign = lora.save(other, tmp_path / "foreign.safetensors", 1)
-    uploaded = {"foreign": foreign, "gone": tmp_path / "gone.safetensors"}
+    wide, unet = tmp_path / "wide.safetensors", load_pipeline(tiny_models / "sd").unet
+    save_file({f"unet.{name}": one for name, one in lora.weights(unet, 1, lora.attention, 513).items()}, wide)
+    uploaded = {"foreign": foreign, "gone": tmp_path / "gone.safetensors", "wide": wide}
     jobs = [mixable(a_job(name, adapters=adapters_of((name, 1.0)))) for name in uploaded]
     harness = EngineHarness(spec)
     with harness.started():
@@ -72,6 +75,7 @@ def test_a_file_that_does_not_fit_fails_only_its_job(tiny_models: Path, tmp_path
         )
         harness.recorder.wait_for(["plain", *uploaded])
     assert harness.recorder.finished["plain"].error is None
+    assert "at most 512" in str(harness.recorder.finished["wide"].error)
     for name in uploaded:
         error = harness.recorder.finished[name].error
         assert isinstance(error, AdapterUnavailable), name
