@@ -50,8 +50,8 @@ class OtelTracer:
                 raise ConfigurationError(f"{name}: {os.environ[name]}; only {PROTOCOL} is supported, unset it")
         # It logs each failed request; `_Receiver` logs when they begin to fail, and when they succeed again.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
-        # It logs each invalid `tracestate` of a client.
-        logging.getLogger("opentelemetry.trace.span").setLevel(logging.CRITICAL)
+        # It logs each invalid `traceparent` and `tracestate` of a client.
+        logging.getLogger("opentelemetry.trace").setLevel(logging.CRITICAL)
         try:
             self._processor = _CountedSpans(_Receiver(OTLPSpanExporter()))
             named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}

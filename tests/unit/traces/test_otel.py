@@ -61,6 +61,12 @@ def test_ended_spans_arrive_in_the_trace_of_their_parent(traces: SpanReceiver) -
     assert (forwards.attributes, forwards.links) == ({"rows": ["1 x 2"]}, ((TRACE, SPAN),))
 
 
+def test_headers_of_clients_fill_no_log(traces: SpanReceiver, caplog: pytest.LogCaptureFixture) -> None:
+    tracing.accepted([f"00-{TRACE}-{SPAN}-01" + 600 * "x"], [])
+    tracing.accepted([f"00-{TRACE}-{SPAN}-01"], ["a=" + 9000 * "x"])
+    assert [record.name for record in caplog.records if record.name.startswith("opentelemetry")] == []
+
+
 def test_the_spans_of_an_unsampled_trace_are_not_sent(traces: SpanReceiver) -> None:
     tracing.record(ended("left out", ended("its child")), UNSAMPLED)
     tracing.record(ended("sent"), SAMPLED)
