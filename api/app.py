@@ -162,7 +162,7 @@ def create_app(
 def _document(protocols: tuple[ServedProtocol, ...]) -> dict[str, Any]:
     """Return the OpenAPI document, once for all apps of a process; FastAPI takes 1.2 s for it."""
     described = FastAPI(**_DESCRIBED, routes=list(_routes(protocols)), generate_unique_id_function=openapi.operation_id)
-    return openapi.complete(described.openapi(), {protocol.error_form.model for protocol in protocols})
+    return openapi.complete(described.openapi(), dict.fromkeys(protocol.error_form.model for protocol in protocols))
 
 
 @functools.cache
