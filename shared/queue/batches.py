@@ -242,7 +242,7 @@ def _no_batch(batch_id: str) -> NotFound:
 def _later(replies: Sequence[Sequence[str]], now_ms: int) -> list[str]:
     """Return the members with a time after any delay, from members and times."""
     (rows,) = replies
-    return [one for one, at in zip(rows[::2], rows[1::2], strict=True) if float(at) >= now_ms + LONGEST_MS]
+    return [one for one, at in zip(rows[::2], rows[1::2], strict=True) if float(at) > now_ms + LONGEST_MS]
 
 
 def _batch(tenant: str, batch_id: str, row: Mapping[str, str]) -> Batch:
