@@ -84,6 +84,7 @@ def test_a_job_starts_from_an_uploaded_image(open_page: Any, working: Any, tmp_p
 def test_a_pasted_image_is_used(open_page: Any, working: Any) -> None:
     page = open_page(working.url, "#/playground")
     page.get_by_role("combobox", name="Task").select_option("image_to_image")
+    expect(page.get_by_role("button", name="Choose an image")).to_be_visible()
     page.evaluate(
         """async bytes => {
             const data = new DataTransfer();

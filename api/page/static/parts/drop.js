@@ -1,6 +1,6 @@
 // Images for a request: dropped, pasted or chosen, and uploaded at once as inputs.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, local } from "../core/api.js";
 import { announce } from "../core/session.js";
 import { Icon } from "./icons.js";
@@ -97,7 +97,8 @@ export const Drop = ({ image, onChange, ...rest }) => html`
 function usePaste(take) {
   const latest = useRef(take);
   latest.current = take;
-  useEffect(() => {
+  // At once: whoever sees the field can paste.
+  useLayoutEffect(() => {
     const pasted = (event) => {
       const files = imagesOf(event.clipboardData);
       if (!files.length || event.defaultPrevented) return;
