@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from shared.config.scheduler_choices import Scheduler, SchedulerOptions
 from shared.config.step_schedules import Choice, StepSchedule
 
 MAX_SEED = 2**63 - 1
@@ -130,7 +131,6 @@ class PipelineFields(BaseModel):
 
     model: Annotated[str, MUST_MATCH, Field(max_length=128, description="A model of `GET /v1/models`.")]
     prompt: Annotated[str, MAY_DIFFER, Field(min_length=1, max_length=100_000)]
-    scheduler: Annotated[str | None, MAY_DIFFER, Field(max_length=64)] = None
 
 
 class CallFields(BaseModel):
@@ -202,6 +202,14 @@ class ChoosableFields(BaseModel):
     guidance_scale_2: Guidance | None = Field(
         None, description="For the model's second denoiser, which does the less noisy steps."
     )
+    scheduler: Scheduler = Field(
+        None,
+        description="A noise scheduler by a name, such as `euler_a`, `DPM++ 2M Karras` or a class of diffusers; or an "
+        "object of `name` and options. Unset: the model's default.",
+    )
+    scheduler_options: SchedulerOptions | None = Field(
+        None, description="Options of the noise scheduler, as in an object `scheduler`."
+    )
     step_cache: StepCacheChoice = Field(
         None, description="Denoising steps to skip and extrapolate: a level, or a schedule. Unset: the model's default."
     )
@@ -232,6 +240,10 @@ class ChosenFields(BaseModel):
     steps: Annotated[int, MAY_DIFFER]
     guidance_scale: Annotated[float, MAY_DIFFER]
     guidance_scale_2: Annotated[float | None, MAY_DIFFER] = None
+    scheduler: Annotated[
+        str | None, MAY_DIFFER, Field(max_length=64, description="A class of diffusers; null: the model's own.")
+    ] = None
+    scheduler_options: Annotated[SchedulerOptions | None, MAY_DIFFER] = None
     step_cache: Annotated[
         StepSchedule | None, MAY_DIFFER, Field(description="Which steps are computed; null: all of them.")
     ] = None

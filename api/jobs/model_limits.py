@@ -8,6 +8,7 @@ from api.jobs.request import JobRequest
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
+from shared.config.scheduler_choices import choice_of, option_faults
 from shared.errors import InvalidRequest
 from shared.job_fields import MAX_SEED, OnDeadline, OutputFormat, Task
 
@@ -73,12 +74,28 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 
 def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    if request.scheduler is not None and request.scheduler not in (usable := spec.usable_schedulers):
-        allowed = ", ".join(usable) or "none but the model's default"
-        yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+    yield from _scheduler_faults(request, spec)
     if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
         allowed = ", ".join(("off", *spec.step_cache.allowed))
         yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
+
+
+def _scheduler_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    own, usable = spec.own_scheduler, spec.usable_schedulers
+    choice = choice_of(request.scheduler, request.scheduler_options, own.is_flow)
+    if choice.name not in {None, own.class_name, *usable.values()}:
+        allowed = ", ".join(usable) or "none but the model's default"
+        yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+        return
+    for fault in option_faults(choice, own):
+        yield InvalidRequest(f"scheduler: {fault}", param="scheduler")
+    if choice.values is not None:
+        steps = len(choice.values)
+        if request.steps not in {None, steps}:
+            yield InvalidRequest(f"steps: the scheduler lists {steps}", param="steps")
+        elif not spec.limits.min_steps <= steps <= spec.limits.max_steps:
+            limits = f"{spec.limits.min_steps} to {spec.limits.max_steps}"
+            yield InvalidRequest(f"scheduler lists {steps} steps; they must be {limits}", param="scheduler")
 
 
 def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:

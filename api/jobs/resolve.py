@@ -15,6 +15,7 @@ from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control
 from shared.config.destinations import resolve_destination
 from shared.config.models_file import Catalog, ModelSpec
+from shared.config.scheduler_choices import choice_of
 from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
@@ -64,6 +65,8 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
     faults.found += [*field_faults(request, spec), *task_faults(request, spec, task)]
     faults.check()
     defaults = spec.defaults
+    chosen = given_or(request.scheduler, defaults.scheduler)
+    scheduler = choice_of(chosen, request.scheduler_options, spec.own_scheduler.is_flow)
     return Job(
         **{name: getattr(request, name) for name in SENT_FIELDS} | own_fields(request, spec, tenant, now_ms),
         **_task_fields(request, spec, task),
@@ -71,7 +74,9 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
         webhook=_webhook(request),
         width=given_or(request.width, defaults.width),
         height=given_or(request.height, defaults.height),
-        steps=given_or(request.steps, defaults.steps),
+        steps=given_or(request.steps, defaults.steps) if scheduler.values is None else len(scheduler.values),
+        scheduler=scheduler.name,
+        scheduler_options=scheduler.options,
         guidance_scale=given_or(request.guidance_scale, defaults.guidance_scale),
         guidance_scale_2=given_or(request.guidance_scale_2, defaults.guidance_scale_2),
         step_cache=spec.step_cache.schedule_of(request.step_cache),

@@ -113,7 +113,7 @@ def _object(spec: ModelSpec, workers: Sequence[WorkerInfo] | None) -> ModelObjec
         tasks=spec.tasks,
         defaults=spec.defaults.model_copy(update={"frames": spec.usual_frames}),
         limits=spec.limits,
-        schedulers=spec.usable_schedulers,
+        schedulers=tuple(spec.usable_schedulers),
         adapters=tuple(
             AdapterObject(**adapter.model_dump(include={"id", "scale", "max_scale"})) for adapter in spec.adapter
         ),

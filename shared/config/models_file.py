@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
-from shared.config.noise_schedulers import folder_predicts_flow, misfit
+from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
+from shared.config.scheduler_choices import Scheduler, named_choice
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
@@ -47,6 +48,7 @@ class Defaults(_Table):
     strength: Annotated[float, Field(gt=0, le=1)] = 0.6
     negative_prompt: str = ""
     guidance_scale_2: Annotated[float | None, Field(ge=0)] = None
+    scheduler: Scheduler = None
     frames: Annotated[int | None, Field(ge=1)] = None
     fps: Annotated[int, Field(ge=1, le=MAX_FPS)] = 24
     layers: Annotated[int, Field(ge=0)] = 0
@@ -231,10 +233,16 @@ class ModelSpec(_Table):
         return Path(self.source).is_absolute()
 
     @property
-    def usable_schedulers(self) -> tuple[str, ...]:
-        """Those of `schedulers` that fit what the model predicts, as far as its folder says it."""
-        is_flow = folder_predicts_flow(self.source) if self.is_folder else None
-        return tuple(name for name in self.schedulers if misfit(name, is_flow) is None)
+    def own_scheduler(self) -> OwnScheduler:
+        """Its own noise scheduler, as far as its folder says it."""
+        return own_scheduler(self.source) if self.is_folder else OwnScheduler()
+
+    @property
+    def usable_schedulers(self) -> Mapping[str, str]:
+        """Those of `schedulers` that fit what the model predicts, with the classes that they name."""
+        is_flow = self.own_scheduler.is_flow
+        named = {name: named_choice(name, is_flow).name or name for name in self.schedulers}
+        return {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
 
     @property
     def is_on_hub(self) -> bool:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FLOW_OPTION = frozenset(
     {
@@ -46,6 +46,40 @@ NOISE_ONLY = frozenset(
 )
 _FLOW = "FlowMatch"  # how the names of the others begin
 
+_SPACINGS = {"spacing"}
+_SIGMAS = {"karras", "exponential", "beta"}
+OPTIONS: Mapping[str, frozenset[str]] = {
+    name: frozenset(options)
+    for options, names in (
+        ({"shift"}, ("FlowMatchHeunDiscreteScheduler",)),
+        ({"sigmas"}, ("EDMEulerScheduler",)),
+        ({"timesteps", *_SPACINGS}, ("DDPMParallelScheduler", "DDPMScheduler", "LCMScheduler", "TCDScheduler")),
+        ({*_SIGMAS, *_SPACINGS}, ("KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "LMSDiscreteScheduler")),
+        ({"timesteps", *_SIGMAS, *_SPACINGS}, ("HeunDiscreteScheduler",)),
+        ({"timesteps", "sigmas", *_SIGMAS, *_SPACINGS}, ("EulerDiscreteScheduler",)),
+        ({"shift", *_SIGMAS, *_SPACINGS}, ("DEISMultistepScheduler", "SASolverScheduler")),
+        ({"shift", "sigmas", *_SIGMAS, *_SPACINGS}, ("UniPCMultistepScheduler",)),
+        ({"shift", "timesteps", "sde", *_SIGMAS, *_SPACINGS}, ("DPMSolverMultistepScheduler",)),
+        ({"shift", "timesteps", "sde", *_SIGMAS}, ("DPMSolverSinglestepScheduler",)),
+        (
+            {"shift", "timesteps", "sigmas", *_SIGMAS},
+            ("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler"),
+        ),
+        (
+            _SPACINGS,
+            (
+                "DDIMInverseScheduler",
+                "DDIMParallelScheduler",
+                "DDIMScheduler",
+                "EulerAncestralDiscreteScheduler",
+                "PNDMScheduler",
+            ),
+        ),
+    )
+    for name in names
+}
+"""The options of a request that each class has; those of other classes are seen when the model is loaded."""
+
 
 def predicts_flow(config: Mapping[str, Any], class_name: str) -> bool | None:
     """Return whether a model predicts a flow, by the configuration of its own scheduler; None if it does not say."""
@@ -63,11 +97,19 @@ def misfit(name: str, is_flow: bool | None) -> str | None:
     return None
 
 
+class OwnScheduler(NamedTuple):
+    """What a model's files say of its own noise scheduler; None where they do not."""
+
+    class_name: str | None = None
+    is_flow: bool | None = None
+
+
 @lru_cache(maxsize=256)
-def folder_predicts_flow(source: str) -> bool | None:
-    """Return whether the model in a folder predicts a flow; None if its files do not say."""
+def own_scheduler(source: str) -> OwnScheduler:
+    """Return the noise scheduler of the model in a folder."""
     try:
         config = json.loads((Path(source) / "scheduler" / "scheduler_config.json").read_text("utf-8"))
-        return predicts_flow(config, str(config["_class_name"]))
+        class_name = str(config["_class_name"])
+        return OwnScheduler(class_name, predicts_flow(config, class_name))
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return None  # loading the model reports the error
+        return OwnScheduler()  # loading the model reports the error

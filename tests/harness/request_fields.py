@@ -18,7 +18,7 @@ MODELS = """
 id = "painter"
 source = "x"
 tasks = ["text_to_image", "image_to_image", "inpaint", "edit"]
-schedulers = ["DDIMScheduler"]
+schedulers = ["ddim", "euler", "euler_a", "dpmpp_2m"]
 [model.limits]
 max_controls = 2
 max_input_images = 2
@@ -88,6 +88,7 @@ SECRET = "a webhook's URL can hold a secret; not shown"
 ENCODING = "for the encoder of the result, after the pipeline"
 QUEUE = "for the queue"
 MODULES = "changes the pipeline's modules, not its call: tests/integration/engine/lora/test_adapters.py"
+SCHEDULER = "set on the pipeline: tests/integration/engine/test_schedulers.py"
 STEPS = "decides which forwards are skipped, not the call: tests/integration/engine/test_step_caching.py"
 PUT, PUT_2 = "https://bucket.example/a?signature=1", "https://bucket.example/b?signature=1"
 SCHEDULE = {"every": 3, "first": 4, "last": 3, "order": "linear", "of": "output"}
@@ -100,6 +101,17 @@ def of_adapters(base: Mapping[str, Any], sent: Mapping[str, Any], made: Mapping[
 def of_schedule(name: str, value: Any) -> Row:
     made = {"step_cache": SCHEDULE | {name: value}}
     return Row({"step_cache": {"every": 3, name: value}}, made, made, STEPS, {"step_cache": {"every": 3}})
+
+
+def of_scheduler(name: str, value: Any, call: Mapping[str, Any] | str = SCHEDULER, **named: Any) -> dict[str, Row]:
+    """Rows of an option, in both forms that requests have; `named` is the class."""
+    made = {"scheduler": None, **named, "scheduler_options": {name: value}}
+    of_call = call if isinstance(call, str) else {"num_inference_steps": len(value)} | call
+    sent = {"name": named.get("scheduler"), name: value}
+    return {
+        f"scheduler.{name}": Row({"scheduler": sent}, made, made, of_call),
+        f"scheduler_options.{name}": Row(named | {"scheduler_options": {name: value}}, made, made, of_call),
+    }
 
 
 def of_controls(name: str, value: Any, call: Mapping[str, Any] | str) -> Row:
@@ -125,7 +137,20 @@ ROWS: dict[str, Row] = {
     "num_inference_steps": Row({"num_inference_steps": 9}, {"steps": 9}, {"steps": 9}, {"num_inference_steps": 9}),
     "guidance_scale": same({"guidance_scale": 3.5}, guidance_scale=3.5),
     "guidance_scale_2": same({"guidance_scale_2": 3.5}, FILM, guidance_scale_2=3.5),
-    "scheduler": same("set on the pipeline: tests/integration/engine/test_parity.py", scheduler="DDIMScheduler"),
+    "scheduler.name": Row(
+        {"scheduler": {"name": "euler_a", "spacing": "trailing"}},
+        {"scheduler": "EulerAncestralDiscreteScheduler"},
+        {"scheduler": "EulerAncestralDiscreteScheduler"},
+        SCHEDULER,
+    ),
+    **of_scheduler("karras", True, scheduler="EulerDiscreteScheduler"),
+    **of_scheduler("exponential", True, scheduler="EulerDiscreteScheduler"),
+    **of_scheduler("beta", True, scheduler="EulerDiscreteScheduler"),
+    **of_scheduler("sde", True, scheduler="DPMSolverMultistepScheduler"),
+    **of_scheduler("shift", 3.0),
+    **of_scheduler("spacing", "trailing"),
+    **of_scheduler("timesteps", [900.0, 500.0], {"timesteps": [900, 500]}),
+    **of_scheduler("sigmas", [9.0, 0.5], {"sigmas": [9.0, 0.5]}),
     "prompt_2": same({"prompt_2": "z"}, prompt_2="z"),
     "clip_skip": same({"clip_skip": 2}, clip_skip=2),
     "max_sequence_length": same({"max_sequence_length": 64}, max_sequence_length=64),

@@ -39,15 +39,6 @@ REPLICATE_NAMES: Mapping[str, str] = {
 EXCLUDED = ("model", "webhook", "webhook_events", "batch_id")
 """Job fields that are not allowed in the input."""
 
-_SCHEDULERS = {
-    "DPMSolverMultistep": "DPMSolverMultistepScheduler",
-    "HeunDiscrete": "HeunDiscreteScheduler",
-    "KLMS": "LMSDiscreteScheduler",
-    "K_EULER": "EulerDiscreteScheduler",
-    "K_EULER_ANCESTRAL": "EulerAncestralDiscreteScheduler",
-    "DDIM": "DDIMScheduler",
-    "PNDM": "PNDMScheduler",
-}
 _IMAGE_FIELDS = {"image", "images"}
 _SIZE_FIELDS = ("size", "aspect_ratio", "megapixels")
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
@@ -100,8 +91,6 @@ def parse_input(
     for name in ("image", "images", "mask", "last_image"):
         if name in body:
             body[name] = _image_values(body[name])
-    if isinstance(body.get("scheduler"), str):
-        body["scheduler"] = _SCHEDULERS.get(body["scheduler"], body["scheduler"])
     size = next((name for name in _SIZE_FIELDS if getattr(fields, name) is not None), "")
     sources = {"width": size, "height": size, "adapters": "lora_weights", "adapters.0.scale": "lora_scale"}
     converted = body.keys() - values.keys()

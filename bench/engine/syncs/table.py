@@ -23,11 +23,12 @@ from bench.engine.runner import GUIDANCE, bench_job, prompt
 from bench.engine.syncs.counting import HostWork, fused_work, plain_work
 from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.scheduler_choices import SchedulerChoice
 from shared.job import Job
 from shared.job_fields import Task
 from shared.runtime import log
+from worker.engine.pipelines.chosen_schedulers import make_scheduler
 from worker.engine.pipelines.loading import LoadedModel, load
-from worker.engine.pipelines.noise_schedulers import make_scheduler
 
 SIDE = 64
 STEPS = 8
@@ -85,7 +86,7 @@ class SyncCounter:
 
     def count(self, scheduler: str) -> SyncRow:
         fused, _ = fused_work(self.model, self._device, sample_jobs(self.model.spec, scheduler, self._rows))
-        self._pipeline.scheduler = make_scheduler(scheduler, self._scheduler)
+        self._pipeline.scheduler = make_scheduler(SchedulerChoice(name=scheduler), self._scheduler)
         self._pipeline.set_progress_bar_config(disable=True)
         size = {"height": SIDE, "width": SIDE, **({"num_frames": FRAMES} if self._shape in shapes.VIDEO_SHAPES else {})}
         guidance = {"num_inference_steps": STEPS, "guidance_scale": GUIDANCE}

@@ -12,6 +12,7 @@ from api.jobs.resolve import resolve_for_model
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.models_file import Limits, ModelSpec
+from shared.config.scheduler_choices import SchedulerOptions
 from shared.config.step_schedules import StepSchedule
 from shared.job import Adapter, InputRef, Job, State, Webhook, matching
 from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, OutputFormat, Priority
@@ -43,6 +44,7 @@ OTHER: dict[str, Any] = {
     "steps": 30,
     "guidance_scale": 9.5,
     "scheduler": "ddim",
+    "scheduler_options": SchedulerOptions(karras=True),
     "prompt_2": "second",
     "clip_skip": 2,
     "max_sequence_length": 64,

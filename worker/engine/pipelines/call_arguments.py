@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from shared.config.models_file import Defaults
+from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import CallFields, Task
@@ -55,6 +56,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_video(job, accepted),
         **_controls(job, accepted, inputs),
         **_call_fields(job),
+        **_listed_steps(pipeline, job, accepted),
     }
     if job.layers:
         resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))
@@ -76,6 +78,20 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
         values["negative_prompt"] = negative
     if job.guidance_scale_2 is not None:
         values["guidance_scale_2"] = job.guidance_scale_2
+    return values
+
+
+def _listed_steps(pipeline: Pipeline, job: Job, accepted: Parameters) -> dict[str, Any]:
+    """Return the steps that the job's scheduler lists, or raise `InferenceFailed` for a pipeline that takes none."""
+    options = job.scheduler_options or SchedulerOptions()
+    listed = {"timesteps": options.timesteps, "sigmas": options.sigmas}
+    values = {name: list(values) for name, values in listed.items() if values is not None}
+    for name in values:
+        if name not in accepted or name not in inspect.signature(pipeline.scheduler.set_timesteps).parameters:
+            message = f"scheduler: model {job.model!r} takes no {name} for {job.task.value} with this scheduler"
+            raise InferenceFailed(message, param="scheduler")
+    if "timesteps" in values:  # most schedulers index their tables by them
+        values["timesteps"] = [int(value) if value.is_integer() else value for value in values["timesteps"]]
     return values
 
 

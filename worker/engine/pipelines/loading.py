@@ -18,7 +18,7 @@ from transformers import CLIPTextModel
 
 from shared.config.controls import Control
 from shared.config.models_file import ModelSpec
-from shared.errors import InferenceFailed, LoadPostponed, ModelUnavailable, UnusableInput
+from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from shared.signature import DENOISERS
@@ -38,6 +38,7 @@ from worker.engine.pipelines.call_arguments import (
     make_results,
     set_guidance,
 )
+from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
 from worker.engine.pipelines.compiling import check_blocks
 from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
@@ -45,7 +46,6 @@ from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, 
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
-from worker.engine.pipelines.noise_schedulers import make_schedulers
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.protocol import Output
@@ -77,7 +77,7 @@ class LoadedModel:
     device: torch.device
     templates: dict[Task, Pipeline]
     shared_methods: list[SharedMethod]
-    schedulers: dict[str, Any]
+    schedulers: ChosenSchedulers
     nbytes: int
     adapters: ModelAdapters
     watch: ModuleWatch
@@ -139,7 +139,8 @@ class LoadedModel:
             if nets and job.task in self.templates:
                 raise UnusableInput(f"model {self.spec.id!r} takes no controls for {job.task.value}", param="controls")
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
-        scheduler = template.scheduler if job.scheduler is None else self._scheduler(job.scheduler, template.scheduler)
+        own = getattr(template, "scheduler", None)
+        scheduler = self.schedulers.get(job.scheduler, job.scheduler_options, own)
         clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
         if self.controls is not None and nets:
             clone.__dict__["controlnet"] = self.controls.stand_in(nets)
@@ -149,14 +150,6 @@ class LoadedModel:
         if self.decoder_pieces is not None and job.frames > 1 and decode_limit(job) == 1:
             clone.__dict__["vae"] = divide_decodes(clone.vae, self.decoder_pieces)
         return clone
-
-    def _scheduler(self, name: str, own: Any) -> Any:
-        """Return a noise scheduler by name, or raise why it cannot be used."""
-        if name not in self.schedulers:
-            self.schedulers |= make_schedulers((name,), own, self.spec.id)
-        if isinstance(scheduler := self.schedulers[name], ModelUnavailable):
-            raise InferenceFailed(scheduler.message, param="scheduler")
-        return scheduler
 
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started."""
@@ -326,12 +319,14 @@ def _assemble(
     modules |= nets
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
+    schedulers = ChosenSchedulers(spec.id)
+    schedulers.load(spec.schedulers, getattr(pipeline, "scheduler", None))
     return LoadedModel(
         spec,
         device,
         templates={task: make_template(one, stand_ins, device) for task, one in pipelines.items()},
         shared_methods=shared_methods,
-        schedulers=make_schedulers(spec.schedulers, getattr(pipeline, "scheduler", None), spec.id),
+        schedulers=schedulers,
         nbytes=tensors_bytes(tensors),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
         watch=ModuleWatch(modules),

@@ -1,4 +1,4 @@
-"""Noise schedulers by name, with steps that do not wait for the device.
+"""Noise schedulers with steps that do not wait for the device.
 
 A diffusers scheduler keeps its timesteps on the device, and reads them back to index its tables and to compare times:
 DDIM waits six times in each step of each image, and meanwhile the device runs out of work. Here timesteps stay on the
@@ -6,22 +6,13 @@ host, where the tables are, and what a step copies to the device is copied witho
 """
 
 import inspect
-from collections.abc import Sequence
 from functools import cache, wraps
-from importlib.util import find_spec
 from typing import Any
 
-import diffusers
-import structlog
 import torch
-from diffusers import SchedulerMixin
 from torch.overrides import TorchFunctionMode
 
-from shared.config.noise_schedulers import FLOW_OPTION, misfit, predicts_flow
-from shared.errors import ModelUnavailable
 from worker.engine.device import send
-
-log = structlog.get_logger()
 
 # Checked on a pretended device. Others keep their timesteps on the device: flow matching by Euler never reads them.
 TIMESTEPS_ON_HOST = frozenset(
@@ -74,46 +65,6 @@ _STEPS_THAT_COPY = TIMESTEPS_ON_DEVICE | {
     "UnCLIPScheduler",
     "UniPCMultistepScheduler",
 }
-
-
-def make_scheduler(name: str, own: Any) -> Any:
-    """Return a noise scheduler of diffusers' class `name`, configured like the model's `own`.
-
-    Raises `ModelUnavailable` if there is no such class, if a package that it needs is missing, or if it does not fit.
-    """
-    scheduler_class: Any = getattr(diffusers, name, None)
-    if lacking := [one for one in getattr(scheduler_class, "_backends", ()) if find_spec(one) is None]:
-        raise ModelUnavailable(f"scheduler: {name} needs the package {', '.join(lacking)}", param="scheduler")
-    if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, SchedulerMixin)):
-        raise ModelUnavailable(f"diffusers has no scheduler {name!r}", param="scheduler")
-    if own is None:
-        raise ModelUnavailable("scheduler: the model has no noise scheduler of its own", param="scheduler")
-    is_flow = predicts_flow(own.config, type(own).__name__)
-    if reason := misfit(name, is_flow):
-        raise ModelUnavailable(f"scheduler: {reason}", param="scheduler")
-    options: dict[str, Any] = {}
-    if is_flow and name in FLOW_OPTION:
-        shift = own.config.get("flow_shift", own.config.get("shift", 1.0))
-        options = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": shift}
-    elif is_flow and "flow_shift" in own.config:
-        options = {"shift": own.config["flow_shift"]}
-    try:
-        return scheduler_class.from_config(own.config, **options)  # type: ignore[attr-defined]
-    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
-        raise ModelUnavailable(f"scheduler: {name} cannot be used: {error}"[:400], param="scheduler") from None
-
-
-def make_schedulers(names: Sequence[str], own: Any, model: str) -> dict[str, Any | ModelUnavailable]:
-    """Return the noise schedulers of a model by name; one that cannot be used is logged, and is its error."""
-    schedulers: dict[str, Any | ModelUnavailable] = {}
-    for name in names:
-        try:
-            schedulers[name] = make_scheduler(name, own)
-        except ModelUnavailable as error:
-            schedulers[name] = error
-            remedy = "remove it from `schedulers` of the model, or install what it needs"
-            log.warning("scheduler_unusable", model=model, scheduler=name, reason=error.message, remedy=remedy)
-    return schedulers
 
 
 def allows_host(pipeline: Any) -> bool:

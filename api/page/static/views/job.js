@@ -211,7 +211,7 @@ function Timeline({ job }) {
 }
 
 const SHOWN = [
-  ...["task", "width", "height", "seed", "steps", "guidance_scale", "guidance_scale_2", "strength", "scheduler"],
+  ...["task", "width", "height", "seed", "steps", "guidance_scale", "guidance_scale_2", "strength", "scheduler", "scheduler_options"],
   ...["n", "output_format", "output_quality", "reproducible", "priority", "embed_parameters"],
 ];
 
@@ -220,6 +220,13 @@ function otherFields(job) {
   const others = Object.keys(session.value.same_fields).filter((name) => !SHOWN.includes(name));
   const label = (name) => words(name[0].toUpperCase() + name.slice(1));
   return Object.fromEntries(others.map((name) => [label(name), job[name]]));
+}
+
+/** The class of the noise scheduler with its options, if the job chooses any. */
+function schedulerText(job) {
+  const options = Object.entries(job.scheduler_options ?? {}).filter(([, value]) => value !== null && value !== false);
+  const texts = options.map(([name, value]) => (value === true ? name : `${name} ${[value].flat().join(", ")}`));
+  return [job.scheduler, ...texts].filter(Boolean).join(", ");
 }
 
 function Request({ job }) {
@@ -247,7 +254,7 @@ function Request({ job }) {
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),
         Seed: html`<span class="mono">${job.seed}</span>`,
         Strength: job.strength,
-        Scheduler: job.scheduler,
+        Scheduler: schedulerText(job),
         ...otherFields(job),
         "Step cache": job.step_cache && `every ${job.step_cache.every} steps`,
         Adapters: job.adapters.map((adapter) => `${adapter.id} ${adapter.scale}`).join(", "),

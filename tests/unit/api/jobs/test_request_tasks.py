@@ -389,7 +389,7 @@ def test_schedulers_that_do_not_fit_what_the_model_predicts_are_refused(
         (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
     names = ("UniPCMultistepScheduler", "DDIMScheduler", "FlowMatchHeunDiscreteScheduler")
     spec = ModelSpec(id="m", source=str(tmp_path), schedulers=names)
-    assert spec.usable_schedulers == allowed
+    assert tuple(spec.usable_schedulers) == allowed
     for name in names:
         request = parse({"model": "m", "prompt": "x", "scheduler": name})
         if name in allowed:

@@ -37,7 +37,7 @@ def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
         ({"image": f"https://a.example/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
         ({"image": f"http://a.example:8000/x/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
         ({"image": f"https://a.example/{FILE}"}, {"image": f"https://a.example/{FILE}"}),
-        ({"scheduler": "K_EULER"}, {"scheduler": "EulerDiscreteScheduler"}),
+        ({"scheduler": "K_EULER"}, {"scheduler": "K_EULER"}),
         ({"scheduler": "DDIMScheduler"}, {"scheduler": "DDIMScheduler"}),
         ({"output_format": "jpg", "output_quality": 0}, {"output_format": "jpeg", "output_quality": 1}),
         ({"width": 128, "height": 64, "aspect_ratio": "custom"}, {"width": 128, "height": 64}),

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import torch
+from diffusers import EulerDiscreteScheduler
 from harness.http_server import ROOT, png, serving
 from harness.request_fields import COLOURS, MODELS, ROWS, fields
 from PIL import Image
@@ -24,6 +25,8 @@ from worker.engine.protocol import InputFiles
 
 class Painter:
     """A pipeline with the parameters of all image pipelines."""
+
+    scheduler = EulerDiscreteScheduler()
 
     def __call__(  # noqa: PLR0913 - as pipelines have
         self,
@@ -44,6 +47,8 @@ class Painter:
         max_sequence_length: int = 512,
         true_cfg_scale: float = 1.0,
         guidance_rescale: float = 0.0,
+        timesteps: Any = None,
+        sigmas: Any = None,
         control_image: Any = None,
         controlnet_conditioning_scale: Any = 1.0,
         control_guidance_start: Any = 0.0,

@@ -16,9 +16,10 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, misfit, predicts_flow
-from shared.errors import ModelUnavailable
-from worker.engine.pipelines.noise_schedulers import make_scheduler, make_schedulers
+from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OPTIONS, misfit, predicts_flow
+from shared.config.scheduler_choices import SchedulerChoice, named_choice
+from shared.errors import InferenceFailed, ModelUnavailable
+from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers, make_scheduler
 
 
 def parameters_of_schedulers() -> dict[str, Any]:
@@ -39,7 +40,7 @@ def test_the_kinds_are_those_of_diffusers() -> None:
 def test_a_scheduler_by_name_has_the_models_configuration() -> None:
     """The method changes, the model's noise schedule does not."""
     own = DDIMScheduler(beta_start=0.002, prediction_type="v_prediction")
-    named = make_scheduler("EulerDiscreteScheduler", own)
+    named = make_scheduler(SchedulerChoice(name="EulerDiscreteScheduler"), own)
     assert isinstance(named, EulerDiscreteScheduler)
     assert named.config["beta_start"] == 0.002
     assert named.config["prediction_type"] == "v_prediction"
@@ -49,7 +50,7 @@ def test_a_scheduler_by_name_has_the_models_configuration() -> None:
 def test_a_name_that_is_not_a_scheduler_is_refused(name: str) -> None:
     """Other classes of diffusers are refused."""
     with pytest.raises(ModelUnavailable):
-        make_scheduler(name, DDIMScheduler())
+        make_scheduler(SchedulerChoice(name=name), DDIMScheduler())
 
 
 FLOW = FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -77,10 +78,10 @@ def test_a_scheduler_is_set_to_what_the_model_predicts(own: Any, name: str, made
     if isinstance(made, str):
         assert made in str(reason)
         with pytest.raises(ModelUnavailable, match=made):
-            make_scheduler(name, own)
+            make_scheduler(SchedulerChoice(name=name), own)
     else:
         assert reason is None
-        config = make_scheduler(name, own).config
+        config = make_scheduler(SchedulerChoice(name=name), own).config
         assert {option: config[option] for option in made} == made
 
 
@@ -88,15 +89,82 @@ def test_a_configuration_that_a_class_refuses_is_an_error_of_the_name() -> None:
     """diffusers raises several types."""
     own = DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
     with pytest.raises(ModelUnavailable, match="DEISMultistepScheduler cannot be used"):
-        make_scheduler("DEISMultistepScheduler", own)
+        make_scheduler(SchedulerChoice(name="DEISMultistepScheduler"), own)
     with pytest.raises(ModelUnavailable, match="no noise scheduler of its own"):
-        make_scheduler("DDIMScheduler", None)
+        make_scheduler(SchedulerChoice(name="DDIMScheduler"), None)
 
 
 def test_a_name_that_cannot_be_used_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error says what is missing."""
-    monkeypatch.setattr("worker.engine.pipelines.noise_schedulers.find_spec", lambda package: None)
+    monkeypatch.setattr("worker.engine.pipelines.chosen_schedulers.find_spec", lambda package: None)
     monkeypatch.setattr(diffusers, "LMSDiscreteScheduler", type("Dummy", (), {"_backends": ["scipy"]}))
-    made = make_schedulers(("LMSDiscreteScheduler", "EulerDiscreteScheduler"), NOISE, "demo")
-    assert isinstance(made["EulerDiscreteScheduler"], EulerDiscreteScheduler)
-    assert "LMSDiscreteScheduler needs the package scipy" in str(made["LMSDiscreteScheduler"])
+    made = ChosenSchedulers("demo")
+    made.load(("LMSDiscreteScheduler", "EulerDiscreteScheduler"), NOISE)
+    assert isinstance(made.get("EulerDiscreteScheduler", None, NOISE), EulerDiscreteScheduler)
+    with pytest.raises(InferenceFailed, match="LMSDiscreteScheduler needs the package scipy"):
+        made.get("LMSDiscreteScheduler", None, NOISE)
+
+
+def test_the_options_are_those_of_diffusers() -> None:
+    """A request is refused at submit for an option that its class lacks."""
+    of_constructor = {
+        "use_karras_sigmas": "karras",
+        "use_exponential_sigmas": "exponential",
+        "use_beta_sigmas": "beta",
+        "timestep_spacing": "spacing",
+        "shift": "shift",
+        "flow_shift": "shift",
+    }
+    for name, parameters in parameters_of_schedulers().items():
+        if name not in OPTIONS:
+            continue
+        options = {option for parameter, option in of_constructor.items() if parameter in parameters}
+        steps = inspect.signature(getattr(diffusers, name).set_timesteps).parameters
+        options |= {"timesteps", "sigmas"} & steps.keys()
+        options |= {"sde"} if name.startswith("DPMSolver") else set()
+        assert OPTIONS[name] == options, name
+
+
+@pytest.mark.parametrize(
+    ("own", "choice", "made"),
+    [
+        (NOISE, SchedulerChoice(name="dpmpp_2m_karras"), {"use_karras_sigmas": True, "algorithm_type": "dpmsolver++"}),
+        (
+            NOISE,
+            SchedulerChoice(name="DPM++ 2M SDE Exponential"),
+            {"use_exponential_sigmas": True, "algorithm_type": "sde-dpmsolver++"},
+        ),
+        (NOISE, SchedulerChoice(spacing="trailing"), {"_class_name": "DDIMScheduler", "timestep_spacing": "trailing"}),
+        (
+            EulerDiscreteScheduler(use_karras_sigmas=True),
+            SchedulerChoice(name="Euler Exponential"),
+            {"use_karras_sigmas": False},
+        ),
+        (FLOW, SchedulerChoice(shift=7.0), {"shift": 7.0, "use_dynamic_shifting": False}),
+        (FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), SchedulerChoice(shift=7.0), {"shift": 7.0}),
+        (FLOW, SchedulerChoice(name="unipc", shift=7.0), {"use_flow_sigmas": True, "flow_shift": 7.0}),
+        (NOISE, SchedulerChoice(name="ddim", karras=True), "no option 'karras'"),
+        (NOISE, SchedulerChoice(name="ddim", shift=2.0), "no option 'shift'"),
+        (NOISE, SchedulerChoice(name="euler", sde=True), "no option 'algorithm_type'|no option 'sde'"),
+    ],
+)
+def test_a_scheduler_has_the_options_of_the_choice(own: Any, choice: Any, made: Any) -> None:
+    """Options of the model's own configuration that exclude them do not stay."""
+    if isinstance(made, str):
+        with pytest.raises(ModelUnavailable, match=made):
+            make_scheduler(choice, own)
+    else:
+        scheduler = make_scheduler(choice, own)
+        config = {**scheduler.config, "_class_name": type(scheduler).__name__}
+        assert {option: config[option] for option in made} == made
+
+
+def test_every_name_that_people_use_makes_a_scheduler() -> None:
+    """Of models that predict noise, and of those that predict a flow where there is one."""
+    noise = DDIMScheduler(beta_schedule="scaled_linear")
+    names = ("euler", "euler_a", "heun", "dpm2", "dpm2_a", "dpmpp_2m", "dpmpp_2s", "dpmpp_sde", "ddim", "lcm", "unipc")
+    for name in names:
+        assert make_scheduler(SchedulerChoice(name=name), noise) is not None
+        of_flow = named_choice(name, True)
+        if misfit(str(of_flow.name), True) is None:
+            assert make_scheduler(SchedulerChoice(name=name), FLOW) is not None
