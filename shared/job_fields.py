@@ -166,6 +166,25 @@ class ServiceFields(BaseModel):
     """How the service is to run, encode and deliver, as the request says it."""
 
     n: Annotated[Count, MAY_DIFFER, Field(description="Number of images; image i uses seed + i.")] = 1
+    keep_unmasked: Annotated[
+        bool, MAY_DIFFER, Field(strict=True, description="With `mask`: what is not repainted stays bit for bit.")
+    ] = True
+    mask_blur: Annotated[
+        int,
+        MAY_DIFFER,
+        Field(strict=True, ge=0, le=256, description="Pixels over which the edge of `mask` fades into the image."),
+    ] = 0
+    mask_padding: Annotated[
+        int | None,
+        MAY_DIFFER,
+        Field(
+            strict=True,
+            ge=0,
+            le=4096,
+            description="With `mask`: only its region and this many pixels around it are made, at the full size. "
+            "Unset: the whole image.",
+        ),
+    ] = None
     # Its forwards have a fixed number of rows.
     reproducible: Annotated[
         bool, MUST_MATCH, Field(strict=True, description="Identical bits whatever other jobs are in the batch.")

@@ -104,6 +104,9 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     pixels = given_or(request.width, spec.defaults.width) * given_or(request.height, spec.defaults.height)
     if pixels > limits.max_pixels:
         yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
+    for param in ("mask_blur", "mask_padding"):
+        if getattr(request, param) and request.mask is None:
+            yield InvalidRequest(f"{param} needs a mask", param=param)
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:

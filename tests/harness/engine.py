@@ -64,6 +64,7 @@ def a_job(name: str, image_count: int = 1, **fields: Any) -> Job:
         "seed": sum(name.encode()),
         "steps": 4,
         "guidance_scale": 4.0,
+        "keep_unmasked": False,  # as plain calls
     }
     if "strength" in fields:
         values["task"] = Task.IMAGE_TO_IMAGE

@@ -88,6 +88,7 @@ SECRET = "a webhook's URL can hold a secret; not shown"
 ENCODING = "for the encoder of the result, after the pipeline"
 QUEUE = "for the queue"
 MODULES = "changes the pipeline's modules, not its call: tests/integration/engine/lora/test_adapters.py"
+RESULT = "after the pipeline, or before it on its images: tests/unit/engine/pipelines/test_inpainting.py"
 SCHEDULER = "set on the pipeline: tests/integration/engine/test_schedulers.py"
 STEPS = "decides which forwards are skipped, not the call: tests/integration/engine/test_step_caching.py"
 PUT, PUT_2 = "https://bucket.example/a?signature=1", "https://bucket.example/b?signature=1"
@@ -170,6 +171,9 @@ ROWS: dict[str, Row] = {
     ),
     "images": same({"image": ["red", "blue"]}, {"images": ["red"], "task": "edit"}, images=["red", "blue"]),
     "mask": same({"mask_image": "black"}, INPAINT, mask="black"),
+    "keep_unmasked": same(RESULT, INPAINT, keep_unmasked=False),
+    "mask_blur": same(RESULT, INPAINT, mask_blur=4),
+    "mask_padding": same(RESULT, INPAINT, mask_padding=8),
     "last_image": same({"last_image": "blue"}, FILM | {"image": "red"}, last_image="blue"),
     "controls.id": of_controls("id", "depth", "chooses the control net"),
     "controls.image": Row(

@@ -17,6 +17,7 @@ from shared.job import FieldWarning, Job
 from shared.job_fields import CallFields, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
+from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Output, Pixels
@@ -221,13 +222,19 @@ def images_refused(job: Job, steps: StepCounter) -> Iterator[None]:
         raise UnusableInput(f"model {job.model!r} refuses the input image: {error}"[:500], param="image") from None
 
 
-def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:
-    """Call the pipeline and copy its output to the host: one image, the layers of one, or a video."""
+def make_results(pipeline: Pipeline, arguments: dict[str, Any], paste: Paste | None = None) -> list[Output]:
+    """Call the pipeline and copy its output to the host: one image, the layers of one, or a video.
+
+    A flagged image is not pasted: the safety checker has made it black.
+    """
     result = pipeline(**arguments)
     images = images_of(pipeline, arguments, result)
     if isinstance(images, torch.Tensor):
         return [Output(to_frames(images), audio=_audio(pipeline, result))]
-    return [Output(to_pixels(image), is_flagged(result)) for image in images]
+    pixels, flagged = [to_pixels(image) for image in images], is_flagged(result)
+    if paste is not None and not flagged:
+        pixels = [paste(image) for image in pixels]
+    return [Output(image, flagged) for image in pixels]
 
 
 def images_of(pipeline: Pipeline, arguments: dict[str, Any], result: Any) -> torch.Tensor | list[torch.Tensor]:

@@ -11,12 +11,10 @@ from PIL import Image, ImageFile, ImageOps
 from shared.errors import UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
+from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
 from worker.engine.protocol import InputFiles
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_HALF = 128
-"""Pipelines repaint where a mask has at least this level: they make it black and white."""
-
 _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 """Pillow's raw modes of PNGs whose samples it scales to 8 bits, but not their transparent colour."""
 
@@ -24,13 +22,14 @@ _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 @dataclass(frozen=True)
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
-    control images. `warnings` name those without effect."""
+    control images. `warnings` name those without effect; `paste` is for the results of inpainting."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
     last_image: Image.Image | None = None
     controls: tuple[Image.Image, ...] = ()
     warnings: tuple[FieldWarning, ...] = ()
+    paste: Paste | None = None
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
@@ -42,18 +41,34 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
         return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))
-    mask = None if files.mask is None else fit_mask(files.mask, width, height)
+    if files.mask is not None:
+        return _decode_inpainting(job, files, files.mask)
     return InputImages(
         images=tuple(fit_image(data, width, height) for data in files.images),
-        mask=mask,
         last_image=None if files.last_image is None else fit_image(files.last_image, width, height, "last_image"),
         controls=tuple(_control_image(data, at, job) for at, data in enumerate(files.controls)),
-        warnings=() if mask is None else _mask_warnings(mask),
+    )
+
+
+def _decode_inpainting(job: Job, files: InputFiles, mask_file: bytes) -> InputImages:
+    width, height = job.width, job.height
+    mask = fit_mask(mask_file, width, height)
+    region = None if job.mask_padding is None else crop_region(mask, job.mask_padding)
+    paste = None
+    if job.keep_unmasked or region is not None:
+        kept = mask if job.keep_unmasked else Image.new("L", mask.size, "white")
+        paste = paste_of(fit_image(files.images[0], width, height), kept, job.mask_blur, region)
+    return InputImages(
+        images=tuple(fit_image(data, width, height, region=region) for data in files.images),
+        mask=mask if region is None else fit_mask(mask_file, width, height, region),
+        controls=tuple(_control_image(data, at, job, region) for at, data in enumerate(files.controls)),
+        warnings=_mask_warnings(mask),
+        paste=paste,
     )
 
 
 def _mask_warnings(mask: Image.Image) -> tuple[FieldWarning, ...]:
-    if _repaints(mask):
+    if repaints(mask):
         return ()
     message = (
         "mask: repaints nothing: no part is white or transparent, as cropped to the job's size; "
@@ -62,40 +77,43 @@ def _mask_warnings(mask: Image.Image) -> tuple[FieldWarning, ...]:
     return (FieldWarning(param="mask", message=message),)
 
 
-def _control_image(data: bytes, at: int, job: Job) -> Image.Image:
+def _control_image(data: bytes, at: int, job: Job, region: Box | None = None) -> Image.Image:
     param = f"controls.{at}.image"
     if job.controls[at].kind == "controlnet":
-        return fit_image(data, job.width, job.height, param)
+        return fit_image(data, job.width, job.height, param, region)
     with _decoded(data, param) as image:  # an image encoder scales it
         return _opaque(image)
 
 
-def fit_image(data: bytes, width: int, height: int, param: str = "image") -> Image.Image:
-    """Decode an image, upright and opaque, scaled to cover `width` x `height` and cropped."""
+def fit_image(data: bytes, width: int, height: int, param: str = "image", region: Box | None = None) -> Image.Image:
+    """Decode an image, upright and opaque, scaled to cover `width` x `height` and cropped; `region`: only this part of
+    the result, at its size."""
     with _decoded(data, param) as image:
-        return ImageOps.fit(_opaque(image), (width, height), Image.Resampling.LANCZOS)
+        return _fit(_opaque(image), (width, height), Image.Resampling.LANCZOS, region)
 
 
-def fit_mask(data: bytes, width: int, height: int) -> Image.Image:
+def _fit(image: Image.Image, size: tuple[int, int], filter_: Image.Resampling, region: Box | None) -> Image.Image:
+    if region is None:
+        return ImageOps.fit(image, size, filter_)
+    return image.resize(size, filter_, box=source_box(image.size, size, region))
+
+
+def fit_mask(data: bytes, width: int, height: int, region: Box | None = None) -> Image.Image:
     """Decode a mask, cropped like `fit_image`. White is repainted.
 
     If any pixel is transparent, transparent areas are repainted instead, and colours do not count.
     """
     with _decoded(data, "mask") as image:
-        return ImageOps.fit(_mask_levels(image), (width, height), Image.Resampling.BILINEAR)
+        return _fit(_mask_levels(image), (width, height), Image.Resampling.BILINEAR, region)
 
 
 def _mask_levels(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         mask = ImageOps.invert(image.getchannel("A"))
-        if _repaints(mask):
+        if repaints(mask):
             return mask
     return image.convert("L")
-
-
-def _repaints(mask: Image.Image) -> bool:
-    return any(mask.histogram()[_HALF:])
 
 
 def scale_reference(data: bytes, size: tuple[int, int], *, keep_alpha: bool = False) -> Image.Image:

@@ -159,7 +159,7 @@ class LoadedModel:
             if job.previews and "callback_on_step_end" in call_parameters(pipeline):
                 arguments["callback_on_step_end"] = preview_callback(job, steps)
             with images_refused(job, steps):
-                return make_results(pipeline, arguments)
+                return make_results(pipeline, arguments, inputs.paste)
 
         return ImageTask(body, adapter_key(job.adapters), self.watch, self._step_cache(job, steps))
 

@@ -15,6 +15,7 @@ from diffusers import (
     SchedulerMixin,
     UniPCMultistepScheduler,
 )
+from harness.engine import DIFFUSERS_AND_NUMPY
 
 from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OPTIONS, misfit, predicts_flow
 from shared.config.scheduler_choices import SchedulerChoice, named_choice
@@ -159,6 +160,7 @@ def test_a_scheduler_has_the_options_of_the_choice(own: Any, choice: Any, made: 
         assert {option: config[option] for option in made} == made
 
 
+@pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 def test_every_name_that_people_use_makes_a_scheduler() -> None:
     """Of models that predict noise, and of those that predict a flow where there is one."""
     noise = DDIMScheduler(beta_schedule="scaled_linear")
