@@ -46,6 +46,7 @@ from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, 
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
+from worker.engine.pipelines.prompt_lengths import cut_prompts
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.protocol import Output
@@ -127,10 +128,12 @@ class LoadedModel:
     def _template_for(self, job: Job, nets: Sequence[Control]) -> Pipeline | None:
         return (self.controlled_templates if nets else self.templates).get(job.task)
 
-    def ignored_fields(self, job: Job) -> tuple[FieldWarning, ...]:
-        """Return warnings about fields of `job` that its pipeline does not use."""
+    def warnings(self, job: Job) -> tuple[FieldWarning, ...]:
+        """Return warnings about fields of `job`, and ends of its prompts, that its pipeline does not use."""
         template = self._template_for(job, _nets_of(job))
-        return () if template is None else ignored_fields(template, job, self.spec.defaults)
+        if template is None:
+            return ()
+        return *ignored_fields(template, job, self.spec.defaults), *cut_prompts(template, job)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         nets = _nets_of(job)

@@ -75,7 +75,7 @@ class EngineJob:
     def create_tasks(self, model: LoadedModel) -> None:
         """Create an image task for each image of the job, without starting it."""
         self._started_s = time.monotonic()
-        self._warnings += model.ignored_fields(self.job)
+        self._warnings += model.warnings(self.job)
         for warning in model.adapters.warnings(self.adapter):
             self._warnings += (FieldWarning(param="adapters", message=f"adapters: {warning}"),)
         for index in range(self.job.n):
