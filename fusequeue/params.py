@@ -89,6 +89,25 @@ class StepScheduleParams(TypedDict):
     of: NotRequired[Literal["output", "residual"]]
 
 
+class SchedulerOptionsParams(TypedDict, total=False):
+    """Options of a noise scheduler; `timesteps` or `sigmas` are the steps themselves, without the final 0."""
+
+    karras: bool
+    exponential: bool
+    beta: bool
+    sde: bool
+    shift: float | None
+    spacing: Literal["leading", "linspace", "trailing"] | None
+    timesteps: Sequence[float] | None
+    sigmas: Sequence[float] | None
+
+
+class SchedulerParams(SchedulerOptionsParams, total=False):
+    """A noise scheduler with options; without a name the model's own."""
+
+    name: str | None
+
+
 class JobParams(TypedDict, total=False):
     """Parameters of a job, as in `POST /v1/jobs`; None is the same as leaving one out."""
 
@@ -100,7 +119,8 @@ class JobParams(TypedDict, total=False):
     steps: int | None
     guidance_scale: float | None
     guidance_scale_2: float | None
-    scheduler: str | None
+    scheduler: str | SchedulerParams | None
+    scheduler_options: SchedulerOptionsParams | None
     prompt_2: str | None
     clip_skip: int | None
     max_sequence_length: int | None
@@ -115,6 +135,9 @@ class JobParams(TypedDict, total=False):
     last_image: ImageSource | None
     controls: Sequence[ControlParams] | None
     strength: float | None
+    keep_unmasked: bool | None
+    mask_blur: int | None
+    mask_padding: int | None
     frames: int | None
     fps: int | None
     layers: int | None

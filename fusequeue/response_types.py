@@ -150,6 +150,19 @@ class JobStepCache(Resource):
     of: SkipValidation[Literal["output", "residual"]]
 
 
+class JobSchedulerOptions(Resource):
+    """Options of the noise scheduler of a job."""
+
+    karras: bool = False
+    exponential: bool = False
+    beta: bool = False
+    sde: bool = False
+    shift: float | None = None
+    spacing: SkipValidation[Literal["leading", "linspace", "trailing"] | None] = None
+    timesteps: tuple[float, ...] | None = None
+    sigmas: tuple[float, ...] | None = None
+
+
 class Job(Resource):
     """A job: its request, state and results."""
 
@@ -171,6 +184,7 @@ class Job(Resource):
     guidance_scale: float
     guidance_scale_2: float | None = None
     scheduler: str | None = None
+    scheduler_options: JobSchedulerOptions | None = None
     prompt_2: str | None = None
     clip_skip: int | None = None
     max_sequence_length: int | None = None
@@ -184,6 +198,9 @@ class Job(Resource):
     last_image: InputImage | None = None
     controls: tuple[JobControl, ...] = ()
     strength: float | None = None
+    keep_unmasked: bool = True
+    mask_blur: int = 0
+    mask_padding: int | None = None
     reproducible: bool = False
     output_format: SkipValidation[FormatName] = "png"
     output_quality: int = 90

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, SkipValidation
 
@@ -21,6 +21,7 @@ class Defaults(Resource):
     strength: float
     negative_prompt: str = ""
     guidance_scale_2: float | None = None
+    scheduler: str | dict[str, Any] | None = None
     frames: int | None = None
     fps: int = 24
     layers: int = 0

@@ -25,7 +25,7 @@ from fusequeue import params, service
 from fusequeue.resources.batches import BatchEndpoint, BatchState
 from fusequeue.resources.webhooks import DeliveryState
 from shared import webhooks
-from shared.config import adapters, controls, destinations, models_file, step_schedules
+from shared.config import adapters, controls, destinations, models_file, scheduler_choices, step_schedules
 from shared.job import Phase, State
 from shared.job_fields import OutputFormat, Priority, Task
 from shared.queue import records
@@ -49,6 +49,8 @@ def values(literal: Any) -> set[str]:
         (params.ControlParams, controls.ControlChoice),
         (params.OutputParams, destinations.DestinationChoice),
         (params.StepScheduleParams, step_schedules.StepSchedule),
+        (params.SchedulerParams, scheduler_choices.SchedulerChoice),
+        (params.SchedulerOptionsParams, scheduler_choices.SchedulerOptions),
         (fusequeue.JobFilters, ServiceFilters),
         (fusequeue.LetterFilters, ServiceLetterFilters),
     ],
