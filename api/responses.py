@@ -75,7 +75,7 @@ class QueuePositions:
             return None
         workers = await self._live_workers()
         served = any(worker.serves(model) for worker in workers)
-        reason = queue_reason(position, model, workers)
+        reason = queue_reason(position.reason, model, workers)
         return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
 
     def keep(self, job_id: str, position: QueuePosition | None) -> None:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.jobs.queue_reason import QueueReason
 from shared.config.adapters import Adapter
 from shared.config.destinations import Destination
 from shared.job import (
@@ -20,6 +19,7 @@ from shared.job import (
     State,
 )
 from shared.job_fields import CallFields, ChosenFields, PipelineFields, ServiceFields
+from shared.queue.order.position import QueueReason
 
 
 class ProgressObject(BaseModel):

@@ -2,6 +2,7 @@
 
 from shared.queue.client import QueueClient
 from shared.queue.events import EventFeed
+from shared.queue.order.position import QueuePosition
 from shared.queue.queue import Queue
 from shared.queue.records import (
     Claim,
@@ -13,7 +14,6 @@ from shared.queue.records import (
     ProgressReport,
     QueueDepth,
     QueueLoad,
-    QueuePosition,
     Submission,
     SubmitResult,
     UnavailableModel,

@@ -17,8 +17,10 @@ from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.retention import EndedJob
+from shared.queue.order.facts import place_facts
+from shared.queue.order.position import QueuePosition, queue_position
 from shared.queue.quotas import input_size, quota_exceeded
-from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, record, start_after
+from shared.queue.records import Submission, SubmitResult, page_after, record, start_after
 from shared.queue.script_arguments import SubmitArgs
 from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
@@ -122,7 +124,7 @@ class Jobs(QueueComponent):
         Beyond 32 jobs ahead in its lane, canceled ones count until the lane reaches them. `eta_s` assumes the
         signature's recent rate of completions; None when no job has ended within the hour.
         """
-        return _position(await self._scripts.queue_position(job_id))
+        return _position(await self._scripts.read_place(job_id))
 
     async def page(
         self,
@@ -290,19 +292,10 @@ def _input(encoded: str | None) -> InputRef | None:
         return None
 
 
-def _position(reply: Sequence[int]) -> QueuePosition | None:
+def _position(reply: str) -> QueuePosition | None:
     """Return the position in a script's reply; None of a job that is not queued."""
-    if not reply:
-        return None
-    position, eta_ms, ready, limited, solo, paused = reply
-    return QueuePosition(
-        position=position,
-        eta_s=None if eta_ms < 0 else eta_ms / 1000,
-        ready=bool(ready),
-        limited=bool(limited),
-        must_run_solo=bool(solo),
-        paused=bool(paused),
-    )
+    facts = place_facts(reply)
+    return None if facts is None else queue_position(facts)
 
 
 def _submit_args(submission: Submission, process: str) -> SubmitArgs:

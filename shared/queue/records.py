@@ -21,6 +21,7 @@ from shared.job import (
     decode,
 )
 from shared.job_fields import Priority
+from shared.queue.order.position import QueuePosition
 from shared.runtime.clock import id_time_ms
 
 ARTIFACTS = TypeAdapter(tuple[Artifact, ...])
@@ -87,22 +88,6 @@ class Renewal:
 
     lost: frozenset[str]
     cancel: frozenset[str]
-
-
-@dataclass(frozen=True)
-class QueuePosition:
-    """Position of a queued job among its signature's jobs, 0 is next; `eta_s` until its end, None if unknown.
-
-    `ready`: its signature may start now. `limited`: its tenant's running slots are used up. `paused`:
-    by an operator.
-    """
-
-    position: int
-    eta_s: float | None
-    ready: bool = field(default=True, compare=False)
-    limited: bool = field(default=False, compare=False)
-    must_run_solo: bool = field(default=False, compare=False)
-    paused: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the order is decided from: the rows that the scripts `read_order` and `read_lanes` return."""
+"""What the order is decided from: what the scripts `read_order`, `read_lanes` and `read_place` return."""
 
 from __future__ import annotations
 
@@ -68,6 +68,10 @@ class QueueFacts(NamedTuple):
     urgent: Sequence[UrgentJob]
 
 
+Place = Literal["lane", "front", "solo", "dated"]
+"""Where a queued job is: in its lane's stream, or outside of it: returned, lost, or with a deadline."""
+
+
 class QueuedJob(NamedTuple):
     """A queued job as it was read. `since_ms` is its arrival, `passed_ms` when it was first skipped.
 
@@ -77,7 +81,7 @@ class QueuedJob(NamedTuple):
 
     id: str
     epoch: int
-    place: Literal["lane", "front", "solo", "dated"]
+    place: Place
     slots: int
     since_ms: float
     start_by: int | None
@@ -132,6 +136,34 @@ class SignatureQueue(NamedTuple):
     has_more: bool
 
 
+class PlaceFacts(NamedTuple):
+    """A queued job, and what is queued before it and beside it.
+
+    Of its signature: `jobs` by rank, how many are `running`, and the mean time between completions (`gap_ms`). Of its
+    rank in it: when it is ready, `lost` jobs, `tenants` with jobs, and how many of these have used less. Of its lane:
+    `returned` jobs with those that have a deadline, and jobs `in_stream`. `before` are those in its own place, where
+    lost ones count together: far ones in a stream also if they were removed meanwhile.
+    """
+
+    id: str
+    place: Place
+    rank: int
+    slots: int
+    now_ms: float
+    limit: Limit
+    model_paused: bool
+    jobs: Sequence[int]
+    running: int
+    ready_ms: float | None
+    gap_ms: float | None
+    lost: int
+    returned: int
+    in_stream: int
+    before: int
+    tenants: int
+    less_served: int
+
+
 def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
     """Return the facts of a reply of `read_order`."""
     return QueueFacts(
@@ -154,8 +186,8 @@ def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
 
 
 def _tenant(row: Sequence[Any]) -> TenantFacts:
-    name, usage, most, used, paused, signatures = row
-    return TenantFacts(name, usage, Limit(most, used, paused), [SignatureFacts(*one) for one in signatures or ()])
+    name, usage, limit, signatures = row
+    return TenantFacts(name, usage, _limit(limit), [SignatureFacts(*one) for one in signatures or ()])
 
 
 def signature_queue(signature: str, text: str) -> SignatureQueue | None:
@@ -201,3 +233,11 @@ def _lane(row: Sequence[Any], now_ms: int) -> LaneFacts:
     rank, tenant, usage, limit, start_by, returned, more, stream = row
     first, rest = ([_job(one, now_ms) for one in rows or ()] for rows in (returned, stream))
     return LaneFacts(rank, tenant, usage, _limit(limit), start_by, first, more, rest)
+
+
+def place_facts(text: str) -> PlaceFacts | None:
+    """Return the facts of a reply of `read_place`; None of a job that is not queued."""
+    if not text:
+        return None
+    wire = json.loads(text)
+    return PlaceFacts(**{**wire, "limit": _limit(wire["limit"])})

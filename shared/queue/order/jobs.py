@@ -261,8 +261,7 @@ class JobSelection:
 
         When it is overdue, the slots that become free are kept for it: otherwise it would never start.
         """
-        reserved = limit.reserved is not None and limit.reserved.holds_back(job.id, rank)
-        if reserved or not limit.allows(1, self._claimed[job.tenant]):
+        if limit.holds_back(job.id, rank) or not limit.allows(1, self._claimed[job.tenant]):
             return False
         if self._is_overdue(job):
             self._block(Blocked(job.tenant, self.queue.model, rank, job.slots, job.id))

@@ -35,6 +35,10 @@ class Limit(NamedTuple):
     paused: bool
     reserved: Reservation | None = None
 
+    def holds_back(self, job_id: str, rank: int) -> bool:
+        """Return whether a job waits for the one that slots are kept for."""
+        return self.reserved is not None and self.reserved.holds_back(job_id, rank)
+
     def allows(self, slots: int, claimed: int = 0) -> bool:
         """Return whether the tenant can have `slots` more beside those that are claimed now.
 

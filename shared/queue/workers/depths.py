@@ -11,6 +11,7 @@ from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.pauses import PauseControls, Pauses
+from shared.queue.order.position import expected_s
 from shared.queue.records import RANKS, ModelDepth, QueueDepth
 from shared.queue.redis_keys import RANK_SPAN
 
@@ -157,7 +158,7 @@ def _depth(
         slots=counts.slots,
         running_jobs=counts.running,
         oldest_age_ms=_age_ms([*others, *bulk], moment.now_ms),
-        eta_s=None if gap is None else -(-float(gap) // 1) * jobs / 1000,
+        eta_s=expected_s(None if gap is None else float(gap), jobs),
         waiting_ms=_age_ms(free, moment.now_ms),
         bulk_age_ms=_age_ms(bulk, moment.now_ms),
         paused=paused,

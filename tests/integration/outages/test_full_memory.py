@@ -140,7 +140,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "admit": ("default", 60),
         "cancel_jobs": (queued,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
-        "queue_position": (queued,),
+        "read_place": (queued,),
         "reclaim": (10, 1, 0, 0),
         "give_up": ("w1", None, job, epoch),
         "read_order": ("w2", "token", "", 0, True, *models),
@@ -169,7 +169,7 @@ REFUSED = {
     "submit",
     "transact",  # unless its caller says so, as those of `OPERATIONS`
 }
-READ_ONLY = {"queue_position", "read_replies"}
+READ_ONLY = {"read_place", "read_replies"}
 
 
 def recount(queue: Queue) -> Recount:

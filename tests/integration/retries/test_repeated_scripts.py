@@ -111,7 +111,7 @@ def case(*scripts: str) -> Callable[[Case], Case]:
     return add
 
 
-@case("submit", "queue_position", "cancel_jobs", "transact")
+@case("submit", "read_place", "cancel_jobs", "transact")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
     await queue.jobs.position(two)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import claim, end, put, state_of
 
-from api.jobs.queue_reason import QueueReason, queue_reason
+from api.jobs.queue_reason import queue_reason
 from shared.autoscaling import Backlog, Fleet, Targets, wanted_workers
 from shared.errors import Conflict
 from shared.job import State
@@ -15,6 +15,7 @@ from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance import pauses
 from shared.queue.maintenance.pauses import Pause, PauseKind
+from shared.queue.order.position import QueueReason
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -37,8 +38,7 @@ async def test_nothing_of_a_paused_tenant_or_model_starts(queue: Queue, make_sub
         assert await claim(queue) == [], kind
         position = await queue.jobs.position(first)
         assert position is not None
-        assert position.paused
-        assert queue_reason(position, "demo", []) is QueueReason.PAUSED
+        assert queue_reason(position.reason, "demo", []) is QueueReason.PAUSED
         assert await queue.pauses.end(kind, name)
         (one,) = await claim(queue)
         assert one.job.id == first

@@ -1,14 +1,13 @@
-"""Why a queued job waits, from its position and the live workers."""
+"""Why a queued job waits, from its place in the queue and the live workers."""
 
 from __future__ import annotations
 
 import pytest
 
-from api.jobs.queue_reason import QueueReason, queue_reason
-from shared.queue import QueuePosition, UnavailableModel, WorkerInfo
+from api.jobs.queue_reason import queue_reason
+from shared.queue import UnavailableModel, WorkerInfo
+from shared.queue.order.position import QueueReason
 
-NEXT = QueuePosition(0, None)
-FIFTH = QueuePosition(5, 60.0)
 READY = WorkerInfo("w1", ("demo",), loaded=("demo",))
 OTHER_MODEL = WorkerInfo("w2", ("other",), loaded=("other",))
 STARTING = WorkerInfo("w3", ("demo",), state="starting")
@@ -20,23 +19,26 @@ SERVES_OTHERS = WorkerInfo("w7", ("demo", "other"), unavailable=HUB_IS_AWAY)
 
 
 @pytest.mark.parametrize(
-    ("workers", "position", "reason"),
+    ("workers", "in_queue", "reason"),
     [
-        ((), NEXT, "no_worker"),
-        ((OTHER_MODEL,), NEXT, "no_worker"),
-        ((STARTING, OTHER_MODEL), FIFTH, "worker_starting"),
-        ((STARTING, UNAVAILABLE, DRAINING), FIFTH, "worker_starting"),
-        ((UNAVAILABLE, DRAINING), NEXT, "model_unavailable"),
-        ((SERVES_OTHERS,), NEXT, "model_unavailable"),
-        ((DRAINING, OTHER_MODEL), FIFTH, "workers_draining"),
-        ((READY,), QueuePosition(0, None, limited=True), "tenant_limit"),
-        ((), QueuePosition(0, None, limited=True), "no_worker"),
-        ((READY,), QueuePosition(1, None, ready=False), "batch_mates"),
-        ((NOT_LOADED, OTHER_MODEL), FIFTH, "model_loading"),
-        ((NOT_LOADED, READY), FIFTH, "jobs_ahead"),
-        ((READY,), QueuePosition(0, None, must_run_solo=True), "idle_worker"),
-        ((READY, DRAINING, UNAVAILABLE), NEXT, "next"),
+        ((), "next", "no_worker"),
+        ((OTHER_MODEL,), "next", "no_worker"),
+        ((STARTING, OTHER_MODEL), "jobs_ahead", "worker_starting"),
+        ((STARTING, UNAVAILABLE, DRAINING), "jobs_ahead", "worker_starting"),
+        ((UNAVAILABLE, DRAINING), "next", "model_unavailable"),
+        ((SERVES_OTHERS,), "next", "model_unavailable"),
+        ((DRAINING, OTHER_MODEL), "jobs_ahead", "workers_draining"),
+        ((READY,), "tenant_limit", "tenant_limit"),
+        ((), "tenant_limit", "no_worker"),
+        ((READY,), "batch_mates", "batch_mates"),
+        ((NOT_LOADED, OTHER_MODEL), "jobs_ahead", "model_loading"),
+        ((NOT_LOADED, READY), "jobs_ahead", "jobs_ahead"),
+        ((READY,), "idle_worker", "idle_worker"),
+        ((NOT_LOADED,), "idle_worker", "model_loading"),
+        ((NOT_LOADED,), "batch_mates", "batch_mates"),
+        ((), "paused", "paused"),
+        ((READY, DRAINING, UNAVAILABLE), "next", "next"),
     ],
 )
-def test_the_first_reason_that_applies(workers: tuple[WorkerInfo, ...], position: QueuePosition, reason: str) -> None:
-    assert queue_reason(position, "demo", workers) == QueueReason(reason)
+def test_the_first_reason_that_applies(workers: tuple[WorkerInfo, ...], in_queue: str, reason: str) -> None:
+    assert queue_reason(QueueReason(in_queue), "demo", workers) == QueueReason(reason)

@@ -1,4 +1,4 @@
--- NEEDS dead_letters claim_job dated latest_start pauses queue tenants
+-- NEEDS dead_letters claim_job dated latest_start queue tenants
 -- RUNS when Redis is full
 -- Read what decides which jobs of a signature a worker claims. Entries and rows without a queued job are removed.
 -- args     worker, signature, slots, lowest_rank, page, tenant
@@ -24,14 +24,6 @@ if not model then return '{}' end
 local limits = {}
 -- The first page has about as many tenants as can start jobs; behind it are others only if none of them can.
 local first_page = math.min(TENANTS, slots + MORE_TENANTS)
-
--- The row of a tenant's limit, as `Limit`.
-local function limit_of(tenant)
-  local limit = limits[tenant] or {most = 0, used = 0}
-  local reserved = limit.reserved
-  return {limit.most, limit.used, pauses.has_tenant(tenant),
-    reserved and {reserved.id, reserved.rank, reserved.slots} or cjson.null}
-end
 
 -- The fields of a job that decide whether it is claimed; nil if it is gone.
 local function load(id)
@@ -135,7 +127,7 @@ local function lanes_of(rank)
       returned, more_returned = returned_jobs(rank, tenant, each)
       stream = stream_jobs(rank, tenant, each)
     end
-    table.insert(out, {rank, tenant, row.usage, limit_of(tenant),
+    table.insert(out, {rank, tenant, row.usage, quota.row(limits, tenant),
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
       returned, more_returned, stream})
   end
@@ -156,7 +148,7 @@ local function lost_of(rank)
   end
   quota.learn(limits, names)
   for _, row in ipairs(jobs) do
-    table.insert(out, {rank, row[2].tenant, tenants.usage_of(row[2].tenant) or 0, limit_of(row[2].tenant),
+    table.insert(out, {rank, row[2].tenant, tenants.usage_of(row[2].tenant) or 0, quota.row(limits, row[2].tenant),
       row_of(row[1], row[2], tonumber(row[2].returned) or now)})
   end
   return out, #ids == LOST

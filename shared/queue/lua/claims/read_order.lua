@@ -51,13 +51,12 @@ local function tenants_of(model, rank)
   for at, row in ipairs(rows) do names[at] = row.tenant end
   quota.learn(limits, names)
   for _, row in ipairs(rows) do
-    local limit, signatures = limits[row.tenant], {}
+    local signatures = {}
     if left > 0 and quota.allows(limits, row.tenant, 1) then
       signatures = signatures_of(row.tenant, model, rank)
       for _, one in ipairs(signatures) do if one[2] <= now then left = left - 1 end end
     end
-    table.insert(out, {row.tenant, row.usage, limit and limit.most or 0, limit and limit.used or 0,
-      pauses.has_tenant(row.tenant), signatures})
+    table.insert(out, {row.tenant, row.usage, quota.row(limits, row.tenant), signatures})
   end
   return out
 end

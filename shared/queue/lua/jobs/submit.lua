@@ -1,11 +1,11 @@
--- NEEDS events inputs position footprint latest_start
+-- NEEDS events inputs place footprint latest_start
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
---          `positions`: return those of the jobs, and their deadlines. Of each job `input` is the ids of images and
---          adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
+--          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
+--          and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
 --          `sync_call`: 'digest process' of a request that waits for the job
--- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota', job id | ms until a retry | name of
---          the quota that is used up, position of a job that is 'ok' | nil, its deadline | nil}
+-- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
+--          ms until a retry}, or {'quota', name of the one that is used up}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
 local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
   {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
@@ -200,6 +200,6 @@ for _, job in ipairs(arrivals) do
 end
 if wake then queue.wake() end
 for _, reply in ipairs(args.positions and out or {}) do
-  if reply[1] == 'ok' then reply[3], reply[4] = position.of(reply[2]), deadlines[reply[2]] end
+  if reply[1] == 'ok' then reply[3], reply[4] = place.of(reply[2]), deadlines[reply[2]] end
 end
 return out

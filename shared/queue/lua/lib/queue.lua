@@ -205,17 +205,12 @@ function queue.append(id, job, entry)
   return redis.pcall('XADD', lane, entry, 'job', id, 'slots', job.slots, 'number', queue.last_number(lane) + 1)
 end
 
--- The set of a signature that has a job outside its lane's stream.
-function queue.set_of(job)
-  if job.src == 'solo' then return key.solo(job.sig) end
-  return job.src == 'dated' and key.dated(job.sig) or key.front(job.sig)
-end
-
 -- Add a returned job (released, skipped or lost) or a dated one to the front of its signature and of its lane.
 function queue.add_returned(id, job, arrived)
-  local order = job.src == 'dated' and job.start_by or arrived
-  local kind = job.src == 'solo' and 2 or job.src == 'dated' and 1 or 0
-  redis.call('ZADD', queue.set_of(job), queue.score(job.rank, order), id)
+  local set, kind, order = key.front(job.sig), 0, arrived
+  if job.src == 'dated' then set, kind, order = key.dated(job.sig), 1, job.start_by end
+  if job.src == 'solo' then set, kind = key.solo(job.sig), 2 end
+  redis.call('ZADD', set, queue.score(job.rank, order), id)
   redis.call('ZADD', key.returned(job.sig, job.rank, job.tenant), queue.score(kind, order), id)
 end
 

@@ -214,6 +214,15 @@ function quota.allows(limits, tenant, slots, id, rank)
   return not own or own.used <= 0 or own.used + slots <= own.most
 end
 
+-- The row of a tenant's limit, as `Limit` in `shared/queue/order/policies.py`.
+function quota.row(limits, tenant)
+  quota.learn(limits, {tenant})
+  local limit = limits[tenant] or {most = 0, used = 0}
+  local reserved = limit.reserved
+  return {limit.most, limit.used, pauses.has_tenant(tenant),
+    reserved and {reserved.id, reserved.rank, reserved.slots} or cjson.null}
+end
+
 -- Count the slots of a claimed job.
 function quota.use(limits, tenant, slots, id)
   local own = limits[tenant]

@@ -1,0 +1,49 @@
+-- NEEDS queue
+-- Part of the scripts that return what decides the positions of queued jobs: `shared/queue/order/position.py` decides.
+
+local place = {}
+local NEAR = 32 -- entries
+local FACTS = {'state', 'sig', 'rank', 'tenant', 'src', 'entry', 'slots'}
+
+local function number_of(lane, first, last)
+  return tonumber(queue.value_of(redis.call('XRANGE', lane, first, last, 'COUNT', 1)[1], 'number'))
+end
+
+-- Entries before one of a stream. Far ones are not read: the difference of their numbers counts removed ones, too.
+local function before_entry(lane, entry)
+  if (entry or '') == '' then return 0 end
+  local first, own = number_of(lane, '-', '+'), number_of(lane, entry, entry)
+  if first and own and own - first > NEAR then return own - first end
+  return math.max(0, #redis.call('XRANGE', lane, '-', entry, 'COUNT', NEAR + 1) - 1)
+end
+
+-- Jobs before one in a set by priority, of its rank.
+local function before_of_rank(name, rank, id)
+  return math.max(0, (redis.call('ZRANK', name, id) or 0) - redis.call('ZCOUNT', name, '-inf', '(' .. queue.score(rank, 0)))
+end
+
+-- The facts of a job as JSON of `PlaceFacts` in `shared/queue/order/facts.py`; '' if it is not queued.
+function place.of(id)
+  local values, job = redis.call('HMGET', key.job(id), unpack(FACTS)), {}
+  for at, name in ipairs(FACTS) do job[name] = values[at] end
+  if job.state ~= 'queued' then return '' end
+  local sig, rank, tenant, src = job.sig, tonumber(job.rank), job.tenant, job.src or 'front'
+  local lane, returned = key.lane(sig, rank, tenant), key.returned(sig, rank, tenant)
+  local state = redis.call('HMGET', key.signature(sig), 'model', 'running', 'jobs:0', 'jobs:1', 'jobs:2')
+  for at = 2, 5 do state[at] = math.max(0, tonumber(state[at] or 0) or 0) end
+  local order, before = key.lane_order(sig, rank), nil
+  if src == 'lane' then
+    before = before_entry(lane, job.entry)
+  elseif src == 'solo' then
+    before = before_of_rank(key.solo(sig), rank, id)
+  else
+    before = redis.call('ZRANK', returned, id) or 0
+  end
+  return cjson.encode({now_ms = clock_ms(), id = id, place = src, rank = rank, slots = tonumber(job.slots),
+    model_paused = pauses.has_model(state[1] or ''), limit = quota.row({}, tenant), jobs = {state[3], state[4], state[5]},
+    running = state[2], ready_ms = tonumber(redis.call('ZSCORE', key.ready(state[1] or '', rank), sig) or nil) or cjson.null,
+    gap_ms = tonumber(redis.call('HGET', key.arrivals(sig), 'done_gap') or nil) or cjson.null,
+    lost = redis.call('ZCOUNT', key.solo(sig), queue.score(rank, 0), '(' .. queue.score(rank + 1, 0)),
+    returned = redis.call('ZCOUNT', returned, '-inf', '(' .. queue.score(2, 0)), in_stream = redis.call('XLEN', lane),
+    before = before, tenants = redis.call('ZCARD', order), less_served = redis.call('ZRANK', order, tenant) or 0})
+end
