@@ -19,7 +19,7 @@ from shared.queue.connections.errors import translated
 from shared.queue.maintenance.retention import EndedJob
 from shared.queue.order.facts import place_facts
 from shared.queue.order.position import QueuePosition, queue_position
-from shared.queue.quotas import input_size, quota_exceeded
+from shared.queue.quotas import full_queue_retry_s, input_size, quota_exceeded
 from shared.queue.records import Submission, SubmitResult, page_after, record, start_after
 from shared.queue.script_arguments import SubmitArgs
 from shared.queue.transactions import Transaction
@@ -106,9 +106,8 @@ class Jobs(QueueComponent):
         if code == "quota":
             return quota_exceeded(submission.job.tenant, detail)
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
-        return QueueFull(
-            f"queue full: {scope} has the maximum of queued jobs; retry later", retry_after_s=-(-int(detail) // 1000)
-        )
+        message = f"queue full: {scope} has the maximum of queued jobs; retry later"
+        return QueueFull(message, retry_after_s=full_queue_retry_s(int(detail), float(reply[2]) if reply[2] else None))
 
     async def get(self, job_id: str) -> JobRecord | None:
         """Return a job's record."""

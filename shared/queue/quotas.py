@@ -1,11 +1,15 @@
-"""Quotas of tenants: the sizes that count, and the error when one is used up."""
+"""Quotas of tenants: the sizes that count, the error when one is used up, and when a full queue has room."""
 
+import math
 from collections.abc import Sequence
 
 from shared.errors import QuotaExceeded
 from shared.runtime import metrics
 
 QUOTA_RETRY_S = 60
+UNKNOWN_RETRY_S, MAX_RETRY_S = 5, 60
+"""When to submit again to a full queue: while no job has ended within the hour, and at most."""
+
 PART_RECORD_BYTES = 150
 """What the part of a file costs Redis besides its text; items as in `footprint.lua`."""
 
@@ -24,6 +28,13 @@ def quota_exceeded(tenant: str, quota: str) -> QuotaExceeded:
     metrics.quota_refusals.labels(quota).inc()
     message = f"quota of tenant {tenant!r} is used up: {quota}; {_FREED_BY[quota]}"
     return QuotaExceeded(message, quota=quota, retry_after_s=QUOTA_RETRY_S)
+
+
+def full_queue_retry_s(limit: int, gap_ms: float | None) -> int:
+    """Return when a hundredth of `limit` queued jobs has ended, one each `gap_ms`; None is unknown."""
+    if gap_ms is None:
+        return UNKNOWN_RETRY_S
+    return math.ceil(min(MAX_RETRY_S, max(1.0, gap_ms * limit / 100_000)))
 
 
 def adapter_size(stored_bytes: int, objects: int) -> str:

@@ -119,6 +119,12 @@ async def test_a_full_queue_gives_a_retry_time(queue_with: Callable[..., Queue],
     assert [type(outcome) for outcome in outcomes] == [SubmitResult, SubmitResult, QueueFull]
     assert isinstance(outcomes[2], QueueFull)
     assert 1 <= outcomes[2].retry_after_s <= 60
+    completions = queue.client.redis_keys.completions
+    await queue.client.redis.hset(completions, "done_gap", "1000000.5")
+    await queue.client.redis.expire(completions, 60)
+    (refused,) = await queue.jobs.submit([make_submission()])
+    assert isinstance(refused, QueueFull)
+    assert refused.retry_after_s == 21
     await claim(queue, 1)
     await put(queue, make_submission())
 

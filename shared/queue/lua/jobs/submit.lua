@@ -5,7 +5,7 @@
 --          and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
 --          `sync_call`: 'digest process' of a request that waits for the job
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
---          ms until a retry}, or {'quota', name of the one that is used up}
+--          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', name of the one that is used up}
 -- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
 local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
   {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
@@ -56,12 +56,8 @@ local function exceeded_quota(job, has_key)
   for at, number in ipairs(more) do kept_more[tenant][at] = kept_more[tenant][at] + number end
 end
 
--- Time until a hundredth of a full queue has ended, at the recent rate.
-local function retry_ms(limit)
-  local gap = tonumber(redis.call('HGET', key.completions, 'done_gap') or nil)
-  if not gap then return 5000 end
-  return math.ceil(math.min(60000, math.max(1000, gap * limit / 100)))
-end
+-- The reply to a job that exceeds a limit of queued jobs.
+local function full(code, limit) return {code, limit, redis.call('HGET', key.completions, 'done_gap') or ''} end
 
 -- Milliseconds from the id of a stream entry, with a fraction that orders the jobs of one millisecond by the number in the id.
 -- Numbers are 0.002 ms apart: a score in front:<sig> is above 2^43 in bulk, where a double has steps of 2^-9 ms. From
@@ -155,8 +151,8 @@ local function submit(job)
       if known_id then return {known_print == fingerprint and 'replayed' or 'mismatch', known_id} end
     end
   end
-  if has_its_share(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
-  if total >= conf.max_queued_jobs then return {'full', retry_ms(conf.max_queued_jobs)} end
+  if has_its_share(job.tenant) then return full('tenant_full', limit_of(job.tenant)) end
+  if total >= conf.max_queued_jobs then return full('full', conf.max_queued_jobs) end
   job.size = footprint.of_job(#job.wire, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota} end
