@@ -14,5 +14,5 @@ for _, claim in ipairs(args.claims) do
   end
 end
 for sig in pairs(touched) do queue.refresh(sig, now) end
-if count > 0 then queue.wake() end
+if count > 0 then wakeups.wake_noted() end
 return count

@@ -7,22 +7,15 @@ local PLACED_FIRST = 10000000000000
 local OLDEST_READ = 4
 local LEAD_MS = 1000 -- of a start before the latest one
 
--- The first `count` dated jobs of a signature and priority: id, start_by, id, start_by, ...
-function dated.first(sig, rank, count)
-  local rows = redis.call('ZRANGEBYSCORE', key.dated(sig), whole(rank * SPAN), '(' .. whole((rank + 1) * SPAN), 'WITHSCORES',
-    'LIMIT', 0, count)
-  for at = 2, #rows, 2 do rows[at] = tonumber(rows[at]) - rank * SPAN end
-  return rows
-end
-
 -- When the dated jobs of a signature and priority make it ready: arrival of about the oldest, and the least latest start
 -- with a lead; nil without any.
 function dated.facts(sig, rank)
-  local rows, oldest = dated.first(sig, rank, OLDEST_READ), math.huge
+  local rows, oldest = redis.call('ZRANGEBYSCORE', key.dated(sig), whole(rank * SPAN), '(' .. whole((rank + 1) * SPAN),
+    'WITHSCORES', 'LIMIT', 0, OLDEST_READ), math.huge
   for at = 1, #rows, 2 do
     oldest = math.min(oldest, tonumber(redis.call('HGET', key.job(rows[at]), 'arrived') or nil) or 0)
   end
-  if rows[1] then return {oldest = oldest, start_by = rows[2] - LEAD_MS} end
+  if rows[1] then return {oldest = oldest, start_by = tonumber(rows[2]) - rank * SPAN - LEAD_MS} end
 end
 
 -- The first dated job of a lane, and its latest start; nil without one.

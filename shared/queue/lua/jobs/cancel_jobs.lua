@@ -19,5 +19,5 @@ end
 
 for at, id in ipairs(args.job_ids) do states[at] = cancel(id) end
 lane_changes.write(now)
-if resumed then queue.wake() end
+if resumed then wakeups.wake_noted() end
 return states

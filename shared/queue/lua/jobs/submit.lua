@@ -194,7 +194,7 @@ local wake = false
 for _, job in ipairs(arrivals) do
   wake = queue.refresh(job.sig, now, true) and free[job.sig] or wake
 end
-if wake then queue.wake() end
+if wake then wakeups.wake_noted() end
 for _, reply in ipairs(args.positions and out or {}) do
   if reply[1] == 'ok' then reply[3], reply[4] = place.of(reply[2]), deadlines[reply[2]] end
 end

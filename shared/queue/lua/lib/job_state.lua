@@ -69,7 +69,7 @@ function job_state.leave_queue(id, job)
   queue.remove(id, job)
   queue.update_lane(job)
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
-  if tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) then queue.wake() end
+  if tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) then wakeups.wake_noted() end
 end
 
 -- End a queued job that can no longer meet its deadline.

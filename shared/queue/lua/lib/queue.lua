@@ -53,7 +53,7 @@ end
 function queue.count_running(tenant, slots)
   if recount.in_progress() then recount.note('running|' .. tenant, slots) end
   if redis.call('HINCRBY', key.running_slots, tenant, slots) <= 0 then redis.call('HDEL', key.running_slots, tenant) end
-  if slots < 0 and tenants.resume(tenant) then queue.wake() end
+  if slots < 0 and tenants.resume(tenant) then wakeups.wake_noted() end
 end
 
 -- Add many members to a sorted set. rows: score, member, score, member, ...
@@ -176,9 +176,6 @@ function queue.refresh(sig, now, arrived)
   if wake or (jobs > 0 and not arrived) then wakeups.note(sig) end
   return wake
 end
-
--- Wake a worker for each signature that `refresh` found to have new jobs.
-function queue.wake() wakeups.wake_noted() end
 
 -- Remove an entry from its lane.
 function queue.remove_entry(lane, entry)

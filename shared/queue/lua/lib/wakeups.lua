@@ -66,6 +66,7 @@ end
 -- Note a signature with queued jobs, for `wake_noted`.
 function wakeups.note(sig) noted[sig] = true end
 
+-- Wake a worker for each noted signature.
 function wakeups.wake_noted()
   for sig in pairs(noted) do wakeups.wake(sig, 0) end
   noted = {}

@@ -27,5 +27,5 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(args.b
   end
 end
 for sig in pairs(touched) do queue.refresh(sig, now) end
-if out[1] then queue.wake() end
+if out[1] then wakeups.wake_noted() end
 return out

@@ -106,5 +106,5 @@ for _, write in ipairs(cjson.decode(args.writes)) do
   if call then call(unpack(write, 2)) else redis.call(unpack(write)) end
 end
 lane_changes.write(now)
-queue.wake()
+wakeups.wake_noted()
 return 'ok'
