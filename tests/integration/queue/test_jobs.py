@@ -176,6 +176,21 @@ async def test_places_of_jobs_that_came_back(queue: Queue, make_submission: Make
     assert places == [QueuePosition(1, None), QueuePosition(0, None), QueuePosition(2, None), QueuePosition(3, None)]
 
 
+async def test_jobs_of_others_that_came_back_have_the_turns_of_their_tenant(
+    queue: Queue, make_submission: Make
+) -> None:
+    """A tenant whose worker stops with many jobs does not pass those of others."""
+    await put(queue, *[make_submission(tenant="many") for _ in range(6)])
+    await queue.claims.release("w1", {one.job.id: 1 for one in await claim(queue, 5)})
+    first, second = await put(queue, *[make_submission(tenant="few") for _ in range(2)])
+    assert [await queue.jobs.position(job_id) for job_id in (first, second)] == [
+        QueuePosition(1, None),
+        QueuePosition(3, None),
+    ]
+    claimed = [(await claim(queue, 1))[0].job.id for _ in range(4)]
+    assert (claimed[1], claimed[3]) == (first, second)
+
+
 async def test_a_place_far_behind_is_known(queue: Queue, make_submission: Make) -> None:
     """Its cost does not grow with the queue; jobs that were canceled before it can count."""
     ids: list[str] = []
