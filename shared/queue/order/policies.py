@@ -46,3 +46,7 @@ class Limit(NamedTuple):
         """
         used = self.used + claimed
         return not self.paused and (not self.most or used <= 0 or used + slots <= self.most)
+
+    def holds_some_back(self, jobs: int) -> bool:
+        """Return whether some of so many queued jobs of the tenant have to wait until others have ended."""
+        return self.paused or (self.most > 0 and self.used + jobs > self.most)

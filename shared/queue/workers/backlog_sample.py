@@ -16,7 +16,9 @@ from shared.batch import BatchStatus
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.order.policies import Limit
 from shared.queue.records import RANKS, ModelDepth
+from shared.queue.workers.running_limits import RunningLimits
 
 _DEADLINES = 128
 _TENANTS = 1000
@@ -35,33 +37,15 @@ class BacklogSample(QueueComponent):
         self, models: Sequence[ModelDepth], queued: Mapping[str, int], paused: AbstractSet[str]
     ) -> list[LimitedTenant]:
         """Return tenants with more queued jobs than their limit of running slots lets start; a paused one's is 0."""
-        with translated():
-            names = heapq.nlargest(_TENANTS, queued, key=queued.__getitem__)
-            limits = await self._limits(names) | dict.fromkeys(paused & queued.keys(), 0)
-            if not limits:
-                return []
-            running = await self._redis.hmget(self._keys.running_slots, list(limits))
-        used = {name: int(slots or 0) for name, slots in zip(limits, running, strict=True)}
-        beyond = [name for name, limit in limits.items() if used[name] + queued[name] > limit]
+        names = dict.fromkeys([*heapq.nlargest(_TENANTS, queued, key=queued.__getitem__), *(paused & queued.keys())])
+        limits = await RunningLimits(self._client).of(list(names), paused)
+        beyond = [name for name, limit in limits.items() if limit.holds_some_back(queued[name])]
         read = beyond[: max(1, _ORDERS // (len(RANKS) * len(models) or 1))]
         if not read:
             return []
         weight = sum(queued[name] for name in beyond) / sum(queued[name] for name in read)
         parts = await self._lane_jobs(read, [one.model for one in models])
-        return [
-            _limited_tenant(
-                name, weight * limits[name], weight * used[name], weight * queued[name], parts[name], models
-            )
-            for name in read
-        ]
-
-    async def _limits(self, tenants: Sequence[str]) -> dict[str, int]:
-        """Return the running slots of the tenants that have a limit."""
-        usual = self._client.policy("max_running_slots_per_tenant")
-        fields = [f"{tenant}|running_slots" for tenant in tenants]
-        own = await self._redis.hmget(self._keys.tenant_limits, fields) if fields else []
-        limits = {tenant: int(limit or usual) for tenant, limit in zip(tenants, own, strict=True)}
-        return {tenant: limit for tenant, limit in limits.items() if limit > 0}
+        return [_limited_tenant(name, limits[name], queued[name], weight, parts[name], models) for name in read]
 
     async def _lane_jobs(
         self, tenants: Sequence[str], models: Sequence[str]
@@ -150,18 +134,22 @@ class _DatedJob(NamedTuple):
 
 def _limited_tenant(
     name: str,
-    limit: float,
-    running: float,
-    queued: float,
+    limit: Limit,
+    queued: int,
+    weight: float,
     parts: Counter[tuple[str, Priority]],
     models: Sequence[ModelDepth],
 ) -> LimitedTenant:
-    """Split the queued jobs of a tenant like `parts`; jobs of a model and priority have its mean number of slots."""
+    """Return the limit and the jobs of as many tenants as `weight`, all like this one.
+
+    Queued jobs are split like `parts`; those of a model and priority have its mean number of slots.
+    """
     urgent: dict[str, float] = {}
     bulk: dict[str, float] = {}
     slots = {(one.model, rank): one.slots[rank] / one.jobs[rank] for one in models for rank in RANKS if one.jobs[rank]}
     for (model, priority), part in parts.items():
         kind = bulk if priority is Priority.BULK else urgent
-        own = queued * part / parts.total() * slots.get((model, priority), 1.0)
+        own = weight * queued * part / parts.total() * slots.get((model, priority), 1.0)
         kind[model] = kind.get(model, 0.0) + own
-    return LimitedTenant(name, limit, running, urgent, bulk)
+    most = 0 if limit.paused else limit.most
+    return LimitedTenant(name, weight * most, weight * limit.used, urgent, bulk)

@@ -14,6 +14,7 @@ from shared.queue.maintenance.pauses import PauseControls, Pauses
 from shared.queue.order.position import expected_s
 from shared.queue.records import RANKS, ModelDepth, QueueDepth
 from shared.queue.redis_keys import RANK_SPAN
+from shared.queue.workers.running_limits import RunningLimits
 
 MAX_COUNTED = 100_000
 _CHUNK = 100
@@ -126,18 +127,13 @@ class Depths(QueueComponent):
 
     async def _held_back(self, tenants: AbstractSet[str], pauses: Pauses) -> AbstractSet[str]:
         """Return the tenants that are paused, or whose limit of running slots does not let all queued jobs start."""
-        names = sorted(tenants)
-        if not names:
+        if not tenants:
             return tenants
+        limits = await RunningLimits(self._client).of(sorted(tenants), pauses.tenants)
         with translated():
-            limits = await self._redis.hmget(self._keys.tenant_limits, [f"{name}|running_slots" for name in names])
-            used = await self._redis.hmget(self._keys.running_slots, names)
-            queued = await self._redis.hmget(self._keys.queued_jobs, names)
-        usual = self._client.policy("max_running_slots_per_tenant")
-        numbers = ([int(number or 0) for number in row] for row in zip(used, queued, strict=True))
-        most = (usual if limit is None else int(limit) for limit in limits)
-        limited = {name for name, row, limit in zip(names, numbers, most, strict=True) if limit and sum(row) > limit}
-        return limited | (tenants & pauses.tenants)
+            queued = await self._redis.hmget(self._keys.queued_jobs, list(limits))
+        rows = zip(limits.items(), queued, strict=True)
+        return {tenant for (tenant, limit), jobs in rows if limit.holds_some_back(int(jobs or 0))}
 
 
 def _depth(

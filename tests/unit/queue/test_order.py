@@ -392,6 +392,21 @@ def test_a_job_that_no_worker_has_slots_for_runs_in_parts(
     assert ids(select(queue, 8, batch).take) == expected, why
 
 
+BACKLOGS = [
+    ("all can start beside those that run", Limit(4, 2, paused=False), 2, False),
+    ("one has to wait", Limit(4, 2, paused=False), 3, True),
+    ("no limit", Limit(0, 9, paused=False), 99, False),
+    ("a pause", Limit(0, 0, paused=True), 1, True),
+]
+
+
+@pytest.mark.parametrize(("why", "limit", "jobs", "some"), BACKLOGS, ids=[row[0] for row in BACKLOGS])
+def test_which_tenants_have_jobs_that_no_further_worker_could_start(
+    why: str, limit: Limit, jobs: int, some: bool
+) -> None:
+    assert limit.holds_some_back(jobs) is some, why
+
+
 AT_LIMIT = Limit(4, 3, paused=False)
 RESERVED = AT_LIMIT._replace(reserved=Reservation("j9", 1, 4))
 BY_LIMIT = [
