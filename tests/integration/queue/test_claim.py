@@ -322,6 +322,23 @@ async def test_a_job_that_is_lost_during_a_claim_is_not_claimed_with_others(
     assert (solo.job.id, solo.must_run_solo) == (lost, True)
 
 
+async def test_a_job_that_is_canceled_during_a_claim_is_not_claimed(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claims are counted as they were read: only its state says that it has ended."""
+    canceled, mate = await put(queue, make_submission(), make_submission())
+    take = queue.client.scripts.take
+
+    async def cancel_and_take(*arguments: Any) -> Any:
+        monkeypatch.setattr(queue.client.scripts, "take", take)
+        await queue.jobs.cancel(canceled)
+        return await take(*arguments)
+
+    monkeypatch.setattr(queue.client.scripts, "take", cancel_and_take)
+    assert await claim_ids(queue) == [mate]
+    assert await state_of(queue, canceled) is State.CANCELED
+
+
 async def test_a_batch_starts_with_at_most_its_models_maximum(queue: Queue, make_submission: Make) -> None:
     """A worker of several models offers the slots of the largest; each signature gets what its model allows."""
     await put(queue, *[make_submission(max_batch=3) for _ in range(5)])
