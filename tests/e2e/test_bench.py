@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import devices, idle, interactive, over_http, step_cache
-from bench.api import traces
+from bench import idle, interactive, over_http, step_cache
 
 pytestmark = pytest.mark.slow
 
@@ -57,24 +56,3 @@ def test_step_cache_compares_images_of_the_same_jobs(tmp_path: Path) -> None:
     assert record["gain"] > 0
     assert record["psnr_db"]["least"] > 30
     assert set(record["prompts_right"]) == {"off", "medium"}
-
-
-@pytest.mark.timeout(300)
-def test_devices_measures_one_and_two(tmp_path: Path) -> None:
-    saved = tmp_path / "figures.json"
-    small = ["--clients", "1", "--videos", "1", "--turns", "1", "--steps", "2", "--side", "64"]
-    devices.main([*small, "--json", str(saved)])
-    record = json.loads(saved.read_text())
-    assert all(record["videos_per_second"][count] > 0 for count in ("1", "2"))
-    assert record["gain"] > 0
-
-
-@pytest.mark.timeout(300)
-def test_traces_measures_their_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-    saved = tmp_path / "figures.json"
-    traces.main(["--clients", "4", "--images", "8", "--turns", "1", "--pause-s", "1", "--json", str(saved)])
-    record = json.loads(saved.read_text())
-    assert len(record["cost_of_turns"]) == 1
-    assert record["received"]["requests"] > 0
-    assert all(times["all"] > times["api_and_worker"] > 0 for times in record["cpu_ms_per_job"].values())
