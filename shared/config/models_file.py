@@ -19,6 +19,7 @@ from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.scheduler_choices import Scheduler, named_choice
+from shared.config.size_steps import size_step
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
@@ -55,7 +56,8 @@ class Defaults(_Table):
 
 
 class Limits(_Table):
-    """Limits of request fields. `multiple_of` applies to both sides; prompts are limited in characters.
+    """Limits of request fields. `multiple_of` applies to both sides, beside what the model in a folder needs; prompts
+    are limited in characters.
 
     Frames are k * `frames_multiple` + 1, as a video's first frame is encoded separately. `last_image`: whether
     image-to-video requests can or must have a last image.
@@ -336,6 +338,9 @@ def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
         raise ValueError(f"source of model {spec.id!r} is a file: {spec.source}; it must be a diffusers folder")
     if source.is_dir():
         update["source"] = str(source)
+        if size_step(source) > 1:
+            multiple_of = math.lcm(spec.limits.multiple_of, size_step(source))
+            update["limits"] = spec.limits.model_copy(update={"multiple_of": multiple_of})
         denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)
         if denoisers is not None:
             update["mixed_fields"] = mixable_fields(denoisers, has_controls=bool(spec.control))

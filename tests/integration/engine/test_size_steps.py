@@ -1,0 +1,31 @@
+"""Sides that a pipeline would round down are refused: when a job is sent, or before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
+
+from shared.config.models_file import load
+
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
+
+
+@pytest.mark.parametrize("model", ["sd", "sdxl", "sd3", "flux", "qwen-image", "z-image"])
+def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
+    tiny_model: Callable[[str], Path], tmp_path: Path, model: str
+) -> None:
+    """The next smaller side would be rounded down; a job that was accepted all the same fails before it runs."""
+    folder, file = tiny_model(model), tmp_path / "models.toml"
+    file.write_text(f'[[model]]\nid = "m"\nsource = "{folder}"\n[model.limits]\nmultiple_of = 1\n')
+    step = load(file).get("m").limits.multiple_of
+    side = 16 * step
+    jobs = [a_job("fits", width=side, height=side), a_job("wide", width=side + step // 2, height=side)]
+    recorder = EngineHarness(a_spec(folder)).run(*jobs)
+    assert recorder.finished["fits"].error is None
+    assert recorder.images["fits", 0].shape[:2] == (side, side)
+    error = recorder.finished["wide"].error
+    assert error is not None
+    assert (error.param, f"a multiple of {step}, not" in error.message) == ("width", True)
