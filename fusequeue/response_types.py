@@ -171,7 +171,7 @@ class Job(Resource):
     phase: SkipValidation[JobPhase | None] = None
     model: str
     prompt: str
-    negative_prompt: str = ""
+    negative_prompt: str | None = None
     task: SkipValidation[TaskName] = "text_to_image"
     seed: int
     n: int

@@ -19,7 +19,7 @@ class Defaults(Resource):
     steps: int
     guidance_scale: float
     strength: float
-    negative_prompt: str = ""
+    negative_prompt: str | None = None
     guidance_scale_2: float | None = None
     scheduler: str | dict[str, Any] | None = None
     frames: int | None = None

@@ -210,7 +210,11 @@ class ServiceFields(BaseModel):
 class ChoosableFields(BaseModel):
     """What a request can leave to the model or the service; `ChosenFields` are the same once they are chosen."""
 
-    negative_prompt: str | None = Field(None, max_length=100_000)
+    negative_prompt: str | None = Field(
+        None,
+        max_length=100_000,
+        description="Unset: the model's default. An empty one is a text, for Stable Diffusion XL too.",
+    )
     width: Count | None = Field(None, description="Pixels.")
     height: Count | None = Field(None, description="Pixels.")
     seed: Annotated[Seed | None, AfterValidator(_seed)] = Field(
@@ -252,7 +256,7 @@ class ChoosableFields(BaseModel):
 class ChosenFields(BaseModel):
     """What `ChoosableFields` leave open, with every default resolved. Sizes are in pixels."""
 
-    negative_prompt: Annotated[str, MAY_DIFFER] = ""
+    negative_prompt: Annotated[str | None, MAY_DIFFER] = None
     width: Annotated[int, MUST_MATCH]
     height: Annotated[int, MUST_MATCH]
     seed: Annotated[int, MAY_DIFFER]

@@ -47,7 +47,7 @@ class Defaults(_Table):
     steps: Annotated[int, Field(ge=1)] = 30
     guidance_scale: Annotated[float, Field(ge=0)] = 5.0
     strength: Annotated[float, Field(gt=0, le=1)] = 0.6
-    negative_prompt: str = ""
+    negative_prompt: str | None = None
     guidance_scale_2: Annotated[float | None, Field(ge=0)] = None
     scheduler: Scheduler = None
     frames: Annotated[int | None, Field(ge=1)] = None

@@ -61,9 +61,8 @@ def encode(pixels: Pixels, job: Job, index: int) -> bytes:
 def parameters_json(job: Job, index: int) -> str:
     """Return the parameters that reproduce output `index`, as JSON; its texts are cut if they are very long."""
     unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.controls else ("controls",))}
-    texts = {"prompt": job.prompt, "negative_prompt": job.negative_prompt}
-    if job.prompt_2 is not None:
-        texts["prompt_2"] = job.prompt_2
+    given = {"prompt": job.prompt, "negative_prompt": job.negative_prompt, "prompt_2": job.prompt_2}
+    texts = {name: text for name, text in given.items() if text is not None}
     parameters = {
         **{name: _cut(text, _MAX_TEXTS_BYTES // len(texts)) for name, text in texts.items()},
         "seed": job.seed_of(index),

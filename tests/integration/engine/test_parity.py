@@ -38,7 +38,8 @@ def as_floats(image: torch.Tensor) -> np.ndarray:
 
 def mixed_jobs() -> list[Job]:
     return [
-        a_job("plain", prompt="a dog"),
+        a_job("plain", prompt="a dog", seed=7),
+        a_job("blank", prompt="a dog", seed=7, negative_prompt=""),  # encoded, where no negative prompt is zeros
         a_job("longer", prompt="a very large number of dogs, one behind the other", steps=6, guidance_scale=7.5),
         a_job("unguided", prompt="fog", steps=3, guidance_scale=1.0),
         a_job("negative", prompt="a town at night", negative_prompt="rain, snow", guidance_scale=2.5),
@@ -67,7 +68,7 @@ def solo(loaded: Any, job: Job, index: int) -> np.ndarray:
         "generator": torch.Generator().manual_seed(job.seed + index),
         "output_type": "pt",
     }
-    if job.negative_prompt:
+    if job.negative_prompt is not None:
         arguments["negative_prompt"] = job.negative_prompt
     if job.task is Task.IMAGE_TO_IMAGE:
         pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
@@ -92,7 +93,7 @@ def test_each_job_of_a_mixed_batch_gets_the_same_image_as_solo(tiny_models: Path
             image, expected = recorder.images[job.id, index], solo(plain, job, index)
             assert np.abs(image - expected).max() <= TOLERANCE, f"{job.id} {index}"
             seen.append(expected)
-    assert recorder.rows[0] == 9, "all nine images share the first forward"
-    assert all(recorder.finished[job.id].batching.max_jobs == 8 for job in jobs)
+    assert recorder.rows[0] == 10, "all ten images share the first forward"
+    assert all(recorder.finished[job.id].batching.max_jobs == 9 for job in jobs)
     different = [np.abs(one - other).max() > 1e-2 for at, one in enumerate(seen) for other in seen[:at]]
     assert all(different), "equal images would prove nothing"

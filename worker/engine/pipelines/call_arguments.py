@@ -72,11 +72,11 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
     if "true_cfg_scale" in accepted and (scale is None or scale.default is None):
         # Guidance by a second, negative call, which these pipelines make only with a negative prompt, even a blank.
         true_scale = job.guidance_scale if job.true_cfg_scale is None else job.true_cfg_scale
-        negative = job.negative_prompt or (" " if true_scale > 1 else "")
+        negative = job.negative_prompt or (" " if true_scale > 1 else None)
         values: dict[str, Any] = {"true_cfg_scale": true_scale}
     else:
         negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
-    if negative:  # without one XL zeroes the negative embedding, as intended by its authors
+    if negative is not None:  # without one XL zeroes the negative embedding, as intended by its authors
         values["negative_prompt"] = negative
     if job.guidance_scale_2 is not None:
         values["guidance_scale_2"] = job.guidance_scale_2
@@ -112,11 +112,15 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     takes_negative = "negative_prompt" in accepted and not _is_distilled(pipeline, job, accepted)
     unsent = (None, 1.0) if job.task is Task.INPAINT else (None, 1.0, defaults.strength)
     ignored = {
-        "negative_prompt": job.negative_prompt not in ("", defaults.negative_prompt) and not takes_negative,
+        "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and "strength" not in accepted,
         **{name: name not in accepted for name in _call_fields(job)},
     }
-    if (job.true_cfg_scale or 0) > 1 and not job.negative_prompt and "true_cfg_scale" not in _guidance(job, accepted):
+    if (
+        (job.true_cfg_scale or 0) > 1
+        and job.negative_prompt is None
+        and "true_cfg_scale" not in _guidance(job, accepted)
+    ):
         ignored["true_cfg_scale"] = True  # the pipeline guides only away from a negative prompt
     return tuple(
         FieldWarning(param=name, message=f"{name}: ignored; model {job.model!r} takes none for {job.task.value}")

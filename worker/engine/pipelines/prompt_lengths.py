@@ -24,7 +24,7 @@ def cut_prompts(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
     if not readers or None in readers or job.prompt_2 is not None:
         return ()
     warnings = []
-    for param, text in (("prompt", job.prompt), ("negative_prompt", job.negative_prompt)):
+    for param, text in (("prompt", job.prompt), ("negative_prompt", job.negative_prompt or "")):
         left_out = min((_left_out(tokenizer, text, most) for tokenizer, most in filter(None, readers)), key=len)
         if left_out:
             shown = left_out if len(left_out) <= MOST_SHOWN else f"{left_out[:MOST_SHOWN]}…"

@@ -124,7 +124,7 @@ export async function each(ids, action, progress = () => {}, signal = null) {
 /** The body that would make this job again; that of a job without its model names some of the model's defaults too. */
 export function bodyOf(job, model = null) {
   const body = { model: job.model, prompt: job.prompt };
-  if (job.negative_prompt !== model?.defaults.negative_prompt) body.negative_prompt = job.negative_prompt;
+  if (job.negative_prompt !== (model?.defaults.negative_prompt ?? null)) body.negative_prompt = job.negative_prompt;
   for (const [name, unset] of Object.entries(session.value.same_fields)) {
     if (job[name] !== null && job[name] !== unset) body[name] = job[name];
   }

@@ -37,13 +37,13 @@ export function fieldsOf(task, model) {
 /** The values of an untouched form; the prompts and the images of the form `before`, of another model, are kept. */
 export function blank(model, before = null, modelBefore = null) {
   const { defaults } = model;
-  const isKept = before && before.negative_prompt !== modelBefore.defaults.negative_prompt;
+  const isKept = before && before.negative_prompt !== (modelBefore.defaults.negative_prompt ?? "");
   return {
     ...USUAL,
     model: model.id,
     task: model.tasks[0],
     prompt: before?.prompt ?? "",
-    negative_prompt: isKept ? before.negative_prompt : defaults.negative_prompt,
+    negative_prompt: isKept ? before.negative_prompt : (defaults.negative_prompt ?? ""),
     width: defaults.width,
     height: defaults.height,
     steps: defaults.steps,
@@ -78,7 +78,7 @@ export function bodyFrom(values, model) {
   const put = (name, value, other) => {
     if (value !== "" && value !== null && value !== undefined && value !== other) body[name] = value;
   };
-  if (values.negative_prompt !== defaults.negative_prompt) body.negative_prompt = values.negative_prompt;
+  if (values.negative_prompt !== (defaults.negative_prompt ?? "")) body.negative_prompt = values.negative_prompt;
   for (const name of PLAIN) put(name, values[name], defaults[name]);
   // A result of an image without sides gets those of the image, whatever the form shows.
   if (has.image && !has.frames) Object.assign(body, { width: values.width, height: values.height });
