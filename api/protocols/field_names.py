@@ -39,7 +39,7 @@ class FieldNames:
         if name in self.scalars:  # a scalar, unlike the job field made from it
             root, dot, rest = root + dot + rest, "", ""
         field = f"{self.prefix}{name}"
-        message = re.sub(rf"^{re.escape(root)}\b", lambda _: field, error.message)
-        if message == error.message:
+        message, found = re.subn(rf"^{re.escape(root)}\b", lambda _: field, error.message)
+        if not found:
             message = f"{field}: {message}"
         return type(error)(message, param=field + dot + rest)

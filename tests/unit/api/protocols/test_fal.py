@@ -1,15 +1,37 @@
-"""Requests of fal's clients that are sent again."""
+"""Requests of fal's clients: the messages about their fields, and those that are sent again."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from harness.http_server import serving
 
+from api.protocols.fal.queue_requests import parse_input
+from shared.config.models_file import ModelSpec
+from shared.errors import InvalidRequest
 from shared.queue import Queue
 
 INPUT = {"prompt": "a red circle on a blue ground, left"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prompt": None}, "prompt: Field required"),
+        ({"stepz": 3}, "stepz: there is no such field"),
+        ({"strength": 0.4}, "strength needs an image to start from"),
+        ({"controls": [{"id": "edges"}]}, "controls.0.image: Field required"),
+        ({"num_images": 0}, "num_images: Input should be greater than or equal to 1"),
+        ({"frames": 9}, "frames: model 'one' does not support text_to_video; its tasks: text_to_image"),
+    ],
+)
+def test_a_message_names_its_field_once(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse_input({**INPUT, **values}, ModelSpec(id="one", source="none"), {})
+    assert error.value.message == message
 
 
 async def test_an_idempotency_key_is_one_request(fake_queue: Queue, tmp_path: Path) -> None:
