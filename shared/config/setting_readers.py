@@ -10,7 +10,8 @@ _API_WORKER_CHORES = "api, worker, chores"
 _GROUPS = {
     _ALL: """
         redis_url namespace models batch_rules umask
-        storage_dir s3_bucket s3_endpoint_url s3_public_endpoint_url s3_region s3_checksums s3_access_key_id
+        storage_dir s3_bucket s3_endpoint_url s3_public_endpoint_url s3_region s3_addressing s3_checksums
+        s3_access_key_id
         s3_secret_access_key
         s3_prefix storage_timeout_s
     """,

@@ -78,7 +78,14 @@ class Settings(BaseSettings):
     s3_bucket: str | None = _setting(None, "S3 bucket for inputs and results.")
     s3_endpoint_url: HttpUrl | None = _setting(None, "S3 endpoint, for servers other than AWS.")
     s3_public_endpoint_url: HttpUrl | None = _setting(None, "Endpoint in presigned URLs. Unset: s3_endpoint_url.")
-    s3_region: str = _setting("us-east-1", "S3 region.")
+    s3_region: str | None = _setting(
+        None, "S3 region. Unset: that of boto3's variables and files, AWS_REGION first, else us-east-1."
+    )
+    s3_addressing: Literal["path", "virtual"] | None = _setting(
+        None,
+        "Whether the bucket is in the path of S3 URLs or in their host name. Unset: in the path, but for AWS, whose "
+        "client chooses.",
+    )
     s3_access_key_id: str | None = _setting(None, "Access key. Unset: boto3's credential chain.")
     s3_secret_access_key: SecretStr | None = _setting(None, "Secret of s3_access_key_id.")
     s3_checksums: Literal["when_required", "when_supported"] | None = _setting(

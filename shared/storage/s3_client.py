@@ -50,6 +50,12 @@ def is_aws(endpoint_url: str) -> bool:
     return (urlsplit(endpoint_url).hostname or "").endswith(_AWS)
 
 
+def region(settings: Settings, core: botocore.session.Session) -> str:
+    """Return the region of the setting, else of boto3's configuration. Other SDKs of AWS read AWS_REGION, boto3 does
+    not."""
+    return settings.s3_region or os.environ.get("AWS_REGION") or core.get_config_variable("region") or "us-east-1"
+
+
 def checksum_mode(setting: str | None, configured: str | None, endpoint_url: str) -> str:
     """Return when checksums are sent or validated: as the setting says, else boto3's configuration, else by endpoint.
 
@@ -77,7 +83,7 @@ def _client(
     return core.create_client(
         "s3",
         endpoint_url=endpoint_url,
-        region_name=settings.s3_region,
+        region_name=region(settings, core),
         aws_access_key_id=settings.s3_access_key_id,
         aws_secret_access_key=None if secret is None else secret.get_secret_value(),
         config=Config(
@@ -87,7 +93,7 @@ def _client(
             max_pool_connections=CONNECTIONS,
             signature_version="s3v4",
             # Bucket names as host names need DNS entries, which only AWS is sure to have.
-            s3={"addressing_style": "path" if path_style else "auto"},
+            s3={"addressing_style": settings.s3_addressing or ("path" if path_style else "auto")},
             request_checksum_calculation=requests,
             response_checksum_validation="when_required",
         ),

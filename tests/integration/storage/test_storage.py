@@ -211,6 +211,35 @@ async def test_presigned_url_reads_without_credentials(s3_server: str) -> None:
     assert (response.content, response.headers["content-type"]) == (b"image", "image/png")
 
 
+@pytest.mark.parametrize(
+    ("settings", "environment", "start", "region"),
+    [
+        ({}, {}, "http://s3.example:9000/images/", "us-east-1"),
+        ({"s3_addressing": "virtual"}, {}, "http://images.s3.example:9000/", "us-east-1"),
+        ({}, {"AWS_REGION": "eu-north-1"}, "http://s3.example:9000/images/", "eu-north-1"),
+        ({}, {"AWS_DEFAULT_REGION": "eu-west-3"}, "http://s3.example:9000/images/", "eu-west-3"),
+        ({"s3_region": "here"}, {"AWS_REGION": "eu-north-1"}, "http://s3.example:9000/images/", "here"),
+    ],
+)
+async def test_addressing_and_region_follow_the_settings_then_the_environment(
+    settings: dict[str, Any],
+    environment: dict[str, str],
+    start: str,
+    region: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some servers know buckets only as host names, and sign only for their region."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    storage = connect(_s3("http://s3.example:9000", **settings))
+    url = str(await storage.presigned_url("a.png", 60))
+    await storage.close()
+    assert url.startswith(f"{start}a.png?")
+    assert f"%2F{region}%2Fs3%2F" in url
+
+
 async def test_folder_has_no_presigned_urls(tmp_path: Path) -> None:
     """The API serves a folder's objects itself."""
     storage = connect(Settings(storage_dir=tmp_path))
