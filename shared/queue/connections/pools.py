@@ -32,9 +32,9 @@ def _pool_options(url: str, failover: Failover | None, timeout_s: float, retries
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(timeout_s, COMMAND_TIMEOUT_S),
         "health_check_interval": 30,
-        "protocol": 2,
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         **parse_url(url),
+        "protocol": 2,  # whatever the URL says: replies of 3 have other types
         **following(url, failover or Failover()),  # last: a pool's `from_url` prefers the class of TLS or a socket file
     }
 
