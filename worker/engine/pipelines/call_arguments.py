@@ -37,7 +37,6 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
     accepted = call_parameters(pipeline)
     _check_last_image(pipeline, job)
     _check_steps(pipeline, job)
-    _check_size(pipeline, job)
     arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
@@ -129,6 +128,17 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     )
 
 
+def rounded_sides(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
+    """Return warnings about sides that the pipeline rounds down. Those of a model in a folder are refused at submit."""
+    config = getattr(getattr(pipeline, "image_processor", None), "config", {})
+    step = config.get("vae_scale_factor", 1)
+    return tuple(
+        FieldWarning(param=param, message=f"{param}: model {job.model!r} makes multiples of {step}, not {side}")
+        for param, side in (("width", job.width), ("height", job.height))
+        if side % step
+    )
+
+
 def _is_distilled(pipeline: Pipeline, job: Job, accepted: Parameters) -> bool:
     """Return whether guidance is an input of the denoiser, and a negative prompt counts only with a `true_cfg_scale`.
 
@@ -180,16 +190,6 @@ def _check_steps(pipeline: Pipeline, job: Job) -> None:
     config = getattr(getattr(pipeline, "scheduler", None), "config", {})
     if job.steps == 1 and config.get("shift_terminal"):
         raise InferenceFailed(f"steps: model {job.model!r} needs at least 2", param="steps")
-
-
-def _check_size(pipeline: Pipeline, job: Job) -> None:
-    """Raise `InferenceFailed` for a side that the pipeline would round down, as of a model that is not in a folder."""
-    config = getattr(getattr(pipeline, "image_processor", None), "config", {})
-    step = config.get("vae_scale_factor", 1)
-    for param, side in (("width", job.width), ("height", job.height)):
-        if side % step:
-            message = f"{param}: model {job.model!r} needs a multiple of {step}, not {side}; set limits.multiple_of"
-            raise InferenceFailed(message, param=param)
 
 
 def _video(job: Job, accepted: Parameters) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from worker.engine.pipelines.call_arguments import (
     ignored_fields,
     images_refused,
     make_results,
+    rounded_sides,
     set_guidance,
 )
 from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
@@ -133,7 +134,8 @@ class LoadedModel:
         template = self._template_for(job, _nets_of(job))
         if template is None:
             return ()
-        return *ignored_fields(template, job, self.spec.defaults), *cut_prompts(template, job)
+        ignored = ignored_fields(template, job, self.spec.defaults)
+        return *ignored, *rounded_sides(template, job), *cut_prompts(template, job)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         nets = _nets_of(job)
