@@ -18,7 +18,7 @@ from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
-from shared.config.scheduler_choices import Scheduler, named_choice
+from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
 from shared.config.size_steps import size_step
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
@@ -344,4 +344,8 @@ def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
         denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)
         if denoisers is not None:
             update["mixed_fields"] = mixable_fields(denoisers, has_controls=bool(spec.control))
-    return spec.model_copy(update=update)
+    resolved = spec.model_copy(update=update)
+    own = resolved.own_scheduler
+    for fault in option_faults(choice_of(spec.defaults.scheduler, None, own.is_flow), own):
+        raise ValueError(f"defaults.scheduler of model {spec.id!r}: {fault}")
+    return resolved

@@ -92,6 +92,14 @@ def write(folder: Path, text: str) -> Path:
             VALID + "devices = 2\n" + VALID.replace('"a"', '"c"') + "devices = 4\n",
             "only one model of a file can have devices above 1: a, c",
         ),
+        (
+            VALID + '[model.defaults]\nscheduler = "DDIM Karras"\n',
+            "defaults.scheduler of model 'a': DDIMScheduler has no option 'karras'",
+        ),
+        (
+            VALID + "[model.defaults]\nscheduler = { karras = 3 }\n",
+            "model.0.defaults.scheduler: karras: Input should be a valid boolean",
+        ),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
         ("[[model", "Expected "),
     ],
