@@ -8,7 +8,7 @@ from api.jobs.request import JobRequest
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
-from shared.config.scheduler_choices import choice_of, option_faults
+from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, option_faults
 from shared.errors import InvalidRequest
 from shared.job_fields import MAX_SEED, OnDeadline, OutputFormat, Task
 
@@ -74,16 +74,28 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 
 def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    yield from _scheduler_faults(request, spec)
+    if request.scheduler is not None or request.scheduler_options is not None:
+        yield from _scheduler_faults(request, spec)
     if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
         allowed = ", ".join(("off", *spec.step_cache.allowed))
         yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
 
 
+def chosen_scheduler(request: JobRequest, spec: ModelSpec) -> SchedulerChoice:
+    """Return the scheduler of a request, or the model's default; an object without a name means the model's own."""
+    own = spec.own_scheduler
+    asked = given_or(request.scheduler, spec.defaults.scheduler)
+    choice = choice_of(asked, request.scheduler_options, own.is_flow)
+    if choice.name is None and request.scheduler is not None:
+        return choice.model_copy(update={"name": own.class_name})
+    return choice
+
+
 def _scheduler_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    own, usable = spec.own_scheduler, spec.usable_schedulers
-    choice = choice_of(request.scheduler, request.scheduler_options, own.is_flow)
-    if choice.name not in {None, own.class_name, *usable.values()}:
+    own, usable, choice = spec.own_scheduler, spec.usable_schedulers, chosen_scheduler(request, spec)
+    default = choice_of(spec.defaults.scheduler, None, own.is_flow).name
+    known = frozenset().union(*(meanings(name) for name in (own.class_name, default, *usable.values()) if name))
+    if choice.name is not None and not known & meanings(choice.name):
         allowed = ", ".join(usable) or "none but the model's default"
         yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
         return
@@ -104,8 +116,8 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     pixels = given_or(request.width, spec.defaults.width) * given_or(request.height, spec.defaults.height)
     if pixels > limits.max_pixels:
         yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
-    for param in ("mask_blur", "mask_padding"):
-        if getattr(request, param) and request.mask is None:
+    for param, unset in (("mask_blur", 0), ("mask_padding", None)):
+        if getattr(request, param) != unset and request.mask is None:
             yield InvalidRequest(f"{param} needs a mask", param=param)
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")

@@ -8,14 +8,13 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from api.jobs.model_limits import chosen_controls, field_faults, given_or, image_faults, task_faults
+from api.jobs.model_limits import chosen_controls, chosen_scheduler, field_faults, given_or, image_faults, task_faults
 from api.jobs.request import JobRequest, parse, task_of
 from api.jobs.request_images import reference_faults
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control
 from shared.config.destinations import resolve_destination
 from shared.config.models_file import Catalog, ModelSpec
-from shared.config.scheduler_choices import choice_of
 from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
@@ -65,8 +64,7 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
     faults.found += [*field_faults(request, spec), *task_faults(request, spec, task)]
     faults.check()
     defaults = spec.defaults
-    chosen = given_or(request.scheduler, defaults.scheduler)
-    scheduler = choice_of(chosen, request.scheduler_options, spec.own_scheduler.is_flow)
+    scheduler = chosen_scheduler(request, spec)
     return Job(
         **{name: getattr(request, name) for name in SENT_FIELDS} | own_fields(request, spec, tenant, now_ms),
         **_task_fields(request, spec, task),

@@ -339,13 +339,19 @@ def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     if source.is_dir():
         update["source"] = str(source)
         if size_step(source) > 1:
-            multiple_of = math.lcm(spec.limits.multiple_of, size_step(source))
-            update["limits"] = spec.limits.model_copy(update={"multiple_of": multiple_of})
+            step = math.lcm(spec.limits.multiple_of, size_step(source))
+            update["limits"] = spec.limits.model_copy(update={"multiple_of": step})
+            sides = {"width": spec.defaults.width, "height": spec.defaults.height}
+            rounded = {name: max(step, side // step * step) for name, side in sides.items()}  # as its pipeline does
+            update["defaults"] = spec.defaults.model_copy(update=rounded)
         denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)
         if denoisers is not None:
             update["mixed_fields"] = mixable_fields(denoisers, has_controls=bool(spec.control))
     resolved = spec.model_copy(update=update)
     own = resolved.own_scheduler
-    for fault in option_faults(choice_of(spec.defaults.scheduler, None, own.is_flow), own):
+    choice = choice_of(spec.defaults.scheduler, None, own.is_flow)
+    if choice.values is not None:
+        raise ValueError(f"defaults.scheduler of model {spec.id!r}: only requests can list steps")
+    for fault in option_faults(choice, own):
         raise ValueError(f"defaults.scheduler of model {spec.id!r}: {fault}")
     return resolved

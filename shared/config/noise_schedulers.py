@@ -52,13 +52,11 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     name: frozenset(options)
     for options, names in (
         ({"shift"}, ("FlowMatchHeunDiscreteScheduler",)),
-        ({"sigmas"}, ("EDMEulerScheduler",)),
         ({"timesteps", *_SPACINGS}, ("DDPMParallelScheduler", "DDPMScheduler", "LCMScheduler", "TCDScheduler")),
         ({*_SIGMAS, *_SPACINGS}, ("KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "LMSDiscreteScheduler")),
         ({"timesteps", *_SIGMAS, *_SPACINGS}, ("HeunDiscreteScheduler",)),
         ({"timesteps", "sigmas", *_SIGMAS, *_SPACINGS}, ("EulerDiscreteScheduler",)),
-        ({"shift", *_SIGMAS, *_SPACINGS}, ("DEISMultistepScheduler", "SASolverScheduler")),
-        ({"shift", "sigmas", *_SIGMAS, *_SPACINGS}, ("UniPCMultistepScheduler",)),
+        ({"shift", *_SIGMAS, *_SPACINGS}, ("DEISMultistepScheduler", "SASolverScheduler", "UniPCMultistepScheduler")),
         ({"shift", "timesteps", "sde", *_SIGMAS, *_SPACINGS}, ("DPMSolverMultistepScheduler",)),
         ({"shift", "timesteps", "sde", *_SIGMAS}, ("DPMSolverSinglestepScheduler",)),
         (
@@ -68,7 +66,6 @@ OPTIONS: Mapping[str, frozenset[str]] = {
         (
             _SPACINGS,
             (
-                "DDIMInverseScheduler",
                 "DDIMParallelScheduler",
                 "DDIMScheduler",
                 "EulerAncestralDiscreteScheduler",
@@ -102,6 +99,12 @@ class OwnScheduler(NamedTuple):
 
     class_name: str | None = None
     is_flow: bool | None = None
+    shifts_by_size: bool = False
+
+
+def described(config: Mapping[str, Any], class_name: str) -> OwnScheduler:
+    """Return what a configuration says of a model's own noise scheduler."""
+    return OwnScheduler(class_name, predicts_flow(config, class_name), bool(config.get("use_dynamic_shifting")))
 
 
 @lru_cache(maxsize=256)
@@ -110,6 +113,6 @@ def own_scheduler(source: str) -> OwnScheduler:
     try:
         config = json.loads((Path(source) / "scheduler" / "scheduler_config.json").read_text("utf-8"))
         class_name = str(config["_class_name"])
-        return OwnScheduler(class_name, predicts_flow(config, class_name))
+        return described(config, class_name)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return OwnScheduler()  # loading the model reports the error

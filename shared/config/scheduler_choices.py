@@ -10,13 +10,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from shared.config.noise_schedulers import OPTIONS, OwnScheduler, misfit
+from shared.config.noise_schedulers import FLOW_OPTION, OPTIONS, OwnScheduler, misfit
 
 MAX_VALUES = 1000
-Name = Annotated[str, Field(min_length=1, max_length=64)]
+MAX_NAME = 64
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 _EXCLUSIVE = ("karras", "exponential", "beta", "timesteps", "sigmas")
 Spacing = Literal["leading", "linspace", "trailing"]
-Values = Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(min_length=1, max_length=MAX_VALUES)]
+Timestep = Annotated[float, Field(strict=True, ge=0, le=1e6)]
+Sigma = Annotated[float, Field(strict=True, gt=0, le=1e6)]
 
 
 class SchedulerOptions(BaseModel):
@@ -34,8 +36,8 @@ class SchedulerOptions(BaseModel):
     sde: Annotated[bool, Field(strict=True)] = False
     shift: Annotated[float | None, Field(strict=True, gt=0, le=100)] = None
     spacing: Spacing | None = None
-    timesteps: Values | None = None
-    sigmas: Values | None = None
+    timesteps: Annotated[tuple[Timestep, ...] | None, Field(min_length=1, max_length=MAX_VALUES)] = None
+    sigmas: Annotated[tuple[Sigma, ...] | None, Field(min_length=1, max_length=MAX_VALUES)] = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -76,6 +78,8 @@ class SchedulerChoice(SchedulerOptions):
 
 def _read(value: Any) -> Any:
     """Return a name or a choice; the error is one, not that of each form."""
+    if isinstance(value, str) and not 1 <= len(value) <= MAX_NAME:
+        raise PydanticCustomError("scheduler", "a name has 1 to {most} characters", {"most": MAX_NAME})
     if value is None or isinstance(value, SchedulerChoice | str):
         return value
     if not isinstance(value, dict):
@@ -130,6 +134,9 @@ _OF_FLOW = {
 }
 """What the same name means for models that predict a flow."""
 
+_OF_NOISE = frozenset({"karras", "exponential", "beta", "timesteps"})
+"""Options with which diffusers' classes for both kinds compute the noise levels of a model that predicts noise."""
+
 _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "karras": {"karras": True},
     "exponential": {"exponential": True},
@@ -141,16 +148,26 @@ _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
 
 
 def named_choice(name: str, is_flow: bool | None) -> SchedulerChoice:
-    """Return what a name means, such as `DPM++ 2M Karras`, `euler_a` or `K_EULER`; others are diffusers' classes."""
+    """Return what a name means, such as `DPM++ 2M Karras`, `euler_a` or `K_EULER`; others are diffusers' classes.
+
+    Where the kind of the model is not known, a name with two meanings stays, in its short form.
+    """
     short = re.sub(r"[^a-z0-9]", "", name.lower().replace("+", "p"))
     suffix = next((one for one in _SUFFIXES if short.endswith(one)), "")
     base = short.removesuffix(suffix).removesuffix("scheduler")
-    class_name = _CLASSES.get(base) or _CLASSES.get(base.removeprefix("k"))
+    base = base if base in _CLASSES else base.removeprefix("k")
+    class_name = _CLASSES.get(base)
     if class_name is None or name in OPTIONS:
         return SchedulerChoice(name=name)
-    if is_flow:
-        class_name = _OF_FLOW.get(class_name, class_name)
+    if class_name in _OF_FLOW and is_flow is not False:
+        class_name = _OF_FLOW[class_name] if is_flow else base
     return SchedulerChoice(name=class_name, sde=base.endswith("sde"), **_SUFFIXES.get(suffix, {}))
+
+
+def meanings(name: str) -> frozenset[str]:
+    """Return the classes that a name can mean, and itself."""
+    class_name = _CLASSES.get(name, name)
+    return frozenset({name, class_name, _OF_FLOW.get(class_name, name) if name in _CLASSES else name})
 
 
 def choice_of(
@@ -169,10 +186,14 @@ def option_faults(choice: SchedulerChoice, own: OwnScheduler) -> Iterator[str]:
     class_name = choice.name or own.class_name
     if choice.name is not None and (reason := misfit(choice.name, own.is_flow)):
         yield reason
-    if class_name is None or class_name not in OPTIONS:
+    if class_name is None:
         return
     for option in choice.given:
-        if option not in OPTIONS[class_name]:
+        if class_name in OPTIONS and option not in OPTIONS[class_name]:
             yield f"{class_name} has no option {option!r}"
-        elif option == "shift" and own.is_flow is False:
+        elif own.is_flow is False and option == "shift":
             yield "'shift' is for models that predict a flow"
+        elif own.is_flow and class_name in FLOW_OPTION and option in _OF_NOISE:
+            yield f"{class_name} has no option {option!r} for models that predict a flow"
+        elif own.shifts_by_size and class_name in FLOW_OPTION and option == "shift":
+            yield f"{class_name} has no option 'shift' for models that shift by the image's size"

@@ -125,7 +125,8 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
         chunks = await with_first_read(context.services.storage.stream(image.key, 0, image.bytes), param="inputs")
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
         if record.warnings:
-            headers["x-warning"] = "; ".join(warning.message for warning in record.warnings)
+            message = "; ".join(warning.message for warning in record.warnings)
+            headers["x-warning"] = message.encode("ascii", "replace").decode()  # it quotes prompts
         if replayed:
             headers["Idempotent-Replayed"] = "true"
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})

@@ -97,6 +97,10 @@ def write(folder: Path, text: str) -> Path:
             "defaults.scheduler of model 'a': DDIMScheduler has no option 'karras'",
         ),
         (
+            VALID + "[model.defaults]\nscheduler = { sigmas = [9.0, 1.0] }\n",
+            "defaults.scheduler of model 'a': only requests can list steps",
+        ),
+        (
             VALID + "[model.defaults]\nscheduler = { karras = 3 }\n",
             "model.0.defaults.scheduler: karras: Input should be a valid boolean",
         ),

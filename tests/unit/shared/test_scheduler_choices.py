@@ -23,6 +23,9 @@ DPM = "DPMSolverMultistepScheduler"
         ("k_euler", False, {"name": "EulerDiscreteScheduler"}),
         ("euler", True, {"name": "FlowMatchEulerDiscreteScheduler"}),
         ("heun", True, {"name": "FlowMatchHeunDiscreteScheduler"}),
+        ("K_EULER", None, {"name": "euler"}),
+        ("Euler Karras", None, {"name": "euler", "karras": True}),
+        ("euler_a", None, {"name": "EulerAncestralDiscreteScheduler"}),
         ("EulerDiscreteScheduler", True, {"name": "EulerDiscreteScheduler"}),
         ("DPM++ 2M Karras", False, {"name": DPM, "karras": True}),
         ("dpmpp_2m_sde_karras", False, {"name": DPM, "karras": True, "sde": True}),
@@ -70,6 +73,10 @@ def test_options_beside_a_name_replace_those_of_the_name(value: Any, chosen: dic
         ({"timesteps": [1, 2]}, "timesteps must become smaller from step to step"),
         ({"sigmas": []}, "sigmas: Tuple should have at least 1 item"),
         ({"shift": 0}, "shift: Input should be greater than 0"),
+        ({"sigmas": [9, 0]}, "sigmas: 1: Input should be greater than 0"),
+        ({"timesteps": ["9"]}, "timesteps: 0: Input should be a valid number"),
+        ("", "a name has 1 to 64 characters"),
+        ("e" * 65, "a name has 1 to 64 characters"),
     ],
 )
 def test_a_wrong_choice_is_named_once(value: Any, message: str) -> None:
@@ -88,6 +95,10 @@ def test_a_wrong_choice_is_named_once(value: Any, message: str) -> None:
         ({"shift": 2.0}, OwnScheduler("FlowMatchEulerDiscreteScheduler", True), []),
         ({"name": DPM, "shift": 2.0}, OwnScheduler("DDIMScheduler", False), ["'shift' is for models that predict a"]),
         ({"name": "HeliosScheduler", "shift": 2.0}, OwnScheduler(), []),
+        ({"name": DPM, "karras": True}, OwnScheduler("FlowMatchEulerDiscreteScheduler", True), ["for models that"]),
+        ({"name": DPM, "shift": 2.0}, OwnScheduler("FlowMatchEulerDiscreteScheduler", True), []),
+        ({"name": DPM, "shift": 2.0}, OwnScheduler("FlowMatchHeunDiscreteScheduler", True, True), ["the image's size"]),
+        ({"name": "UniPCMultistepScheduler", "sigmas": (1.0,)}, OwnScheduler(), ["has no option 'sigmas'"]),
     ],
 )
 def test_options_that_a_scheduler_lacks_are_faults(

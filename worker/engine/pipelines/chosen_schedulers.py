@@ -10,8 +10,8 @@ import structlog
 from cachetools import LRUCache
 from diffusers import SchedulerMixin
 
-from shared.config.noise_schedulers import FLOW_OPTION, misfit, predicts_flow
-from shared.config.scheduler_choices import SchedulerChoice, SchedulerOptions, choice_of
+from shared.config.noise_schedulers import FLOW_OPTION, described, predicts_flow
+from shared.config.scheduler_choices import SchedulerChoice, SchedulerOptions, choice_of, option_faults
 from shared.errors import InferenceFailed, ModelUnavailable
 
 KEPT = 64
@@ -76,8 +76,8 @@ def make_scheduler(choice: SchedulerChoice, own: Any) -> Any:
         raise ModelUnavailable(f"scheduler: {name} needs the package {', '.join(lacking)}", param="scheduler")
     if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, SchedulerMixin)):
         raise ModelUnavailable(f"diffusers has no scheduler {name!r}", param="scheduler")
-    if reason := misfit(name, is_flow):
-        raise ModelUnavailable(f"scheduler: {reason}", param="scheduler")
+    for fault in option_faults(choice, described(own.config, type(own).__name__)):
+        raise ModelUnavailable(f"scheduler: {fault}", param="scheduler")
     accepted = inspect.signature(scheduler_class).parameters
     options = _flow_options(name, own, is_flow) | _options(choice, name, accepted)
     try:

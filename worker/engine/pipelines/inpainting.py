@@ -57,13 +57,13 @@ class Paste:
     region: Box | None = None
 
     def __call__(self, pixels: Pixels) -> Pixels:
+        left, top, right, bottom = self.region or (0, 0, *self.image.size)
         made = Image.fromarray(pixels)
-        if self.region is not None:
-            left, top, right, bottom = self.region
-            whole = self.image.copy()
-            whole.paste(made.resize((right - left, bottom - top), Image.Resampling.LANCZOS), (left, top))
-            made = whole
-        pasted: Pixels = np.asarray(Image.composite(made, self.image, self.alpha))
+        if made.size != (right - left, bottom - top):  # also where a pipeline rounds the sides
+            made = made.resize((right - left, bottom - top), Image.Resampling.LANCZOS)
+        whole = self.image.copy()
+        whole.paste(made, (left, top))
+        pasted: Pixels = np.asarray(Image.composite(whole, self.image, self.alpha))
         return pasted
 
 

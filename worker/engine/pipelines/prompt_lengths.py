@@ -50,7 +50,8 @@ def _readers(pipeline: Pipeline, job: Job) -> Iterator[tuple[Any, int] | None]:
 
 def _left_out(tokenizer: Any, text: str, most: int) -> str:
     """Return the end of a text beyond `most` tokens, of which the last one is its end."""
-    if len(text) < most - 2:  # a token has at least one character
+    if len(text.encode("utf-8", "replace")) < most - 2:  # a token has at least one byte
         return ""
     tokens = tokenizer(text, verbose=False).input_ids
-    return str(tokenizer.decode(tokens[most - 1 : -1])).strip() if len(tokens) > most else ""
+    rest = str(tokenizer.decode(tokens[most - 1 : -1])) if len(tokens) > most else ""
+    return rest.strip("\ufffd \n")  # of a character whose first bytes are read

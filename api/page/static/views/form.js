@@ -100,7 +100,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${
         Object.keys(values.others).length > 0 &&
         html`<p class="hint">Sent as it was: ${Object.entries(values.others)
-          .map(([name, value]) => `${words(name)} ${value}`)
+          .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : value}`)
           .join(", ")}. <${Button} kind="quiet" action=${() => set({ others: {} })}>Leave it out<//></p>`
       }
       <details>

@@ -18,6 +18,7 @@ from worker.engine.checks.output_check import choose_output_types
 from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.lora.per_row import ModelAdapters
+from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
 from worker.engine.pipelines.loading import LoadedModel
 
 CPU = torch.device("cpu")
@@ -123,7 +124,9 @@ def a_model(convert: Callable[[Any, torch.Tensor, str], Any]) -> tuple[LoadedMod
         setattr(pipeline, name, ModuleProxy(module, shared_methods_of(name, module), CPU, torch.float32))
     spec: Any = a_spec("/nowhere", tasks=(Task.TEXT_TO_IMAGE,))  # type: ignore[arg-type]
     templates = {Task.TEXT_TO_IMAGE: pipeline}
-    return LoadedModel(spec, CPU, templates, [], {}, 0, ModelAdapters({}), ModuleWatch({})), decoder
+    return LoadedModel(
+        spec, CPU, templates, [], ChosenSchedulers(spec.id), 0, ModelAdapters({}), ModuleWatch({})
+    ), decoder
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_what_is_not_masked_stays_bit_for_bit() -> None:
     assert (result[~kept] == (255, 0, 0)).all()
 
 
+def test_a_result_of_another_size_is_scaled() -> None:
+    """Some pipelines round the sides, of models whose files do not say so."""
+    image, mask = noise(SIDE, SIDE), mask_of((10, 20, 30, 40))
+    result = pasted(image, mask, Image.new("RGB", (SIDE - 8, SIDE), "red"))
+    assert np.array_equal(result, pasted(image, mask))
+
+
 def test_an_edge_fades_over_the_blur_and_not_further() -> None:
     """Far from the edge the image stays bit for bit."""
     image, mask = noise(SIDE, SIDE), mask_of((0, 0, 32, SIDE))

@@ -121,7 +121,8 @@ def test_the_options_are_those_of_diffusers() -> None:
             continue
         options = {option for parameter, option in of_constructor.items() if parameter in parameters}
         steps = inspect.signature(getattr(diffusers, name).set_timesteps).parameters
-        options |= {"timesteps", "sigmas"} & steps.keys()
+        # UniPC takes arrays only.
+        options |= ({"timesteps", "sigmas"} & steps.keys()) - ({"sigmas"} if name.startswith("UniPC") else set())
         options |= {"sde"} if name.startswith("DPMSolver") else set()
         assert OPTIONS[name] == options, name
 
@@ -145,6 +146,8 @@ def test_the_options_are_those_of_diffusers() -> None:
         (FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), SchedulerChoice(shift=7.0), {"shift": 7.0}),
         (FLOW, SchedulerChoice(name="unipc", shift=7.0), {"use_flow_sigmas": True, "flow_shift": 7.0}),
         (NOISE, SchedulerChoice(name="ddim", karras=True), "no option 'karras'"),
+        (FLOW, SchedulerChoice(name="dpmpp_2m", karras=True), "no option 'karras' for models that predict a flow"),
+        (FLOW, SchedulerChoice(name="euler"), {"shift": 3.0}),
         (NOISE, SchedulerChoice(name="ddim", shift=2.0), "no option 'shift'"),
         (NOISE, SchedulerChoice(name="euler", sde=True), "no option 'algorithm_type'|no option 'sde'"),
     ],
