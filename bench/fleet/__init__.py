@@ -1,1 +1,1 @@
-"""A simulated fleet of workers with cold starts, scaled by two policies."""
+"""A simulated fleet of workers with cold starts, scaled as the product does."""

@@ -56,14 +56,6 @@ class FleetState:
     def workers(self) -> list[FleetWorker]:
         return list(self.by_index.values())
 
-    @property
-    def busy(self) -> int:
-        return sum(bool(worker.running) for worker in self.by_index.values())
-
-    @property
-    def queued(self) -> int:
-        return sum(len(jobs) for _, jobs in self.queue.lanes())
-
     def age_s(self, jobs: LaneJobs) -> float:
         return self.now_s - jobs.oldest_s if jobs else 0.0
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.fleet.fleet_loads import LARGE, SMALL, VIDEO, FleetLoad, arrival, bursts, by_time
+from bench.fleet.fleet_loads import LARGE, SMALL, VIDEO, FleetLoad, arrival, by_time
 from bench.fleet.fleet_state import BULK_WINDOW_S, TARGET_WAIT_S
 from bench.fleet.simulation import FleetOutcome
 from bench.simulator.kinds import Arrival, JobKind
@@ -123,11 +123,13 @@ def flapping_hub(rng: random.Random) -> Replay:
 
 
 def usual_bursts(rng: random.Random) -> Replay:
-    """The bursts of small images, large ones and videos that policies are compared with."""
-    load = bursts(rng.randrange(100))
-    jobs = (((SMALL, 600),), ((LARGE, 60),), ((VIDEO, 20),))
-    need = [(60.0 + 1200 * number, workers_for(jobs[number % 3])) for number in range(12)]
-    return Replay(FleetLoad("bursts", load.arrivals, load.loading_s, known=True), ((0.0, 0), *need))
+    """Every twenty minutes a burst: of small images, of large ones, of videos."""
+    arrivals, need = [], [(0.0, 0)]
+    for number in range(12):
+        burst, at_s = ((SMALL, 600), (LARGE, 60), (VIDEO, 20))[number % 3], 60.0 + 1200 * number
+        arrivals += [arrival(at_s + rng.uniform(0, 30), burst[0]) for _ in range(burst[1])]
+        need.append((at_s, workers_for([burst])))
+    return Replay(FleetLoad("bursts", by_time(arrivals), LOADING_S, known=True), tuple(need))
 
 
 REPLAYS = (

@@ -1,20 +1,19 @@
 """A fleet in simulated time: workers need minutes to load their models and then batch continuously.
 
-Polls, cool-down, starts and drains are those of `fusequeue pool`; a policy says how many workers are wanted.
+Polls, cool-down, starts and drains are those of `fusequeue pool`; `GET /v1/scale` says how many workers are wanted.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from bench.fleet import decision
 from bench.fleet.fleet_loads import FleetLoad
 from bench.fleet.fleet_state import SMOOTHING, FleetState, FleetWorker, MeasuredCost
-from bench.simulator.kinds import JobKind, SimulatedJob
+from bench.simulator.kinds import SimulatedJob
 from bench.simulator.policies import QueueOrder
 from bench.simulator.queue import SimulatedQueue
 from bench.simulator.report import percentile
@@ -22,12 +21,10 @@ from bench.simulator.simulation import SimulatedWorker, Simulation
 from cli.pool.pool import PoolBounds, WantedWorkers, plan_changes, recent_wants, target_workers
 
 POLL_S = 5.0
-MAX_WORKERS = 16
+MAX_WORKERS = 32
 REFUSED_S = 10.0  # until a worker knows that the hub refuses it
 RETRY_S = (5.0, 60.0)  # first and longest pause before another try to load
 DRAIN_S = 25.0
-
-Policy: TypeAlias = Callable[[FleetState], int]
 
 
 @dataclass(frozen=True)
@@ -39,26 +36,21 @@ class FleetOutcome:
     """
 
     gpu_s: float
-    waits_s: tuple[tuple[JobKind, float], ...]
+    waits_s: Sequence[float]
     max_workers: int
     wanted: tuple[tuple[float, int], ...] = ()
     changes: int = 0
     late: int = 0
 
-    def wait_s(self, share: float, kind: JobKind | None = None) -> float:
-        """Return a percentile of the waits of all jobs, or of one kind."""
-        return percentile(sorted(wait for job_kind, wait in self.waits_s if kind in (None, job_kind)), share)
-
-    def no_longer_than(self, other: FleetOutcome, *, each_kind: bool) -> bool:
-        """Return whether the 95th percentile is at most the other's, over all jobs or also for each kind."""
-        kinds = {kind for kind, _ in self.waits_s} if each_kind else set()
-        return all(self.wait_s(0.95, kind) <= other.wait_s(0.95, kind) for kind in (None, *kinds))
+    def wait_s(self, share: float) -> float:
+        """Return a percentile of the waits."""
+        return percentile(self.waits_s, share)
 
 
 class FleetSimulation(Simulation):
     """Simulates a load: polls, and starts, loads and drains of workers beside the jobs."""
 
-    def __init__(self, load: FleetLoad, policy: Policy, seed: int, max_workers: int = MAX_WORKERS) -> None:
+    def __init__(self, load: FleetLoad, seed: int) -> None:
         kinds = list(dict.fromkeys(arrival.kind for arrival in load.arrivals))
         served = [kind for kind in kinds if kind not in load.unserved]
         queue = SimulatedQueue(limits=load.limits)
@@ -67,8 +59,8 @@ class FleetSimulation(Simulation):
             kind: MeasuredCost(kind.image_s(kind.rows), kind.rows) if load.known else MeasuredCost() for kind in kinds
         }
         self._state = FleetState(queue, served, costs)
-        self._load, self._policy_wanted, self._rng = load, policy, random.Random(seed)
-        self._bounds = PoolBounds(0, max_workers, load.cool_down_s)
+        self._load, self._rng = load, random.Random(seed)
+        self._bounds = PoolBounds(0, MAX_WORKERS, load.cool_down_s)
         self._start_s = sum(load.loading_s) / 2 if load.known else None
         self._wants: tuple[WantedWorkers, ...] = ()
         self._gpu_s = 0.0
@@ -83,7 +75,7 @@ class FleetSimulation(Simulation):
         self._gpu_s += sum(end_s - worker.started_s for worker in self._state.workers)
         served = [job for job in self.jobs if job.kind in self._state.served]
         waits = [(job, (end_s if job.start_s is None else job.start_s) - job.arrival.at_s) for job in served]
-        urgent = tuple((job.kind, wait) for job, wait in waits if not job.arrival.bulk)
+        urgent = sorted(wait for job, wait in waits if not job.arrival.bulk)
         late = sum(job.arrival.deadline_s is not None and not job.met for job in served)
         return FleetOutcome(self._gpu_s, urgent, self._max_workers, tuple(self._wanted), self._changes, late)
 
@@ -106,7 +98,7 @@ class FleetSimulation(Simulation):
     def _poll(self) -> None:
         state = self._state
         state.now_s, state.start_s = self.clock.now_s, self._start_s or 0.0
-        wanted = self._policy_wanted(state)
+        wanted = decision.wanted(state)
         if not self._wanted or self._wanted[-1][1] != wanted:
             self._wanted.append((state.now_s, wanted))
         self._wants = recent_wants(self._wants, WantedWorkers(state.now_s, wanted), self._bounds.cool_down_s)
