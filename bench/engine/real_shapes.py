@@ -1,7 +1,7 @@
 """Pipelines of the size of published models, with random weights. Speed does not depend on the weights.
 
-Denoisers, VAEs and text encoders have their real size, but SD3's optional T5, which is left out; tokenizers split texts
-into single letters. Those of Qwen's text encoders come from the tests' tiny models.
+Denoisers, VAEs and text encoders have their real size; tokenizers split texts into single letters. Those of Qwen's text
+encoders come from the tests' tiny models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from diffusers import (
     FluxTransformer2DModel,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
     UniPCMultistepScheduler,
@@ -92,35 +90,6 @@ def real_sdxl() -> Pipeline:
         tokenizer_2=second,
         unet=unet,
         scheduler=scheduler(EulerDiscreteScheduler, timestep_spacing="leading", steps_offset=1),
-    )
-
-
-def real_sd3() -> Pipeline:
-    """Stable Diffusion 3 Medium, without its T5."""
-    first, second = clip_tokenizer(), clip_tokenizer()
-    transformer = SD3Transformer2DModel(
-        sample_size=128,
-        patch_size=2,
-        in_channels=16,
-        out_channels=16,
-        num_layers=24,
-        attention_head_dim=64,
-        num_attention_heads=24,
-        joint_attention_dim=4096,
-        caption_projection_dim=1536,
-        pooled_projection_dim=768 + 1280,
-        pos_embed_max_size=192,
-    )
-    return StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=scheduler(FlowMatchEulerDiscreteScheduler, shift=3.0),
-        vae=_real_vae(latent_channels=16, shift_factor=0.0609, scaling_factor=1.5305),
-        text_encoder=CLIPTextModelWithProjection(_clip_l(first)),
-        tokenizer=first,
-        text_encoder_2=CLIPTextModelWithProjection(_clip_g(second)),
-        tokenizer_2=second,
-        text_encoder_3=None,
-        tokenizer_3=None,
     )
 
 

@@ -123,12 +123,6 @@ def stable_diffusion(vae: Any, encoder: Any, tokenizer: Any, unet: Any) -> Pipel
 
 def small_flux() -> Pipeline:
     """Small FLUX.1."""
-    return _flux(
-        num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=4, axes_dims_rope=(4, 4, 8)
-    )
-
-
-def _flux(**sizes: Any) -> Pipeline:
     first, second = clip_tokenizer(), t5_tokenizer()
     t5 = T5Config(vocab_size=len(second), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
     return FluxPipeline(
@@ -138,7 +132,11 @@ def _flux(**sizes: Any) -> Pipeline:
             joint_attention_dim=SMALL_WIDTH,
             pooled_projection_dim=SMALL_WIDTH,
             guidance_embeds=True,
-            **sizes,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=4,
+            axes_dims_rope=(4, 4, 8),
         ),
         scheduler=scheduler(FlowMatchEulerDiscreteScheduler),
         vae=_small_vae(shift_factor=0.06, scaling_factor=1.5),
@@ -151,20 +149,9 @@ def _flux(**sizes: Any) -> Pipeline:
 
 def small_wan() -> Pipeline:
     """Small Wan 2.1, text to video."""
-    vae = {"base_dim": 8, "dim_mult": [1, 2, 2, 2]}
-    return _wan(vae, num_attention_heads=2, attention_head_dim=12, ffn_dim=48, num_layers=2)
-
-
-def one_layer_of_wan() -> Pipeline:
-    """Wan 2.1 1.3B with one of its 30 layers, of full width. As in it, the VAE takes a small part of the time."""
-    vae = {"base_dim": 2, "dim_mult": [1, 1, 1, 1]}
-    return _wan(vae, num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=1)
-
-
-def _wan(vae: dict[str, Any], **sizes: Any) -> Pipeline:
     tokenizer = t5_tokenizer()
     encoder = UMT5Config(vocab_size=len(tokenizer), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
-    latents = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4, "z_dim": 4}
+    vae = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4, "z_dim": 4}
     return WanPipeline(
         tokenizer=tokenizer,
         text_encoder=UMT5EncoderModel(encoder),
@@ -174,12 +161,15 @@ def _wan(vae: dict[str, Any], **sizes: Any) -> Pipeline:
             text_dim=SMALL_WIDTH,
             freq_dim=32,
             rope_max_seq_len=32,
-            **sizes,
+            num_attention_heads=2,
+            attention_head_dim=12,
+            ffn_dim=48,
+            num_layers=2,
         ),
         scheduler=scheduler(
             UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
-        vae=AutoencoderKLWan(num_res_blocks=1, **vae, **latents),
+        vae=AutoencoderKLWan(num_res_blocks=1, **vae),
     )
 
 
@@ -189,7 +179,7 @@ SHAPES: dict[str, Callable[[], Pipeline]] = {
 }
 
 
-VIDEO_SHAPES: dict[str, Callable[[], Pipeline]] = {"wan": small_wan, "wan-1-layer": one_layer_of_wan}
+VIDEO_SHAPES: dict[str, Callable[[], Pipeline]] = {"wan": small_wan}
 
 
 def disable_progress_bars() -> None:
