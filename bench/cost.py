@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +19,12 @@ from typing import Any
 
 import psutil
 import torch
-from diffusers import DiffusionPipeline
 
 from bench.common import record
-from bench.common.clients import ClientLoad, LightClient, light_client
-from bench.engine import shapes
+from bench.common.clients import ClientLoad, light_client, together
+from bench.common.service import MODEL, ROWS, SIDE, small_service
 from bench.engine.comparison import call
 from bench.engine.runner import prompt
-from bench.over_http import MODEL, ROWS, SIDE, served
 
 STEPS = 8
 PARTS = {
@@ -86,20 +83,18 @@ def requests(turn: int) -> Iterator[dict[str, object]]:
         }
 
 
-async def run_client(http: LightClient, bodies: Iterator[dict[str, object]]) -> None:
-    for body in bodies:
-        await http.post("/v1/images/generations", body)
-
-
 async def over_http(url: str, load: ClientLoad, turn: int) -> Milliseconds:
     """Run one turn and return the CPU time of each part, per image."""
     bodies = itertools.islice(requests(turn), load.images)
     async with light_client(url) as http:
         await http.get("/healthz")
+
+        async def client() -> None:
+            for body in bodies:
+                await http.post("/v1/images/generations", body)
+
         before = cpu_ms()
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(load.clients):
-                clients.create_task(run_client(http, bodies))
+        await together(load.clients, client)
         after = cpu_ms()
     return {part: (after[part] - before.get(part, 0.0)) / load.images for part in after}
 
@@ -135,14 +130,6 @@ def measure(url: str, pipeline: Any, load: ClientLoad, turns: int) -> dict[str, 
     return figures_of(seen)
 
 
-def table(figures: dict[str, dict[str, float]]) -> str:
-    """Return the figures by number of clients as a table."""
-    names = list(next(iter(figures.values())))
-    lines = [f"| CPU ms per image | {' | '.join(figures)} |", f"|---|{'---|' * len(figures)}"]
-    lines += [f"| {name} | {' | '.join(str(one[name]) for one in figures.values())} |" for name in names]
-    return "\n".join(lines)
-
-
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
@@ -152,24 +139,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    shapes.disable_progress_bars()
-    with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch:
-        folder = Path(scratch)
-        shapes.save("sd", folder / "model")
-        pipeline: Any = DiffusionPipeline.from_pretrained(folder / "model", local_files_only=True)
-        pipeline.set_progress_bar_config(disable=True)
-        with served(folder / "model", folder) as url:
-            figures = {
-                f"{clients} clients": measure(url, pipeline, ClientLoad(clients, options.images), options.turns)
-                for clients in options.clients
-            }
-            memory = resident_mib()
-    print(table(figures))
-    print("MiB:", memory)
-    if options.json:
-        more = {"images_per_turn": options.images, "turns": options.turns, "steps": STEPS, "threads": 1}
-        record.write(options.json, {"cpu_ms_per_image": figures, "resident_mib": memory}, **more)
+    with small_service() as (url, pipeline):
+        figures = {
+            f"{clients} clients": measure(url, pipeline, ClientLoad(clients, options.images), options.turns)
+            for clients in options.clients
+        }
+        memory = resident_mib()
+    more = {"images_per_turn": options.images, "turns": options.turns, "steps": STEPS, "threads": 1}
+    record.report(options.json, {"cpu_ms_per_image": figures, "resident_mib": memory}, **more)
 
 
 if __name__ == "__main__":

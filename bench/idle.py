@@ -12,23 +12,20 @@ import asyncio
 import itertools
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.common import record
-from bench.common.clients import REQUEST_TIMEOUT_S, ClientLoad, Meter, light_client, run_client
-from bench.over_http import ROWS, launched, up
+from bench.common.clients import ClientLoad, Meter, closed_loop, light_client, scrape
+from bench.common.service import ROWS, launched, until_answered, up
 from cli.up.ports import reserved_port
 
 BUCKET = "images"
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request"}  # enough for moto
-START_S = 30.0
 STEPS = (8, 12, 16)
 
 MODELS_FILE = """
@@ -56,15 +53,7 @@ def s3(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
     with reserved_port("127.0.0.1", 5600) as port, launched([*command, str(port)], folder / "s3.log", None):
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                httpx.put(f"{url}/{BUCKET}", headers=SIGNED, timeout=5).raise_for_status()
-                break
-            except httpx.TransportError:
-                if time.monotonic() > deadline:
-                    raise RuntimeError((folder / "s3.log").read_text()[-2000:]) from None
-                time.sleep(0.1)
+        until_answered(lambda: httpx.put(f"{url}/{BUCKET}", headers=SIGNED, timeout=5), folder / "s3.log")
         yield url
 
 
@@ -75,24 +64,12 @@ def jobs() -> Iterator[dict[str, object]]:
         yield {"model": "demo", "prompt": prompt, "seed": at, "steps": STEPS[at % len(STEPS)]}
 
 
-async def scrape(port: int) -> dict[str, float]:
-    """Return the worker's metrics by name, summed over their labels."""
-    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False) as http:
-        response = await http.get(f"http://127.0.0.1:{port}/metrics")
-    totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(response.raise_for_status().text):
-        for sample in family.samples:
-            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    return totals
-
-
 async def measure(url: str, port: int, load: ClientLoad) -> dict[str, Any]:
     """Run a closed loop of clients and return figures of the worker's metrics."""
     async with light_client(url) as http:
-        meter, bodies = Meter(load), jobs()
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(load.clients):
-                clients.create_task(run_client(http, bodies, meter))
+        meter = Meter(load)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(closed_loop(http, meter, jobs()))
             while not meter.steady:  # noqa: ASYNC110 - a meter has no event
                 await asyncio.sleep(0.01)
             before = await scrape(port)
@@ -130,9 +107,7 @@ def main(argv: list[str] | None = None) -> None:
             up(folder, "--models", str(models), worker_port=str(port), **settings) as url,
         ):
             figures = asyncio.run(measure(url, port, load))
-    print(figures, flush=True)
-    if options.json:
-        record.write(options.json, figures, clients=load.clients, images=load.images, rows=ROWS, threads=1)
+    record.report(options.json, figures, clients=load.clients, images=load.images, rows=ROWS, threads=1)
 
 
 if __name__ == "__main__":

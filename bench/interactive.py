@@ -14,7 +14,6 @@ import asyncio
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -23,14 +22,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench.common import record
-from bench.common.clients import REQUEST_TIMEOUT_S
-from bench.engine import shapes
+from bench.common.clients import LightClient, light_client, scrape
+from bench.common.service import MODEL, ROWS, SIDE, small_service
 from bench.engine.runner import GUIDANCE, prompt
-from bench.idle import scrape
-from bench.over_http import MODEL, ROWS, SIDE, bodies, served
+from bench.over_http import bodies
 from cli.up.ports import reserved_port
 
 STEPS = 8  # of an interactive job; bulk jobs have 6, 8 and 10
@@ -72,7 +68,7 @@ def percentile(values: list[float], share: float) -> float:
 class InteractiveTurn:
     """Measures turns against a server and its worker's metrics."""
 
-    def __init__(self, http: httpx.AsyncClient, port: int, load: InteractiveLoad) -> None:
+    def __init__(self, http: LightClient, port: int, load: InteractiveLoad) -> None:
         self._http = http
         self._port = port
         self._load = load
@@ -91,24 +87,23 @@ class InteractiveTurn:
             body = {"model": MODEL, "prompt": prompt(number), "seed": number, "guidance_scale": GUIDANCE}
             body |= {"steps": STEPS, "priority": "interactive"}
             started = time.perf_counter()
-            response = await self._http.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"})
+            job = await self._http.post("/v1/jobs", body, Prefer="wait=60")
             latencies.append(time.perf_counter() - started)
-            if response.raise_for_status().json()["status"] != "succeeded":
-                raise RuntimeError(response.text)
+            if job["status"] != "succeeded":
+                raise RuntimeError(str(job))
 
     @asynccontextmanager
     async def bulk(self, seed: int) -> AsyncIterator[None]:
         """Submit bulk jobs, and cancel the rest at the end."""
         lines = [json.dumps({**body, "priority": "bulk"}) for body in islice(bodies(seed), self._load.bulk)]
         headers = {"Content-Type": "application/x-ndjson"}
-        response = await self._http.post("/v1/jobs:bulk", content="\n".join(lines), headers=headers)
-        ids = [json.loads(line)["id"] for line in response.raise_for_status().text.splitlines()]
+        accepted = await self._http.request("POST", "/v1/jobs:bulk", data="\n".join(lines), headers=headers)
+        ids = [json.loads(line)["id"] for line in accepted.splitlines()]
         await self._until_ended(ROWS)
         yield
         succeeded = 0
         for job_id in reversed(ids):
-            response = await self._http.post(f"/v1/jobs/{job_id}/cancel")
-            succeeded += response.raise_for_status().json()["status"] == "succeeded"
+            succeeded += (await self._http.post(f"/v1/jobs/{job_id}/cancel", {}))["status"] == "succeeded"
             if succeeded > 2 * ROWS:
                 break  # all earlier ones have ended
 
@@ -176,8 +171,7 @@ def figures(turns: list[TurnFigures]) -> dict[str, Any]:
 
 async def measure(url: str, port: int, load: InteractiveLoad, turns: int) -> dict[str, Any]:
     """Warm up with a few jobs and measure all turns."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as http:
+    async with light_client(url) as http:
         warm_up = InteractiveTurn(http, port, InteractiveLoad(load.clients, 2 * load.clients, load.think_s, 4 * ROWS))
         async with warm_up.bulk(0):
             await warm_up.interactive(0)
@@ -199,26 +193,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     load = InteractiveLoad(options.clients, options.jobs, options.think_ms / 1000, options.bulk)
-    shapes.disable_progress_bars()
-    with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch:
-        folder = Path(scratch)
-        shapes.save("sd", folder / "model")
-        with (
-            reserved_port("127.0.0.1", 9100) as port,
-            served(folder / "model", folder, worker_port=str(port)) as url,
-        ):
-            measured = asyncio.run(measure(url, port, load, options.turns))
-    if options.json:
-        more = {"think_ms": options.think_ms, "bulk_jobs": load.bulk, "side": SIDE, "rows": ROWS, "steps": STEPS}
-        record.write(
-            options.json,
-            measured,
-            clients=load.clients,
-            jobs_per_turn=load.jobs,
-            turns=options.turns,
-            threads=1,
-            **more,
-        )
+    with reserved_port("127.0.0.1", 9100) as port, small_service(worker_port=str(port)) as (url, _):
+        measured = asyncio.run(measure(url, port, load, options.turns))
+    counts = {"clients": load.clients, "jobs_per_turn": load.jobs, "turns": options.turns, "threads": 1}
+    more = {"think_ms": options.think_ms, "bulk_jobs": load.bulk, "side": SIDE, "rows": ROWS, "steps": STEPS}
+    record.report(options.json, measured, **counts, **more)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ import numpy as np
 from PIL import Image
 
 from bench.common import record
-from bench.common.clients import ClientLoad, Meter, light_client, run_client
-from bench.over_http import counters, up
+from bench.common.clients import ClientLoad, Meter, closed_loop, counted, light_client
+from bench.common.service import up
 from demo.checker import matches
 from demo.drawings import split_prompts
 from worker.engine.step_calibration import psnr
@@ -65,14 +65,9 @@ async def run_turn(url: str, load: ClientLoad, steps: int, choice: str, first: i
     """Run one turn of jobs numbered from `first`."""
     turn, meter = CachedTurn(), Meter(load)
     jobs = (body(number, steps, choice) for number in itertools.count(first))
-    async with light_client(url) as http:
-        before = await counters(http)
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(load.clients):
-                clients.create_task(run_client(http, jobs, meter, turn.keep))
-        after = await counters(http)
-    turn.rate = meter.rate
-    turn.rows_per_forward = (after["forward_rows"] - before["forward_rows"]) / (after["forwards"] - before["forwards"])
+    async with light_client(url) as http, counted(http) as work:
+        await closed_loop(http, meter, jobs, turn.keep)
+    turn.rate, turn.rows_per_forward = meter.rate, work.rows_per_forward
     return turn
 
 
@@ -102,23 +97,6 @@ def figures_of(turns: dict[str, list[CachedTurn]], level: str) -> dict[str, Any]
     }
 
 
-def summary(figures: dict[str, Any], load: ClientLoad, steps: int) -> str:
-    """Return the figures as text."""
-    level, rates, rows = figures["level"], figures["images_per_second"], figures["rows_per_forward"]
-    shares, decibels = figures["prompts_right"], figures["psnr_db"]
-    lines = [
-        f"{load.clients} clients over HTTP, demo model, {steps} steps, of which {level} skips "
-        f"{figures['skipped_steps']}: {figures['gain']:.2f} times the images per second",
-        *(
-            f"  {name:8} {rates[name]:6.2f} images/s, {rows[name]:5.2f} rows per forward, "
-            f"{shares[name]:.1%} of {figures['images'][name]} images right"
-            for name in (OFF, level)
-        ),
-        f"  PSNR to the same job without step caching: {decibels['median']} dB (median), at least {decibels['least']}",
-    ]
-    return "\n".join(lines)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -138,9 +116,7 @@ def main(argv: list[str] | None = None) -> None:
                 turns[choice].append(asyncio.run(run_turn(url, load, options.steps, choice, first)))
                 print(f"{choice}: {turns[choice][-1].rate:.2f} images/s", flush=True)
     figures = figures_of(turns, options.level)
-    print(summary(figures, load, options.steps), flush=True)
-    if options.json:
-        record.write(options.json, figures, clients=load.clients, images_per_turn=load.images, threads=1)
+    record.report(options.json, figures, clients=load.clients, images_per_turn=load.images, threads=1)
 
 
 if __name__ == "__main__":

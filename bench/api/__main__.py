@@ -15,9 +15,8 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,12 @@ import httpx
 
 from bench.api.http_load import ClosedLoop, LoopRate, Request, get, post, run
 from bench.common import record
+from bench.common.service import launched, until_answered
 from bench.cost import Milliseconds, cpu_ms
-from bench.over_http import launched
 from bench.queue.private_redis import private_redis
 from cli.up.ports import reserved_port
 
 HOST = "127.0.0.1"
-START_S = 60.0
 CONNECTIONS = (1, 8, 32)
 BULK_LINES = 1_000
 BULK_CONNECTIONS = 2
@@ -107,14 +105,7 @@ def serving(folder: Path, module: str, *arguments: str, **settings: str) -> Iter
     command = [sys.executable, "-m", module, *arguments]
     log = folder / f"{module}.log"
     with reserved_port(HOST, 8750) as port, launched([*command, str(port)], log, None, **settings):
-        deadline = time.monotonic() + START_S
-        while True:
-            with suppress(httpx.TransportError):
-                if httpx.get(f"http://{HOST}:{port}/readyz", timeout=5, trust_env=False).is_success:
-                    break
-            if time.monotonic() > deadline:
-                raise RuntimeError(log.read_text()[-2000:])
-            time.sleep(0.1)
+        until_answered(lambda: httpx.get(f"http://{HOST}:{port}/readyz", timeout=5, trust_env=False), log)
         yield port
 
 
@@ -150,27 +141,6 @@ def measure(api: int, plain: int, turns: int, seconds: float) -> dict[str, Any]:
     return figures | {"bulk_lines_per_second": round(statistics.median(bulk))}
 
 
-def table(figures: dict[str, Any]) -> str:
-    """Return the figures as a table."""
-    names = (
-        "requests",
-        "per second",
-        "plain route",
-        "ratio",
-        "p50 ms",
-        "p99 ms",
-        "CPU ms: API",
-        "Redis",
-        "plain route",
-    )
-    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    for name, row in figures.items():
-        if isinstance(row, dict):
-            cells = (row[key] for key in ("per_second", "plain_per_second", "ratio", "p50_ms", "p99_ms"))
-            lines.append(f"| {' | '.join(map(str, (name, *cells, *row['cpu_ms'].values())))} |")
-    return "\n".join([*lines, f"bulk: {figures['bulk_lines_per_second']:,} lines/s"])
-
-
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -187,9 +157,7 @@ def main(argv: list[str] | None = None) -> None:
             serving(folder, "bench.api.plain_routes") as plain,
         ):
             figures = measure(api, plain, options.turns, options.seconds)
-    print(table(figures))
-    if options.json:
-        record.write(options.json, figures, turns=options.turns, seconds=options.seconds)
+    record.report(options.json, figures, turns=options.turns, seconds=options.seconds)
 
 
 if __name__ == "__main__":

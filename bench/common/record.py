@@ -32,6 +32,13 @@ def about(**more: Any) -> dict[str, Any]:
     return environment | {name: _version(name) for name in PACKAGES} | more
 
 
+def report(path: Path | None, figures: Mapping[str, Any], **more: Any) -> None:
+    """Print figures, and write them to `path` if there is one."""
+    print(compact(figures), flush=True)
+    if path is not None:
+        write(path, figures, **more)
+
+
 def write(path: Path, figures: Mapping[str, Any], **more: Any) -> None:
     """Write figures and `about` to `path`."""
     path.write_text(compact({"about": about(**more), **figures}) + "\n", "utf-8")

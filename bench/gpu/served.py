@@ -9,7 +9,6 @@ steps than the models' own, the rates change and the gain hardly does.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -20,13 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.common import record
-from bench.common.clients import LightClient, light_client
+from bench.common.clients import counted, finished, light_client, together
+from bench.common.service import up
 from bench.gpu.made_models import save_folder
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage
-from bench.over_http import counters, up
 
 CLIENTS, PROMPTS, ROWS = 12, 12 if DRY else 48, 8
 SIDE = 64 if DRY else 512
@@ -78,43 +76,31 @@ def bodies(model: str, count: int, steps: list[int]) -> Iterator[dict[str, objec
         yield {"model": model, "prompt": text, "seed": at, "steps": steps[at % len(steps)]}
 
 
-async def client(http: LightClient, jobs: Iterator[dict[str, object]], latencies: list[float], until_s: float) -> None:
-    """Submit jobs one after another until there are no more, or `time.monotonic()` is `until_s`."""
-    for body in jobs:
-        started = time.perf_counter()
-        job: Any = await http.post("/v1/jobs", body, Prefer="wait=60")
-        while job["status"] in ("queued", "running"):
-            job = json.loads(await http.get(f"/v1/jobs/{job['id']}?wait=60"))
-        if job["status"] != "succeeded":
-            raise RuntimeError(f"{job['status']}: {job['error']}")
-        await http.get(job["artifacts"][0]["url"])
-        latencies.append(time.perf_counter() - started)
-        if time.monotonic() > until_s:
-            return
-
-
 async def load(url: str, jobs: Iterator[dict[str, object]], until_s: float) -> Figures:
-    """Run the clients, and return what they and the worker counted."""
+    """Run clients until there are no more jobs, or `until_s`, and return what they and the worker counted."""
     latencies: list[float] = []
-    async with light_client(url) as http:
-        before = await counters(http)
+    async with light_client(url) as http, counted(http) as work:
+
+        async def client() -> None:
+            for body in jobs:
+                began = time.perf_counter()
+                await finished(http, body)
+                latencies.append(time.perf_counter() - began)
+                if time.monotonic() > until_s:
+                    return
+
         started = time.perf_counter()
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(CLIENTS):
-                clients.create_task(client(http, jobs, latencies, until_s))
+        await together(CLIENTS, client)
         seconds = time.perf_counter() - started
-        after = await counters(http)
-    delta = {name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_queued_s")}
-    idle = delta["idle_while_queued_s"]
     return {
         "requests": len(latencies),
         "seconds": round(seconds, 1),
         "req_s": round(len(latencies) / seconds, 3),
         "mean_s": round(statistics.mean(latencies), 2),
         "p99_s": round(statistics.quantiles(latencies, n=100, method="inclusive")[98], 2),
-        "rows_per_forward": round(delta["forward_rows"] / max(1, delta["forwards"]), 2),
-        "busy_ms_per_forward": round(1000 * delta["busy_s"] / max(1, delta["forwards"]), 1),
-        "idle_while_queued": round(idle / max(1e-9, idle + delta["busy_s"]), 4),
+        "rows_per_forward": round(work.rows_per_forward, 2),
+        "busy_ms_per_forward": round(1000 * work.busy_s / max(1, work.forwards), 1),
+        "idle_while_queued": round(work.idle_share, 4),
     }
 
 

@@ -15,15 +15,13 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 
 from bench.common import record
-from bench.engine import shapes
+from bench.common.service import small_pipeline
 from bench.peers.peer_loads import LOADS
-from bench.peers.peer_report import figures_of, medians, table
+from bench.peers.peer_report import figures_of
 from bench.peers.peer_servers import FUSEQUEUE, PEERS, install
 from bench.peers.side_by_side import PeerPlan, PeerTurns, SideBySide, core_taken
 
@@ -57,11 +55,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 @torch.no_grad()
 def measure(plan: PeerPlan, options: argparse.Namespace, folder: Path) -> PeerTurns:
     """Measure all turns."""
-    torch.set_num_threads(1)
-    shapes.disable_progress_bars()
-    shapes.save("sd", folder / "model")
-    pipeline: Any = DiffusionPipeline.from_pretrained(folder / "model", local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = small_pipeline(folder / "model")
     turns, side_by_side = PeerTurns(), SideBySide(plan, pipeline, folder / "model", folder)
     with core_taken(folder) if options.core_taken else nullcontext():
         for turn in range(options.turns):
@@ -90,7 +84,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="fusequeue-bench-", ignore_cleanup_errors=True) as scratch:
         turns = measure(plan, options, Path(scratch))
-    print(table(medians(turns.measured)))
+    figures = figures_of(turns)
+    record.report(None, {name: figures[name] for name in ("ratios", "fusequeue_to_best_peer")})
     for failure in turns.failures:
         print(f"failed: {failure}", file=sys.stderr)
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from bench.common.clients import LightClient, light_client
-from bench.over_http import SIDE, STEPS, bodies
+from bench.common.clients import LightClient, light_client, together
+from bench.common.service import SIDE
+from bench.over_http import STEPS, bodies
 from bench.peers.servers.batch_call import ROUTE
 
 MEAN_STEPS = round(statistics.mean(STEPS))
@@ -102,14 +103,14 @@ async def closed_loop(client: ImageClient, load: PeerLoad, images: int, seed: in
     """Return the images per second of clients that request the next image when they have one."""
     ended, jobs = list[float](), requests(seed, load.mixed)
 
-    async def run(http: LightClient) -> None:
-        while len(ended) < load.clients + images:
-            await client.image(http, next(jobs))
-            ended.append(time.perf_counter())
+    async with client.connect() as http:
 
-    async with client.connect() as http, asyncio.TaskGroup() as tasks:
-        for _ in range(load.clients):
-            tasks.create_task(run(http))
+        async def run() -> None:
+            while len(ended) < load.clients + images:
+                await client.image(http, next(jobs))
+                ended.append(time.perf_counter())
+
+        await together(load.clients, run)
     return steady_rate(ended, load.clients, images)
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench.peers.peer_servers import FUSEQUEUE, PEERS
+from bench.peers.peer_servers import FUSEQUEUE
 from bench.peers.side_by_side import MeasuredRow, PeerTurns
 
 Medians = dict[str, dict[str, float]]
@@ -59,17 +59,3 @@ def figures_of(turns: PeerTurns) -> dict[str, Any]:
         ],
         "failures": turns.failures,
     }
-
-
-def table(ratios: Medians) -> str:
-    """Return the ratios as a table: loads by servers."""
-    seen = {server for servers in ratios.values() for server in servers}
-    names = [name for name in (FUSEQUEUE, *PEERS) if name in seen]
-    titles = [PEERS[name].title if name in PEERS else name for name in names]
-    compared = to_best_peer(ratios)
-    lines = [f"| load | {' | '.join(titles)} | fusequeue to best peer |", f"|---|{'---|' * (len(names) + 1)}"]
-    for row, servers in ratios.items():
-        unit = "time, solo call = 1" if lower_is_better(row) else "images/s, full batches = 1"
-        cells = [f"{servers[name]:.3f}" if name in servers else "-" for name in names]
-        lines.append(f"| {row} ({unit}) | {' | '.join(cells)} | {compared.get(row, '-')} |")
-    return "\n".join(lines)

@@ -17,7 +17,7 @@ import aiohttp
 import psutil
 
 from bench.common import record
-from bench.over_http import launched, served
+from bench.common.service import launched, served
 from bench.peers.peer_loads import ImageClient, requests
 from bench.peers.servers.batch_call import HOST
 from cli.up.ports import reserved_port
@@ -40,7 +40,6 @@ class Peer:
     """
 
     name: str
-    title: str
     arguments: tuple[str, ...]
     wait_ms: int = 0
     list_field: str | None = None
@@ -67,16 +66,15 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("litserve", "LitServe", ("-m", f"{SERVERS}.litserve_server"), wait_ms=3),
-        Peer("mosec", "Mosec", ("-m", f"{SERVERS}.mosec_server"), wait_ms=2),
-        Peer("ray", "Ray Serve", ("-m", f"{SERVERS}.ray_server"), wait_ms=10),
+        Peer("litserve", ("-m", f"{SERVERS}.litserve_server"), wait_ms=3),
+        Peer("mosec", ("-m", f"{SERVERS}.mosec_server"), wait_ms=2),
+        Peer("ray", ("-m", f"{SERVERS}.ray_server"), wait_ms=10),
         Peer(
             "bentoml",
-            "BentoML",
             ("-m", "bentoml", "serve", f"{SERVERS}.bentoml_server:Images", "--host", HOST, "--port", "{port}"),
             list_field="requests",
         ),
-        Peer("rq", "FastAPI + rq", ("-m", f"{SERVERS}.rq_server")),
+        Peer("rq", ("-m", f"{SERVERS}.rq_server")),
     )
 }
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.common.service import ROWS, SIDE, launched
 from bench.engine.comparison import call
 from bench.interactive import percentile
-from bench.over_http import ROWS, SIDE, ComparedRate, launched
+from bench.over_http import ComparedRate
 from bench.peers.peer_loads import (
     MEAN_STEPS,
     ImageClient,

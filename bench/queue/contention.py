@@ -76,10 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as folder, private_redis(Path(folder)) as url:
         figures = [asdict(asyncio.run(measure(url, workers, options.jobs))) for workers in WORKERS]
-    for row in figures:
-        print(row, flush=True)
-    if options.json:
-        record.write(options.json, {"results": figures}, jobs=options.jobs, slots=SLOTS)
+    record.report(options.json, {"results": figures}, jobs=options.jobs, slots=SLOTS)
 
 
 if __name__ == "__main__":

@@ -172,10 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     mix = DeadlineMix(options.load, options.jobs, options.seed)
     results = [asdict(figures(curve, mix, by_slack=by_slack)) for curve in GAINS for by_slack in (False, True)]
-    for row in results:
-        print(row)
-    if options.json:
-        record.write(options.json, {"results": results}, step_ms=1000 * STEP_S, tight=TIGHT, loose=LOOSE)
+    record.report(options.json, {"results": results}, step_ms=1000 * STEP_S, tight=TIGHT, loose=LOOSE)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from bench.over_http import launched
+from bench.common.service import launched
 from cli.up.ports import reserved_port
 from cli.up.redis_server import HASH_VALUE_BYTES, HOST, STREAM_NODE_BYTES, find
 from shared.queue import QueueClient

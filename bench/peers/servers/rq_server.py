@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException
 from redis import Redis
 from rq import Queue, SimpleWorker
 
-from bench.over_http import launched
+from bench.common.service import launched
 from bench.peers.servers.batch_call import HOST, ROUTE, TIMEOUT_S, BatchCall, ImageRequest, PeerSettings
 from cli.up.ports import reserved_port
 from cli.up.redis_server import find
