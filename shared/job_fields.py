@@ -1,7 +1,7 @@
 """The fields of jobs, each declared once: type, bounds, default, text, and whether batch mates must have it alike.
 
 `JobRequest`, `Job` and the `JobObject` of responses inherit the classes below, and take over their fields by name.
-Fields that a job has in another form than its request, such as images, are declared where they are converted.
+Images, and other objects that a job has in another form than its request, are declared where they are converted.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ RANDOM_SEED = -1
 """As other services and user interfaces write a seed that they leave to the service."""
 
 MAX_FPS = 120
+MAX_DEADLINE_S = 7 * 86_400
 MAX_COUNT = 2**31 - 1
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
 
@@ -130,7 +131,9 @@ class PipelineFields(BaseModel):
     """What the pipeline is to make, as the request says it. Images repeat these (`embed_parameters`)."""
 
     model: Annotated[str, MUST_MATCH, Field(max_length=128, description="A model of `GET /v1/models`.")]
-    prompt: Annotated[str, MAY_DIFFER, Field(min_length=1, max_length=100_000)]
+    prompt: Annotated[
+        str, MAY_DIFFER, Field(min_length=1, max_length=100_000, description="What the image or video shows.")
+    ]
 
 
 class CallFields(BaseModel):
@@ -195,16 +198,24 @@ class ServiceFields(BaseModel):
         MAY_DIFFER,
         Field(strict=True, description="Write the prompt, seed and other parameters into the image's metadata."),
     ] = False
-    priority: Annotated[Priority, MAY_DIFFER] = Priority.STANDARD
+    priority: Annotated[
+        Priority, MAY_DIFFER, Field(description="Of a tenant's queued jobs, those of a higher priority go first.")
+    ] = Priority.STANDARD
     on_deadline: Annotated[
         OnDeadline,
         MAY_DIFFER,
         Field(description="If a job can no longer end by its deadline: it expires at once, or runs late."),
     ] = OnDeadline.EXPIRE
-    metadata: Annotated[dict[MetadataKey, MetadataValue], MAY_DIFFER, Field(max_length=16)] = Field(
-        default_factory=dict
-    )
-    batch_id: Annotated[str | None, MAY_DIFFER, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None
+    metadata: Annotated[
+        dict[MetadataKey, MetadataValue],
+        MAY_DIFFER,
+        Field(max_length=16, description="Texts that are returned with the job; lists and changes can select by them."),
+    ] = Field(default_factory=dict)
+    batch_id: Annotated[
+        str | None,
+        MAY_DIFFER,
+        Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Lists and changes can select the jobs with one."),
+    ] = None
 
 
 class ChoosableFields(BaseModel):
@@ -213,15 +224,17 @@ class ChoosableFields(BaseModel):
     negative_prompt: str | None = Field(
         None,
         max_length=100_000,
-        description="Unset: the model's default. An empty one is a text, for Stable Diffusion XL too.",
+        description="What the image or video does not show. Unset: the model's default; an empty one is a text.",
     )
     width: Count | None = Field(None, description="Pixels.")
     height: Count | None = Field(None, description="Pixels.")
     seed: Annotated[Seed | None, AfterValidator(_seed)] = Field(
         None, description="Unset or -1: a random one, returned with the job."
     )
-    steps: Count | None = Field(None, validation_alias=AliasChoices("steps", "num_inference_steps"))
-    guidance_scale: Guidance | None = None
+    steps: Count | None = Field(
+        None, validation_alias=AliasChoices("steps", "num_inference_steps"), description="Denoising steps."
+    )
+    guidance_scale: Guidance | None = Field(None, description="How closely to follow the prompt.")
     guidance_scale_2: Guidance | None = Field(
         None, description="For the model's second denoiser, which does the less noisy steps."
     )
@@ -251,6 +264,21 @@ class ChoosableFields(BaseModel):
     fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
     layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
     output_format: OutputFormat | None = Field(None, description="Unset: png for images; videos are always mp4.")
+
+
+class ConvertedFields(BaseModel):
+    """What a request says of its job that the job has in another form."""
+
+    deadline_s: float | None = Field(
+        None,
+        strict=True,
+        gt=0,
+        le=MAX_DEADLINE_S,
+        description="The job is to end within this many seconds from now. Of one priority, the least slack goes first.",
+    )
+    webhook: str | None = Field(
+        None, max_length=2048, description="An https URL that receives a signed POST when the job ends."
+    )
 
 
 class ChosenFields(BaseModel):

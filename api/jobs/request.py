@@ -11,16 +11,23 @@ from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.destinations import DestinationChoice
 from shared.config.models_file import MAX_INPUT_IMAGES, ModelSpec
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
-from shared.job_fields import MESSAGES, CallFields, ChoosableFields, PipelineFields, ServiceFields, Task
+from shared.job_fields import (
+    MESSAGES,
+    CallFields,
+    ChoosableFields,
+    ConvertedFields,
+    PipelineFields,
+    ServiceFields,
+    Task,
+)
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
-MAX_DEADLINE_S = 7 * 86_400
 _WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
 
 
-class JobRequest(ServiceFields, CallFields, ChoosableFields, PipelineFields):
+class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, PipelineFields):
     """The body of `POST /v1/jobs`, and one line of `POST /v1/jobs:bulk`."""
 
     model_config = ConfigDict(
@@ -55,16 +62,6 @@ class JobRequest(ServiceFields, CallFields, ChoosableFields, PipelineFields):
     )
     output: DestinationChoice | None = Field(
         None, description="Where the images or the video go. Unset: they are stored here and deleted with the job."
-    )
-    deadline_s: float | None = Field(
-        None,
-        strict=True,
-        gt=0,
-        le=MAX_DEADLINE_S,
-        description="The job is to end within this many seconds from now. Of one priority, the least slack goes first.",
-    )
-    webhook: str | None = Field(
-        None, max_length=2048, description="An https URL that receives a signed POST when the job ends."
     )
     webhook_events: tuple[JobEventName, ...] | None = Field(
         None, min_length=1, description="Events sent to `webhook`. Unset: those that end the job."

@@ -19,7 +19,7 @@ from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import operation_ids, request_body
 from api.http.streaming import count_response
-from api.jobs.request import MAX_DEADLINE_S, validated
+from api.jobs.request import validated
 from api.protocols.base64_images import read_base64
 from api.protocols.model_names import find_model
 from api.protocols.replicate.prediction_inputs import parse_input
@@ -32,7 +32,7 @@ from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unavailable, UnknownModel
 from shared.job import JobRecord, State
-from shared.job_fields import Priority
+from shared.job_fields import MAX_DEADLINE_S, Priority
 from shared.webhooks import TERMINAL_EVENTS, JobEventName
 
 problems = partial(openapi.problems, model=TextProblem)
