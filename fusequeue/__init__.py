@@ -21,24 +21,27 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.params import (
-    AdapterParams,
-    ControlParams,
+from fusequeue.job_fields import (
+    DeliveryState,
     EndpointEventName,
-    ImageFile,
-    ImageSource,
     JobEventName,
-    JobParams,
     JobPhase,
     JobState,
     OnDeadlineName,
-    OutputParams,
     PriorityName,
+    TaskName,
+)
+from fusequeue.params import (
+    AdapterParams,
+    ControlParams,
+    ImageFile,
+    ImageSource,
+    JobParams,
+    OutputParams,
     SchedulerOptionsParams,
     SchedulerParams,
     StepScheduleParams,
     SubmitParams,
-    TaskName,
 )
 from fusequeue.resources.adapters import AdapterOptions, AsyncAdapters, UploadedAdapter
 from fusequeue.resources.batches import (
@@ -68,7 +71,6 @@ from fusequeue.resources.usage import UsageJobs, UsageRow
 from fusequeue.resources.webhooks import (
     AsyncWebhooks,
     DeliveryAttempt,
-    DeliveryState,
     WebhookDelivery,
     WebhookEndpoint,
     WebhookSecret,

@@ -18,7 +18,8 @@ from fusequeue.bulk_lines import BulkLines, bulk_lines
 from fusequeue.errors import Busy, Unauthorized, Unreachable, WaitTimeout
 from fusequeue.event_stream import read_events
 from fusequeue.image_sources import content, with_references
-from fusequeue.params import ImageFile, PriorityName, StrPath, SubmitParams
+from fusequeue.job_fields import PriorityName
+from fusequeue.params import ImageFile, StrPath, SubmitParams
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body

@@ -1,4 +1,4 @@
-"""Arguments of the client: the parameters of a job, and the values that they can have."""
+"""Arguments of the client: the parameters of a job. Those of one value are in `job_fields`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,10 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Literal, NotRequired, Protocol, TypeAlias, TypedDict, runtime_checkable
 
+from fusequeue.job_fields import CacheLevelName, JobEventName, SentFields
+
 if TYPE_CHECKING:
     from fusequeue.response_types import Artifact, Job, Result
-
-JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
-JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
-PriorityName: TypeAlias = Literal["interactive", "standard", "bulk"]
-OnDeadlineName: TypeAlias = Literal["expire", "run"]
-TaskName: TypeAlias = Literal["text_to_image", "image_to_image", "inpaint", "edit", "text_to_video", "image_to_video"]
-FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4"]
-CacheLevelName: TypeAlias = Literal["off", "light", "medium", "strong"]
-JobEventName: TypeAlias = Literal[
-    "job.queued", "job.running", "job.succeeded", "job.failed", "job.canceled", "job.expired"
-]
-EndpointEventName: TypeAlias = (
-    JobEventName
-    | Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "video.completed", "video.failed"]
-)
-"""What an endpoint can subscribe to: events of jobs, and OpenAI's of batches and videos."""
 
 StrPath: TypeAlias = str | PathLike[str]
 
@@ -108,50 +94,19 @@ class SchedulerParams(SchedulerOptionsParams, total=False):
     name: str | None
 
 
-class JobParams(TypedDict, total=False):
+class JobParams(SentFields, total=False):
     """Parameters of a job, as in `POST /v1/jobs`; None is the same as leaving one out."""
 
-    negative_prompt: str | None
-    width: int | None
-    height: int | None
-    n: int | None
-    seed: int | None
-    steps: int | None
-    guidance_scale: float | None
-    guidance_scale_2: float | None
     scheduler: str | SchedulerParams | None
     scheduler_options: SchedulerOptionsParams | None
-    prompt_2: str | None
-    clip_skip: int | None
-    max_sequence_length: int | None
-    true_cfg_scale: float | None
-    guidance_rescale: float | None
     step_cache: CacheLevelName | StepScheduleParams | None
     adapters: Sequence[AdapterParams] | None
-    task: TaskName | None
     image: ImageSource | None
     images: Sequence[ImageSource] | None
     mask: ImageSource | None
     last_image: ImageSource | None
     controls: Sequence[ControlParams] | None
-    strength: float | None
-    keep_unmasked: bool | None
-    mask_blur: int | None
-    mask_padding: int | None
-    frames: int | None
-    fps: int | None
-    layers: int | None
-    reproducible: bool | None
-    output_format: FormatName | None
-    output_quality: int | None
-    embed_parameters: bool | None
     output: OutputParams | None
-    priority: PriorityName | None
-    deadline_s: float | None
-    on_deadline: OnDeadlineName | None
-    metadata: Mapping[str, str] | None
-    batch_id: str | None
-    webhook: str | None
     webhook_events: Sequence[JobEventName] | None
 
 

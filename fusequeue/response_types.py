@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
 
 from fusequeue.errors import JobFailed
-from fusequeue.params import FormatName, JobPhase, JobState, OnDeadlineName, PriorityName, StrPath, TaskName
+from fusequeue.job_fields import JobPhase, JobState, ReturnedFields
+from fusequeue.params import StrPath
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,33 +164,26 @@ class JobSchedulerOptions(Resource):
     sigmas: tuple[float, ...] | None = None
 
 
-class Job(Resource):
-    """A job: its request, state and results."""
-
+class _JobState(Resource):
     id: str
     status: SkipValidation[JobState]
     phase: SkipValidation[JobPhase | None] = None
-    model: str
-    prompt: str
-    negative_prompt: str | None = None
-    task: SkipValidation[TaskName] = "text_to_image"
-    seed: int
-    n: int
-    width: int
-    height: int
-    frames: int = 1
-    fps: int | None = None
-    layers: int = 0
-    steps: int
-    guidance_scale: float
-    guidance_scale_2: float | None = None
-    scheduler: str | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    expires_at: datetime | None = None
+    deadline_at: datetime | None = None
+    cancel_requested: bool = False
+    attempts: int = 0
+    progress: Progress = Progress()
+    queue: QueuePosition | None = None
+
+
+# Its JSON has the fields of these from last to first, as that of the service.
+class Job(ReturnedFields, _JobState):
+    """A job: its request, state and results."""
+
     scheduler_options: JobSchedulerOptions | None = None
-    prompt_2: str | None = None
-    clip_skip: int | None = None
-    max_sequence_length: int | None = None
-    true_cfg_scale: float | None = None
-    guidance_rescale: float | None = None
     step_cache: JobStepCache | None = None
     adapters: tuple[JobAdapter, ...] = ()
     image: InputImage | None = None
@@ -197,28 +191,7 @@ class Job(Resource):
     mask: InputImage | None = None
     last_image: InputImage | None = None
     controls: tuple[JobControl, ...] = ()
-    strength: float | None = None
-    keep_unmasked: bool = True
-    mask_blur: int = 0
-    mask_padding: int | None = None
-    reproducible: bool = False
-    output_format: SkipValidation[FormatName] = "png"
-    output_quality: int = 90
-    embed_parameters: bool = False
     output: JobOutput | None = None
-    created_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    expires_at: datetime | None = None
-    deadline_at: datetime | None = None
-    on_deadline: SkipValidation[OnDeadlineName] = "expire"
-    cancel_requested: bool = False
-    attempts: int = 0
-    progress: Progress = Progress()
-    queue: QueuePosition | None = None
-    priority: SkipValidation[PriorityName] = "standard"
-    metadata: dict[str, str] = Field(default_factory=dict)
-    batch_id: str | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: Failure | None = None
     warnings: tuple[FieldWarning, ...] = ()

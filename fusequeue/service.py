@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, SkipValidation
 
-from fusequeue.params import CacheLevelName, PriorityName, TaskName
+from fusequeue.job_fields import CacheLevelName, PriorityName, TaskName
 from fusequeue.response_types import Job, Resource
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fusequeue.arguments import finite_seconds, key, mapping
 from fusequeue.errors import InvalidArgument
-from fusequeue.params import JobState, PriorityName
+from fusequeue.job_fields import JobState, PriorityName
 from fusequeue.response_types import Resource
 from fusequeue.service import Model
 from fusequeue.transport import Transport

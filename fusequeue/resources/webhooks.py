@@ -5,17 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
-from typing import Literal, TypeAlias
 
 from pydantic import SkipValidation
 
 from fusequeue.arguments import path_of
-from fusequeue.params import EndpointEventName
+from fusequeue.job_fields import DeliveryState, EndpointEventName
 from fusequeue.response_types import Resource
 from fusequeue.transport import Transport
 
 PATH = "/v1/webhooks"
-DeliveryState: TypeAlias = Literal["pending", "delivered", "failed"]
 
 
 class WebhookEndpoint(Resource):

@@ -1,0 +1,172 @@
+"""Fields of jobs and the values that they can have, from the service's own declarations of them.
+
+Written by `python -m api.client_types > fusequeue/job_fields.py`; change nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypedDict
+
+from pydantic import BaseModel, Field, SkipValidation
+
+JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
+JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
+PriorityName: TypeAlias = Literal["interactive", "standard", "bulk"]
+OnDeadlineName: TypeAlias = Literal["expire", "run"]
+TaskName: TypeAlias = Literal["text_to_image", "image_to_image", "inpaint", "edit", "text_to_video", "image_to_video"]
+FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4"]
+CacheLevelName: TypeAlias = Literal["off", "light", "medium", "strong"]
+DeliveryState: TypeAlias = Literal["delivered", "pending", "failed"]
+JobEventName: TypeAlias = Literal[
+    "job.queued",
+    "job.running",
+    "job.succeeded",
+    "job.failed",
+    "job.canceled",
+    "job.expired",
+]
+EndpointEventName: TypeAlias = Literal[
+    "job.queued",
+    "job.running",
+    "job.succeeded",
+    "job.failed",
+    "job.canceled",
+    "job.expired",
+    "batch.completed",
+    "batch.failed",
+    "batch.expired",
+    "batch.cancelled",
+    "video.completed",
+    "video.failed",
+]
+"""What an endpoint can subscribe to: events of jobs, and OpenAI's of batches and videos."""
+
+
+class SentFields(TypedDict, total=False):
+    """Parameters of a job that are sent as they are."""
+
+    negative_prompt: str | None
+    """What the image or video does not show. Unset: the model's default; an empty one is a text."""
+    width: int | None
+    """Pixels."""
+    height: int | None
+    """Pixels."""
+    seed: int | None
+    """Unset or -1: a random one, returned with the job."""
+    steps: int | None
+    """Denoising steps."""
+    guidance_scale: float | None
+    """How closely to follow the prompt."""
+    guidance_scale_2: float | None
+    """For the model's second denoiser, which does the less noisy steps."""
+    task: TaskName | None
+    """Required only if the model has several tasks that match the other fields."""
+    strength: float | None
+    """How much to change `image`: the share of the steps that run, at least one. With a mask, the default is 1."""
+    frames: int | None
+    """Length of a video."""
+    fps: int | None
+    """Frames per second of a video."""
+    layers: int | None
+    """Images that a layered model splits each result into."""
+    output_format: FormatName | None
+    """Unset: png for images; videos are always mp4."""
+    prompt_2: str | None
+    """For the model's second text encoder. Unset: `prompt`."""
+    clip_skip: int | None
+    """Last layers of CLIP to leave out."""
+    max_sequence_length: int | None
+    """Most tokens of a prompt."""
+    true_cfg_scale: float | None
+    """Guidance by a second, negative forward, in models whose `guidance_scale` is an input, such as FLUX: above 1, and
+    with a `negative_prompt`."""
+    guidance_rescale: float | None
+    """Against overexposure by a high guidance scale; 0: none."""
+    n: int | None
+    """Number of images; image i uses seed + i."""
+    keep_unmasked: bool | None
+    """With `mask`: what is not repainted stays bit for bit."""
+    mask_blur: int | None
+    """Pixels over which the edge of `mask` fades into the image."""
+    mask_padding: int | None
+    """With `mask`: only its region and this many pixels around it are made, at the full size. Unset: the whole
+    image."""
+    reproducible: bool | None
+    """Identical bits whatever other jobs are in the batch."""
+    output_quality: int | None
+    """JPEG, WebP and MP4."""
+    embed_parameters: bool | None
+    """Write the prompt, seed and other parameters into the image's metadata."""
+    priority: PriorityName | None
+    """Of a tenant's queued jobs, those of a higher priority go first."""
+    on_deadline: OnDeadlineName | None
+    """If a job can no longer end by its deadline: it expires at once, or runs late."""
+    metadata: Mapping[str, str] | None
+    """Texts that are returned with the job; lists and changes can select by them."""
+    batch_id: str | None
+    """Lists and changes can select the jobs with one."""
+    deadline_s: float | None
+    """The job is to end within this many seconds from now. Of one priority, the least slack goes first."""
+    webhook: str | None
+    """An https URL that receives a signed POST when the job ends."""
+
+
+class ReturnedFields(BaseModel):
+    """What a job is to make, with every default chosen."""
+
+    model: str
+    """A model of `GET /v1/models`."""
+    prompt: str
+    """What the image or video shows."""
+    negative_prompt: str | None = None
+    width: int
+    height: int
+    seed: int
+    steps: int
+    guidance_scale: float
+    guidance_scale_2: float | None = None
+    scheduler: str | None = None
+    """A class of diffusers; null: the model's own."""
+    task: SkipValidation[TaskName] = "text_to_image"
+    strength: float | None = None
+    frames: int = 1
+    """1 for images."""
+    fps: int | None = None
+    layers: int = 0
+    """Images that each result is split into; 0 if it is not split."""
+    output_format: SkipValidation[FormatName] = "png"
+    prompt_2: str | None = None
+    """For the model's second text encoder. Unset: `prompt`."""
+    clip_skip: int | None = None
+    """Last layers of CLIP to leave out."""
+    max_sequence_length: int | None = None
+    """Most tokens of a prompt."""
+    true_cfg_scale: float | None = None
+    """Guidance by a second, negative forward, in models whose `guidance_scale` is an input, such as FLUX: above 1, and
+    with a `negative_prompt`."""
+    guidance_rescale: float | None = None
+    """Against overexposure by a high guidance scale; 0: none."""
+    n: int = 1
+    """Number of images; image i uses seed + i."""
+    keep_unmasked: bool = True
+    """With `mask`: what is not repainted stays bit for bit."""
+    mask_blur: int = 0
+    """Pixels over which the edge of `mask` fades into the image."""
+    mask_padding: int | None = None
+    """With `mask`: only its region and this many pixels around it are made, at the full size. Unset: the whole
+    image."""
+    reproducible: bool = False
+    """Identical bits whatever other jobs are in the batch."""
+    output_quality: int = 90
+    """JPEG, WebP and MP4."""
+    embed_parameters: bool = False
+    """Write the prompt, seed and other parameters into the image's metadata."""
+    priority: SkipValidation[PriorityName] = "standard"
+    """Of a tenant's queued jobs, those of a higher priority go first."""
+    on_deadline: SkipValidation[OnDeadlineName] = "expire"
+    """If a job can no longer end by its deadline: it expires at once, or runs late."""
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """Texts that are returned with the job; lists and changes can select by them."""
+    batch_id: str | None = None
+    """Lists and changes can select the jobs with one."""
