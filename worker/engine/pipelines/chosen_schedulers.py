@@ -40,14 +40,15 @@ class ChosenSchedulers:
         """Return a job's scheduler, which is `own` if it chooses nothing, or raise why it cannot be used."""
         if name is None and options is None:
             return own
-        choice = choice_of(name, options, _predicts_flow(own))
+        choice = choice_of(name, options, bool(_predicts_flow(own)))
         if isinstance(scheduler := self._scheduler(choice, own), ModelUnavailable):
             raise InferenceFailed(scheduler.message, param="scheduler")
         return scheduler
 
     def _scheduler(self, choice: SchedulerChoice, own: Any) -> Any | ModelUnavailable:
-        # The call of the pipeline gets the steps that a choice lists.
-        key = choice.model_copy(update={"timesteps": None, "sigmas": None})
+        # The call of the pipeline gets the steps that a choice lists: schedulers for any are the same.
+        listed = {"timesteps", "sigmas"} & choice.given.keys()
+        key = choice.model_copy(update=dict.fromkeys(listed, (1.0,)))
         if key not in self._made:
             try:
                 self._made[key] = make_scheduler(key, own)
@@ -69,7 +70,7 @@ def make_scheduler(choice: SchedulerChoice, own: Any) -> Any:
     if own is None:
         raise ModelUnavailable("scheduler: the model has no noise scheduler of its own", param="scheduler")
     is_flow = _predicts_flow(own)
-    choice = choice_of(choice, None, is_flow)
+    choice = choice_of(choice, None, bool(is_flow))  # a model that does not say it is more likely to predict noise
     name = choice.name or type(own).__name__
     scheduler_class: Any = getattr(diffusers, name, None)
     if lacking := [one for one in getattr(scheduler_class, "_backends", ()) if find_spec(one) is None]:

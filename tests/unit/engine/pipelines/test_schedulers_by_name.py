@@ -12,6 +12,7 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    IPNDMScheduler,
     SchedulerMixin,
     UniPCMultistepScheduler,
 )
@@ -147,7 +148,9 @@ def test_the_options_are_those_of_diffusers() -> None:
         (FLOW, SchedulerChoice(name="unipc", shift=7.0), {"use_flow_sigmas": True, "flow_shift": 7.0}),
         (NOISE, SchedulerChoice(name="ddim", karras=True), "no option 'karras'"),
         (FLOW, SchedulerChoice(name="dpmpp_2m", karras=True), "no option 'karras' for models that predict a flow"),
+        (FLOW, SchedulerChoice(name="dpmpp_2m", timesteps=(900.0, 1.0)), "no option 'timesteps' for models that"),
         (FLOW, SchedulerChoice(name="euler"), {"shift": 3.0}),
+        (IPNDMScheduler(), SchedulerChoice(name="euler"), {"_class_name": "EulerDiscreteScheduler"}),
         (NOISE, SchedulerChoice(name="ddim", shift=2.0), "no option 'shift'"),
         (NOISE, SchedulerChoice(name="euler", sde=True), "no option 'algorithm_type'|no option 'sde'"),
     ],
