@@ -1,7 +1,8 @@
-"""Run pytest, then each failed test once more by itself; arguments are pytest's.
+"""Run pytest, then each failed test once more by itself; arguments are pytest's options.
 
 A test that passes the second time is printed as UNSTABLE with its first failure and does not fail the run. The time of
-all tests is printed by folder.
+all tests is printed by folder. A process that dies, or that the time limit of faulthandler ends, fails the test that it
+ran; the tests that it leaves run in new processes.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ import pytest
 
 MAX_RERUNS = 20
 RERUN_TIMEOUT_S = 600
+MAX_RUNS = 3
+# pytest-xdist 3.8 may wait for ever once it has replaced a dead process (its issue 1323): it ends the run instead.
+NO_REPLACEMENT = "--max-worker-restart=0"
 
 
 class Reports:
-    """Keeps the failures of a run by node id, in order, the seconds by folder, and whether all was collected."""
+    """Keeps the failures of all runs by node id, in order, the tests left to run, and the seconds by folder."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}
+        self.left: dict[str, None] = {}
         self.seconds: Counter[str] = Counter()
         self.collected = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self.left = dict.fromkeys(ids)  # each process collects all of them before the first test starts
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self.collected = self.collected and not report.failed
@@ -33,6 +42,8 @@ class Reports:
         self.seconds["/".join(report.nodeid.partition("::")[0].split("/")[:-1][:3])] += report.duration
         if report.failed:
             self.failures.setdefault(report.nodeid, report.longreprtext)
+        if report.failed or report.when == "teardown":
+            self.left.pop(report.nodeid, None)
 
     def print_seconds(self) -> None:
         """Print a line for each folder, the longest first."""
@@ -51,11 +62,26 @@ def passes_alone(node_id: str) -> bool:
             return False
 
 
-def run(arguments: list[str]) -> int:
-    """Return the exit status: that of pytest, but 0 if all failed tests pass by themselves."""
+def run_all(options: list[str], reports: Reports) -> int:
+    """Run all tests, those that a dead process has left in another run; return the worst exit status."""
+    status = int(pytest.main([NO_REPLACEMENT, *options], plugins=[reports]))
+    for _ in range(MAX_RUNS - 1):
+        if not reports.left or status > pytest.ExitCode.TESTS_FAILED:
+            break
+        print(f"a process of pytest has died: {len(reports.left)} tests are left and run now", flush=True)
+        status = max(status, int(pytest.main([NO_REPLACEMENT, *options, *reports.left], plugins=[reports])))
+    for node_id in reports.left:
+        print(f"NOT RUN {node_id}")
+    return status
+
+
+def run(options: list[str]) -> int:
+    """Return the exit status: that of pytest, but 0 if all tests ran and those that failed pass by themselves."""
     reports = Reports()
-    status = int(pytest.main(arguments, plugins=[reports]))
+    status = run_all(options, reports)
     reports.print_seconds()
+    if reports.left:
+        return max(status, int(pytest.ExitCode.TESTS_FAILED))
     if status != pytest.ExitCode.TESTS_FAILED or not reports.collected:
         return status
     if len(reports.failures) > MAX_RERUNS:
