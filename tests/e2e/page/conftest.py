@@ -70,6 +70,18 @@ def own_context(browser: Browser) -> Iterator[BrowserContext]:
         yield context
 
 
+@pytest.fixture
+def wait_for_preview() -> Callable[[Page], None]:
+    """Wait until a page has shown a preview; it is looked for in each frame, as it is shown for less than a second."""
+
+    def wait(page: Page) -> None:
+        page.wait_for_function(
+            "() => document.querySelector('.run-panel .preview img')?.naturalWidth > 0", polling="raf"
+        )
+
+    return wait
+
+
 @contextlib.contextmanager
 def _context(browser: Browser) -> Iterator[BrowserContext]:
     """Without motion: animations take a page two thirds of its CPU time while a job runs."""

@@ -36,22 +36,21 @@ def result(page: Page) -> Any:
     return panel
 
 
-def test_a_prompt_to_its_image_in_three_clicks(open_page: Any, working: Any) -> None:
+def test_a_prompt_to_its_image_in_three_clicks(open_page: Any, working: Any, wait_for_preview: Any) -> None:
     """Its previews are shown while it runs; its parameters when it has ended."""
     page = open_page(working.url)
     page.get_by_role("link", name="Playground", exact=True).click()
     page.locator("textarea").click()
     page.keyboard.type(PROMPT)
     page.get_by_role("spinbutton", name="Steps").evaluate(
-        "field => { field.value = 60; field.dispatchEvent(new Event('input', { bubbles: true })); }"
+        "field => { field.value = 100; field.dispatchEvent(new Event('input', { bubbles: true })); }"
     )
     page.get_by_role("button", name="Generate").click()
-    expect(page.locator(".run-panel .preview img")).to_be_visible()
-    assert page.locator(".run-panel .preview img").evaluate(SHOWN)
+    wait_for_preview(page)
     panel = result(page)
     expect(panel.locator(".artifact img")).to_be_visible()
-    page.wait_for_function(f"({SHOWN})(document.querySelector('.run-panel .artifact img'))")
-    (job,) = [job for job in working.read("/v1/jobs")["data"] if job["steps"] == 60]
+    page.wait_for_function(f"() => ({SHOWN})(document.querySelector('.run-panel .artifact img'))")
+    (job,) = [job for job in working.read("/v1/jobs")["data"] if job["steps"] == 100]
     expect(panel).to_contain_text(str(job["seed"]))
     assert (job["status"], job["prompt"]) == ("succeeded", PROMPT)
 

@@ -78,16 +78,18 @@ def test_a_page_without_its_key_asks_for_nothing(open_page: Any, keyed: Any, cre
     keyed.client.delete("/v1/pauses/models/demo")
 
 
-def test_a_prompt_becomes_an_image_with_a_key(open_page: Any, keyed: Any, create_key: Any) -> None:
+def test_a_prompt_becomes_an_image_with_a_key(
+    open_page: Any, keyed: Any, create_key: Any, wait_for_preview: Any
+) -> None:
     """Its URL is signed; the preview and the events come with the key."""
     page = open_page(keyed.url, "#/playground")
     enter(page, create_key("jobs:read,jobs:write"))
     page.locator("textarea").fill("a blue cross on a white ground")
-    page.get_by_role("spinbutton", name="Steps").fill("60")
+    page.get_by_role("spinbutton", name="Steps").fill("100")
     page.get_by_role("button", name="Generate").click()
-    expect(page.locator(".run-panel .preview img")).to_be_visible()
+    wait_for_preview(page)
     expect(page.locator(".run-panel .artifact img")).to_be_visible()
-    page.wait_for_function("document.querySelector('.run-panel .artifact img').naturalWidth > 0")
+    page.wait_for_function("() => document.querySelector('.run-panel .artifact img').naturalWidth > 0")
     expect(page.get_by_role("link", name="Dead letters")).to_have_count(0)
 
 
