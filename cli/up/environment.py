@@ -1,12 +1,11 @@
 """What the started processes use of this machine: models file, storage folder, CPU threads and GPUs."""
 
 import json
-import os
-import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from shared.config.settings import Settings
+from shared.runtime.cores import usable_cores
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
@@ -38,8 +37,7 @@ def child_environment(
         folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else data_dir / "storage"
         env["FUSEQUEUE_STORAGE_DIR"] = str(folder.resolve())
     if settings.torch_threads is None and not any(Path(device).exists() for device in GPU_DEVICES):
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(cores, ranks))
+        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(usable_cores(), ranks))
     return env
 
 

@@ -168,7 +168,9 @@ class Settings(BaseSettings):
         4 * 1024**3, "Disk of a worker for files of uploaded adapters, exceeded only by running jobs."
     )
     device: str | None = _setting(None, "Torch device. Unset: cuda if there is one, else cpu with a warning.")
-    torch_threads: int | None = _setting(None, "CPU threads of torch. Unset: torch's choice.")
+    torch_threads: int | None = _setting(
+        None, "CPU threads of torch. Unset: torch's choice, at most the cores of the container."
+    )
 
     worker_port: PortNumber | None = _setting(None, "Port of a worker's /healthz, /readyz and /metrics. Unset: none.")
     worker_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")

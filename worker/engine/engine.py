@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
+from shared.runtime.cores import usable_cores
 from worker.engine import protocol
 from worker.engine.checks.self_check import run_self_check
 from worker.engine.checks.warm_up import warm_up_model
@@ -172,8 +173,8 @@ class Engine:
             keep_freed_memory()
         elif self.device.index is not None:
             torch.cuda.set_device(self.device)  # the events that measure forwards are of the thread's current device
-        if self._torch_threads is not None:
-            torch.set_num_threads(self._torch_threads)
+        # Torch counts the machine's cores: on 64 of them, a container that may use two would run 64 threads.
+        torch.set_num_threads(self._torch_threads or min(torch.get_num_threads(), usable_cores()))
         try:
             while not self._stopping:
                 busy = self._scheduler.models_in_use()
