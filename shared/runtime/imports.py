@@ -1,6 +1,8 @@
 """How a process imports its libraries: without optional packages that it does not use, and without collections."""
 
 import gc
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +16,11 @@ modules. Traces import the SDK when they are configured."""
 def importing(without: tuple[str, ...] = UNUSED) -> Iterator[None]:
     """Hide packages from the libraries that the block imports, and do not collect garbage meanwhile.
 
+    From here on SIGTERM ends the process, until it sets a handler of its own.
+
     What is imported stays, so collections find little and grow with each: they took a quarter of the engine's imports.
     """
+    _end_at_sigterm()
     collected = gc.isenabled()
     absent = [name for name in without if name not in sys.modules]
     gc.disable()
@@ -27,6 +32,12 @@ def importing(without: tuple[str, ...] = UNUSED) -> Iterator[None]:
             sys.modules.pop(name, None)
         if collected:
             gc.enable()
+
+
+def _end_at_sigterm() -> None:
+    """Set a handler in the first process of a container, to which the kernel sends no signal that has none."""
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
 
 
 def hide(*packages: str) -> None:

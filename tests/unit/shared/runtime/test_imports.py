@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +100,22 @@ def test_weights_of_the_hub_may_need_them(folder: Path) -> None:
     assert unused_packages([spec_of("stabilityai/sdxl-turbo")]) == NEVER_USED
     control = ControlSpec(id="c", source="hub/control")
     assert unused_packages([spec_of(str(folder)).model_copy(update={"control": (control,)})]) == NEVER_USED
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(["unshare", "--pid", "--fork", "true"], check=False).returncode,
+    reason="no process can be the first one of a namespace here",
+)
+def test_sigterm_ends_the_first_process_of_a_container_while_it_imports() -> None:
+    """The kernel drops it where no handler is set."""
+    code = "from shared.runtime.imports import importing\nwith importing(): print('importing', flush=True); input()"
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "importing\n"
+        (first,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text("ascii").split()
+        os.kill(int(first), signal.SIGTERM)
+        try:
+            assert run.wait(20) == 128 + signal.SIGTERM
+        finally:
+            run.kill()
