@@ -12,6 +12,7 @@ from shared.runtime.imports import importing
 with importing():
     from cli.messages import print_error
     from cli.up import command as up_command
+    from cli.worker_packages import require_worker_packages
     from shared.config import settings
     from shared.errors import FusequeueError
     from shared.runtime.clock import VERSION
@@ -60,7 +61,7 @@ def api(host: Host = "127.0.0.1", port: Port = 8000, insecure_no_keys: NoKeys = 
 
 def worker() -> None:
     """Run one worker process."""
-    _exec("worker")
+    _exec_with_worker_packages("worker")
 
 
 def chores() -> None:
@@ -82,12 +83,21 @@ def probe(
     image = () if plot is None else ("--plot", str(plot))
     steps = ("--step-cache",) if step_cache else ()
     prompts = [argument for text in prompt or () for argument in ("--prompt", text)]
-    _exec("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
+    _exec_with_worker_packages("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
 
 
 def version() -> None:
     """Print the version."""
     print(VERSION)
+
+
+def _exec_with_worker_packages(module: str, *arguments: str) -> None:
+    try:
+        require_worker_packages()
+    except FusequeueError as error:
+        print_error(error.message)
+        raise typer.Exit(EXIT_CONFIGURATION) from None
+    _exec(module, *arguments)
 
 
 def _exec(module: str, *arguments: str) -> None:

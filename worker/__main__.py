@@ -20,6 +20,7 @@ with importing():
     from shared.errors import FusequeueError
     from shared.runtime import log, tracing
     from shared.runtime.allocator import return_freed_memory
+    from worker.engine import unusable_compile_cache
     from worker.engine.protocol import EngineFactory
     from worker.engine.remote import EngineProcess, RemoteEngine
     from worker.engine.weights.packages import unused_packages
@@ -64,6 +65,8 @@ def main(start: Callable[[Catalog], EngineFactory] = start_engine) -> int:
         log.configure(configured.log_level)
         for message in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", message=message)
+        if unusable_compile_cache:
+            structlog.get_logger().warning("compile_cache_unusable", reason=unusable_compile_cache)
         tracing.configure(configured.traces, "fusequeue-worker")
         models = models_file.load(configured.models, configured.batch_rules)
         return uvloop.run(run_worker(configured, models, start(models)))

@@ -19,6 +19,7 @@ import httpx
 from cli.up import cores, environment, folder_lock, ports, redis_server
 from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
+from cli.worker_packages import require_worker_packages
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
@@ -60,6 +61,8 @@ async def up(
     """Run all processes until a signal and return the exit status; raises `ConfigurationError` before any starts."""
     models = environment.models_path(models, environ)
     specs = models_file.load(models)
+    if workers:
+        require_worker_packages("; without workers: --workers 0")
     with locked(data_dir), ExitStack() as reservations:
         wanted, port = port, reservations.enter_context(ports.reserved_port(host, port))
         if port != wanted:
