@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test test-all test-ci clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
+.PHONY: demo up test test-all test-ci clients containers chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -36,6 +36,10 @@ test-ci: $(READY)
 # Real clients from their registries (docs/clients-tested.md); needs Node.js 20. `make clients ONLY="replicate fal"`.
 clients: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m clients $(ONLY)
+
+# The images and the compose file on a container engine (docs/operations.md, "Deployment"). DOCKER is its command.
+containers: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m containers
 
 # Faults in real processes (docs/reliability.md). `make chaos RUN="kills redis" SEED=7 SCALE=0.1` repeats a plan.
 chaos: $(READY)

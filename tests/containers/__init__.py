@@ -1,0 +1,1 @@
+"""The images and the compose file on a container engine: `make containers`."""
