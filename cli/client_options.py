@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import wraps
+from inspect import Parameter, signature
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
@@ -18,10 +20,9 @@ from fusequeue import Client, ClientError, RefusedError, errors
 Url = Annotated[str | None, typer.Option(envvar="FUSEQUEUE_URL", help="Service. Default: http://127.0.0.1:8000")]
 Key = Annotated[str | None, typer.Option("--api-key", envvar="FUSEQUEUE_API_KEY", help="API key of the service.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")]
-Fields = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any request field, e.g. -s steps=20 -s seed=7."),
-]
+Chosen = dict[str, Any]
+"""The options of a table that a command was given, by name."""
+
 Object: TypeAlias = BaseModel | Mapping[str, Any]
 T = TypeVar("T", bound=Object)
 GAP = "  "
@@ -68,6 +69,27 @@ def finite_option(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def takes(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options to a command, which gets those that were given as `chosen`."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            chosen = {name: value for name in options if (value := values.pop(name)) not in (None, [])}
+            command(**values, chosen=chosen)
+
+        own = [one for one in signature(command).parameters.values() if one.name != "chosen"]
+        more = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()
+        ]
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + more
+        run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return add
 
 
 class CommandConsole:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -91,6 +91,21 @@ class Commands(TyperGroup):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
+class Command(TyperCommand):
+    """A command that lists its options by the sections that they name; those without one are last."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            section = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(section, []).append(record)
+        for section in sorted(sections, key=lambda name: name == "Options"):
+            with formatter.section(section):
+                formatter.write_dl(sections[section])
+
+
 def load(name: str) -> Any:
     """Import a command."""
     module, _, attribute = COMMANDS[name][0].partition(":")
@@ -100,7 +115,7 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         parent.add_typer(found, name=name)
     else:
-        parent.command(name)(found)
+        parent.command(name, cls=Command)(found)
     return cast(TyperGroup, get_command(parent)).commands[name]
 
 

@@ -1,17 +1,24 @@
 """Commands that change jobs, those named or all that match filters: cancel, update, retry and delete."""
 
-from collections.abc import Callable, Mapping
-from functools import partial, wraps
-from inspect import Parameter, signature
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from cli.client_options import CommandConsole, Json, Key, Url, connected, finite_option, for_each, name_option
+from cli.client_options import (
+    Chosen,
+    CommandConsole,
+    Json,
+    Key,
+    Url,
+    connected,
+    finite_option,
+    for_each,
+    name_option,
+    takes,
+)
 from fusequeue import Changes, Job
-
-Chosen = dict[str, Any]
-"""The filters that a command was given, as arguments of the client."""
 
 JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs; or name filters.", callback=name_option)]
 TIME = "ISO 8601 or epoch seconds"
@@ -27,27 +34,6 @@ JOB_FILTERS: dict[str, Any] = {
     "tenant": Annotated[str | None, typer.Option(help="Its jobs, as an operator.", callback=name_option)],
     "dry_run": DRY_RUN,
 }
-
-
-def takes(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options to a command, which gets those that were given as `chosen`."""
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(**values: Any) -> None:
-            chosen = {name: value for name in options if (value := values.pop(name)) not in (None, [])}
-            command(**values, chosen=chosen)
-
-        own = [one for one in signature(command).parameters.values() if one.name != "chosen"]
-        more = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()
-        ]
-        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + more
-        run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        return run
-
-    return add
 
 
 @takes(JOB_FILTERS)

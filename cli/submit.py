@@ -1,35 +1,32 @@
 """Commands that submit a job and wait for it."""
 
-import re
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cli.backfill.prompts import parse_field
 from cli.client_options import (
+    Chosen,
     CommandConsole,
-    Fields,
     Json,
     Key,
     Url,
     connected,
     finite_option,
-    is_text,
     name_option,
+    takes,
     text_option,
 )
+from cli.job_options import IMAGE, Fields, chosen_fields, job_options, parse_fields
 from cli.messages import print_error
 from fusequeue import (
     Client,
     ClientError,
     Event,
     Job,
-    JobParams,
-    OnDeadlineName,
     OutputParams,
     RefusedError,
     UnexpectedResponse,
@@ -37,100 +34,105 @@ from fusequeue import (
 )
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
+Prompt = Annotated[str, typer.Argument(help="What the image shows.", callback=text_option)]
+Model = Annotated[
+    str, typer.Option(help="A model listed by `fusequeue models`.", rich_help_panel=IMAGE, callback=text_option)
+]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=IMAGE,
+        help="Image to start from or to edit; repeat it for several.",
+    ),
+]
+Mask = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Mask: white is repainted."),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        file_okay=False,
+        writable=True,
+        help="Folder for the images. Default: this one, or none where they go elsewhere.",
+    ),
+]
+PutUrls = Annotated[
+    list[str] | None,
+    typer.Option(help="Presigned URL that gets an image with a PUT; repeat it for several.", callback=text_option),
+]
+Bucket = Annotated[
+    str | None, typer.Option(metavar="BUCKET[/PREFIX]", help="Bucket for the images.", callback=text_option)
+]
+Wait = Annotated[bool, typer.Option(help="Wait for the result and save it.")]
+Show = Annotated[bool, typer.Option("--show", help="Open the result.")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Most seconds to wait.", callback=finite_option)
+]
 
 
+@takes(job_options())
 def submit(
-    prompt: Annotated[str, typer.Argument(help="What the image shows.", callback=text_option)],
-    model: Annotated[str, typer.Option(help="A model listed by `fusequeue models`.", callback=text_option)] = "demo",
-    image: Annotated[
-        list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="Image to start from or to edit; repeat it for several."),
-    ] = None,
-    mask: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Mask: white is repainted.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: a random one, which is printed.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
-    size: Annotated[str | None, typer.Option(metavar="WIDTHxHEIGHT", help="Pixels, such as 512x768.")] = None,
-    n: Annotated[int | None, typer.Option("-n", help="Number of images; image i uses seed + i.")] = None,
-    negative: Annotated[str | None, typer.Option(help="What the image does not show.", callback=text_option)] = None,
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale.", callback=finite_option)] = None,
-    deadline: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0, help="The job is to end within this time.", callback=finite_option),
-    ] = None,
-    on_deadline: Annotated[
-        OnDeadlineName | None, typer.Option(help="When that is no longer possible: expire it at once, or run it late.")
-    ] = None,
+    prompt: Prompt,
+    chosen: Chosen,
+    model: Model = "demo",
+    image: Images = None,
+    mask: Mask = None,
     field: Fields = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            file_okay=False,
-            writable=True,
-            help="Folder for the images. Default: this one, or none where they go elsewhere.",
-        ),
-    ] = None,
-    output_url: Annotated[
-        list[str] | None,
-        typer.Option(help="Presigned URL that gets an image with a PUT; repeat it for several.", callback=text_option),
-    ] = None,
-    output_bucket: Annotated[
-        str | None, typer.Option(metavar="BUCKET[/PREFIX]", help="Bucket for the images.", callback=text_option)
-    ] = None,
-    wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,
-    show: Annotated[bool, typer.Option("--show", help="Open the result.")] = False,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Most seconds to wait.", callback=finite_option)
-    ] = None,
+    output: Folder = None,
+    output_url: PutUrls = None,
+    output_bucket: Bucket = None,
+    wait: Wait = True,
+    show: Show = False,
+    timeout_s: Timeout = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
     """Submit a job, wait with a progress bar, and save its images."""
-    width, height = parse_size(size)
-    params: JobParams = {
-        "image": image[0] if image and len(image) == 1 else None,
-        "images": image if image and len(image) > 1 else None,
-        "mask": mask,
-        "seed": seed,
-        "steps": steps,
-        "width": width,
-        "height": height,
-        "n": n,
-        "negative_prompt": negative,
-        "guidance_scale": guidance,
-        "deadline_s": deadline,
-        "on_deadline": on_deadline,
-        "output": parse_destination(output_url or [], output_bucket),
-    }
+    chosen = chosen_fields(chosen)
+    if image:
+        chosen |= {"image": image[0]} if len(image) == 1 else {"images": image}
+    destination = parse_destination(output_url or [], output_bucket)
     fields = parse_fields(field or [])
     with connected(url, api_key, as_json) as (client, console):
-        job = client.submit(model, prompt, extra_body=fields, **params)
+        job = client.submit(model, prompt, mask=mask, output=destination, extra_body=fields, **chosen)
         if not wait:
             print_job(console, job)
             return
-        try:
-            job = _wait(client, console, job, timeout_s)
-        except KeyboardInterrupt:
-            console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
-            raise
-        except (RefusedError, Unreachable, UnexpectedResponse):
-            print_error(f"job {job.id} is submitted; `fusequeue watch {job.id}` waits for it again")
-            raise
-        if job.status != "succeeded":
-            print_job(console, job)
-        job.require_success()
-        try:
-            saves = output is not None or job.output is None
-            files = client.download(job, output or Path(".")) if saves else []
-        except (OSError, ClientError):
-            where = f"`fusequeue watch {job.id} --json` has their URLs"
-            print_error(f"job {job.id} succeeded; its images are not saved; {where}")
-            raise
+        job = _wait_for_submitted(client, console, job, timeout_s)
+        files = _save(client, job, output) if output is not None or job.output is None else []
         print_job(console, job, files)
         for file in files if show else ():
             webbrowser.open(file.resolve().as_uri())
+
+
+def _wait_for_submitted(client: Client, console: CommandConsole, job: Job, timeout_s: float | None) -> Job:
+    """Return the job once it has succeeded; a failure names it, as the service has it."""
+    try:
+        ended = _wait(client, console, job, timeout_s)
+    except KeyboardInterrupt:
+        console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
+        raise
+    except (RefusedError, Unreachable, UnexpectedResponse):
+        print_error(f"job {job.id} is submitted; `fusequeue watch {job.id}` waits for it again")
+        raise
+    if ended.status != "succeeded":
+        print_job(console, ended)
+    return ended.require_success()
+
+
+def _save(client: Client, job: Job, folder: Path | None) -> list[Path]:
+    try:
+        return client.download(job, folder or Path("."))
+    except (OSError, ClientError):
+        where = f"`fusequeue watch {job.id} --json` has their URLs"
+        print_error(f"job {job.id} succeeded; its images are not saved; {where}")
+        raise
 
 
 def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
@@ -141,23 +143,6 @@ def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = F
         job.require_success()
 
 
-def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
-    """Return request fields from NAME=VALUE options."""
-    fields: dict[str, Any] = {}
-    faults = []
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals or not name:
-            faults.append(f"{assignment[:80]!r} is not NAME=VALUE")
-        elif not is_text(assignment):
-            faults.append(f"{assignment[:80]!r} is not UTF-8")
-        else:
-            fields[name] = parse_field(name, text)
-    if faults:
-        raise typer.BadParameter("; ".join(faults), param_hint="'--set'")
-    return fields
-
-
 def parse_destination(urls: Sequence[str], bucket: str | None) -> OutputParams | None:
     """Return where the images go; None without an option for it."""
     if urls and bucket is not None:
@@ -166,16 +151,6 @@ def parse_destination(urls: Sequence[str], bucket: str | None) -> OutputParams |
         return {"put_urls": urls} if urls else None
     name, _, prefix = bucket.partition("/")
     return {"bucket": name, "prefix": prefix} if prefix else {"bucket": name}
-
-
-def parse_size(size: str | None) -> tuple[int | None, int | None]:
-    """Return width and height; None without a size."""
-    if size is None:
-        return None, None
-    match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
-    if match is None:
-        raise typer.BadParameter(f"{size[:80]!r} is not WIDTHxHEIGHT, such as 512x768", param_hint="'--size'")
-    return int(match[1]), int(match[2])
 
 
 def _wait(client: Client, console: CommandConsole, job: Job | str, timeout_s: float | None) -> Job:

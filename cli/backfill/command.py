@@ -17,9 +17,9 @@ from rich.text import Text
 from cli.backfill.ledger import NAME, EntryState, Ledger, LedgerError
 from cli.backfill.pipeline import Backfill, BackfillOptions
 from cli.backfill.prompts import OWN_BATCH, PromptsError, read
-from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error
+from cli.client_options import Chosen, CommandConsole, Exit, Json, Key, Url, exit_on_error, takes
+from cli.job_options import Fields, chosen_fields, job_options, parse_fields
 from cli.messages import one_line
-from cli.submit import parse_fields
 from cli.up import folder_lock
 from fusequeue import AsyncClient, LineFailure
 from shared.errors import ConfigurationError
@@ -31,9 +31,11 @@ UNFINISHED = re.compile(r"\.\d{6,}.*-\d+\.\w+\.[0-9a-f]{8}\.part")
 PROGRESS_S = 0.5  # between two updates of the bar: each counts the lines of the ledger
 
 
+@takes(job_options(left_out={"batch_id"}))
 def backfill(
     prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv or .jsonl file.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results and the manifest.")],
+    chosen: Chosen,
     model: Annotated[str, typer.Option(help="Model of lines that set none.")] = "demo",
     field: Fields = None,
     in_flight: Annotated[int, typer.Option(min=1, max=100_000, help="Most jobs queued or running at a time.")] = 1_000,
@@ -45,7 +47,7 @@ def backfill(
 ) -> None:
     """Generate an image for each prompt of a file. The same command resumes after Ctrl-C, a crash or a failure."""
     console = CommandConsole(as_json)
-    common = {"model": model, **parse_fields(field or [])}
+    common = {"model": model, **chosen_fields(chosen), **parse_fields(field or [])}
     if "batch_id" in common:
         raise typer.BadParameter(OWN_BATCH, param_hint="'--set'")
     with exit_on_error(), _invalid_files(out), _locked(out):

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.client_options import Json, Key, Url, connected, for_each, name_option
+from cli.client_options import Chosen, Json, Key, Url, connected, for_each, name_option, takes
 from cli.jobs import Limit
-from cli.matching import DRY_RUN, TIME, Chosen, change_all, require_no_filters, takes
+from cli.matching import DRY_RUN, TIME, change_all, require_no_filters
 from cli.submit import JobId
 from fusequeue import DeadLetter
 

@@ -134,17 +134,18 @@ async def test_an_error_is_one_line_and_an_exit_status(
 
 
 async def test_options_are_the_fields_of_the_request(run_shared: Run) -> None:
-    """The short options and -s can be mixed."""
+    """Options and -s can be mixed; what -s says counts."""
     options = ("--seed", "7", "--steps", "12", "--size", "96x64", "-n", "2", "--negative", "a square")
-    more = ("--guidance", "3.5", "-s", "priority=bulk", "-s", 'metadata={"order": "7"}')
-    (job,) = lines(await run_shared("submit", PROMPT, *options, *more, "--no-wait", "--json"))
+    more = ("--guidance", "3.5", "--output-quality", "50", "--priority", "standard")
+    sets = ("-s", "priority=bulk", "-s", 'metadata={"order": "7"}')
+    (job,) = lines(await run_shared("submit", PROMPT, *options, *more, *sets, "--no-wait", "--json"))
     expected = {"seed": 7, "steps": 12, "width": 96, "height": 64, "n": 2, "negative_prompt": "a square"}
-    expected |= {"guidance_scale": 3.5, "priority": "bulk", "metadata": {"order": "7"}, "prompt": PROMPT}
+    expected |= {"guidance_scale": 3.5, "output_quality": 50, "priority": "bulk", "metadata": {"order": "7"}}
     assert {name: job[name] for name in expected} == expected
 
 
 async def test_every_fault_of_a_request_is_a_line_that_names_its_field_once(run_shared: Run) -> None:
-    options = ("--steps", "900", "--guidance", "1000", "-n", "99", "--size", "1x1", "--seed", "-5", "-s", "nonsense=1")
+    options = ("--steps", "900", "--guidance", "1000", "-n", "99", "--size", "1x1", "-s", "seed=-5", "-s", "nonsense=1")
     result = await run_shared("submit", PROMPT, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     found = result.stderr.splitlines()
@@ -246,6 +247,14 @@ async def test_refused_lines_of_a_backfill_are_failures_of_those_lines(run: Run,
     manifest = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
     for row, field in zip(manifest, ("prompt", "prompt", "nonsense"), strict=True):
         assert field in row["error"]
+
+
+async def test_options_of_a_backfill_are_fields_of_the_lines_without_them(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a", "steps": 902}\n')
+    assert (await run("backfill", "prompts.jsonl", "--out", "out", "--steps", "901")).exit_code == 1
+    manifest = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    for row, steps in zip(manifest, ("901", "902"), strict=True):
+        assert steps in row["error"]
 
 
 async def test_models_queues_and_workers_are_listed(run: Run) -> None:
