@@ -1,4 +1,4 @@
-"""The sides that a model in a folder can make: pipelines round others down, without a word in the result."""
+"""The sides that a model in a folder can make: pipelines round others, without a word in the result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from shared.signature import denoisers_of
 PACKED = frozenset(
     {
         "BriaFiboTransformer2DModel",
+        "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
         "Flux2Transformer2DModel",
         "FluxTransformer2DModel",
         "HiDreamImageTransformer2DModel",
+        "Krea2Transformer2DModel",
         "LongCatImageTransformer2DModel",
         "Lumina2Transformer2DModel",
         "OmniGenTransformer2DModel",
