@@ -12,7 +12,7 @@ from harness.engine import input_files
 from PIL import Image, ImageOps
 
 from shared.job import Job
-from shared.job_fields import Task
+from shared.job_fields import CallFields, Task
 
 # The class that does a task with the modules of a model of another class.
 _OF_TASKS = {
@@ -161,8 +161,6 @@ CALLS = {
     "AnimateDiffSDXLPipeline": "num_frames height width guidance_scale negative_prompt",
     "AnimateDiffPAGPipeline": "num_frames height width guidance_scale negative_prompt",
 }
-ANY_CALL = ("prompt_2", "clip_skip", "max_sequence_length", "true_cfg_scale", "guidance_rescale")
-"""Of jobs that set them, whose pipelines have them."""
 
 
 def pipeline_of(loaded: Any, task: Task) -> Any:
@@ -199,7 +197,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     steps = {} if name == "HeliosPyramidPipeline" else {"num_inference_steps": job.steps}
     generator = torch.Generator().manual_seed(job.seed + index)
     own = {word: values[word] for word in CALLS[name].split() if word in values}
-    own |= {word: value for word in ANY_CALL if (value := getattr(job, word)) is not None}
+    own |= {word: value for word in CallFields.model_fields if (value := getattr(job, word)) is not None}
     return {"prompt": job.prompt, "generator": generator, "output_type": "pil", **steps, **own}
 
 
