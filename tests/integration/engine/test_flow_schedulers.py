@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefi
 
 NAMES = {
     "sd3-16": ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler"),
-    # DPM-Solver refuses the shift that the pipeline always passes, unless the model's own scheduler shifts by size.
-    "flux": ("UniPCMultistepScheduler",),
+    "flux": ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DEISMultistepScheduler"),
 }
 
 
@@ -30,6 +30,11 @@ def plain(pipeline: Any, job: Job) -> np.ndarray:
     options = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": own.config.shift}
     if job.scheduler is not None:
         pipeline.scheduler = getattr(diffusers, job.scheduler).from_config(own.config, **options)
+        if pipeline.scheduler.config.get("use_dynamic_shifting") is False:  # refused, though FLUX always passes it
+            set_timesteps = pipeline.scheduler.set_timesteps
+            pipeline.scheduler.set_timesteps = functools.wraps(set_timesteps)(
+                lambda *arguments, mu=None, **named: set_timesteps(*arguments, **named)
+            )
     generator = torch.Generator().manual_seed(job.seed)
     sampling = {"num_inference_steps": job.steps, "guidance_scale": job.guidance_scale, "output_type": "pt"}
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """The noise schedulers that jobs choose, made from a model's own."""
 
+import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -16,6 +17,9 @@ from shared.errors import InferenceFailed, ModelUnavailable
 
 KEPT = 64
 """Schedulers of a model that are kept for the next jobs; making one takes about a millisecond."""
+
+SHIFT_BY_SIZE_ONLY = {"DEISMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"}
+"""Classes that refuse the shift by size, which FLUX's pipelines always pass, where the model has a fixed one."""
 
 _SIGMAS = {"karras": "use_karras_sigmas", "exponential": "use_exponential_sigmas", "beta": "use_beta_sigmas"}
 
@@ -82,7 +86,10 @@ def make_scheduler(choice: SchedulerChoice, own: Any) -> Any:
     accepted = inspect.signature(scheduler_class).parameters
     options = _flow_options(name, own, is_flow) | _options(choice, name, accepted)
     try:
-        return scheduler_class.from_config(own.config, **options)  # type: ignore[attr-defined]
+        scheduler = scheduler_class.from_config(own.config, **options)  # type: ignore[attr-defined]
+        if name in SHIFT_BY_SIZE_ONLY and not _shifts_by_size(scheduler.config):
+            return _with_fixed_shift(scheduler_class).from_config(scheduler.config)
+        return scheduler
     except (ImportError, TypeError, ValueError, NotImplementedError) as error:
         raise ModelUnavailable(f"scheduler: {name} cannot be used: {error}"[:400], param="scheduler") from None
 
@@ -93,6 +100,21 @@ def _flow_options(name: str, own: Any, is_flow: bool | None) -> dict[str, Any]:
         shift = own.config.get("flow_shift", own.config.get("shift", 1.0))
         return {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": shift}
     return {"shift": own.config["flow_shift"]} if is_flow and "flow_shift" in own.config else {}
+
+
+def _shifts_by_size(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("use_dynamic_shifting")) and config.get("time_shift_type") == "exponential"
+
+
+@functools.cache
+def _with_fixed_shift(scheduler_class: Any) -> Any:
+    """Return the class with a `set_timesteps` that ignores the shift by size, as flow matching's own class does."""
+
+    @functools.wraps(scheduler_class.set_timesteps)  # pipelines look at its parameters
+    def set_timesteps(self: Any, *arguments: Any, mu: float | None = None, **named: Any) -> None:
+        scheduler_class.set_timesteps(self, *arguments, **named)
+
+    return type(scheduler_class.__name__, (scheduler_class,), {"set_timesteps": set_timesteps})
 
 
 def _options(choice: SchedulerChoice, name: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
