@@ -98,6 +98,7 @@ class Model(Resource):
     adapters: tuple[AdapterInfo, ...] = ()
     controls: tuple[ControlInfo, ...] = ()
     step_cache: StepCacheInfo = StepCacheInfo()
+    prompt_syntax: str = "plain"
     mixed_fields: tuple[str, ...] = ()
     max_batch: int
     window_ms: int

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from api.context import Services, ServicesDep
 from api.http.lists import known_parameters
 from api.http.openapi import problems
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.models_file import Defaults, Limits, ModelSpec, PromptSyntax
 from shared.config.step_schedules import StepCaching
 from shared.errors import Unavailable
 from shared.job_fields import Task
@@ -64,6 +64,7 @@ class ModelObject(BaseModel):
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters of the model.")
     controls: tuple[ControlTypeObject, ...] = Field(description="Controls of the model.")
     step_cache: StepCaching = Field(description="What `step_cache` of requests can be, its default, and the schedules.")
+    prompt_syntax: PromptSyntax = Field(description='"weights": prompts of any length, with `(word:1.3)` and `BREAK`.')
     mixed_fields: tuple[Mixable, ...] = Field(
         description="Fields in which jobs of one fused forward can differ; sizes only if similar."
     )
@@ -122,6 +123,7 @@ def _object(spec: ModelSpec, workers: Sequence[WorkerInfo] | None) -> ModelObjec
             for control in spec.control
         ),
         step_cache=spec.step_cache,
+        prompt_syntax=spec.prompt_syntax,
         mixed_fields=spec.mixed_fields,
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,

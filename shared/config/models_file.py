@@ -27,6 +27,7 @@ from shared.job_fields import MAX_FPS, Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+PromptSyntax = Literal["plain", "weights"]
 MAX_INPUT_IMAGES = 16
 MAX_DEVICES = 16
 Dimension = Annotated[int, Field(ge=16, le=8192)]
@@ -143,7 +144,7 @@ class ModelSpec(_Table):
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
     `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
-    `devices` run each forward of its denoisers together.
+    `devices` run each forward of its denoisers together. With the `prompt_syntax` of weights prompts have any length.
     `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
     """
 
@@ -165,6 +166,7 @@ class ModelSpec(_Table):
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
     safety_checker: bool = True
+    prompt_syntax: PromptSyntax = "plain"
     schedulers: tuple[str, ...] = ()
     mixed_fields: tuple[Mixable, ...] = ("adapters",)
     adapter: tuple[AdapterSpec, ...] = ()

@@ -28,8 +28,9 @@ WORDS = "dog"  # of the part that is left out
 def test_the_end_of_a_prompt_that_is_left_out_is_named(
     tiny_models: Path, model: str, fields: dict[str, Any], named: list[str]
 ) -> None:
-    """Also where CLIP cuts it and T5 reads on, there is nothing to say."""
+    """Also where CLIP cuts it and T5 reads on, there is nothing to say. Where a key makes it read all, it is named."""
     recorder = EngineHarness(a_spec(tiny_models / model)).run(a_job("x", **fields))
     warnings = recorder.finished["x"].warnings
     assert [one.param for one in warnings] == named
     assert all(WORDS in one.message for one in warnings)
+    assert all(('prompt_syntax = "weights"' in one.message) == (model == "sdxl") for one in warnings)

@@ -47,9 +47,10 @@ from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, 
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
-from worker.engine.pipelines.prompt_lengths import cut_prompts
+from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
+from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
 from worker.engine.protocol import Output
 from worker.engine.weights.attention import use_attention
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
@@ -135,7 +136,8 @@ class LoadedModel:
         if template is None:
             return ()
         ignored = ignored_fields(template, job, self.spec.defaults)
-        return *ignored, *rounded_sides(template, job), *cut_prompts(template, job)
+        cut = cut_weighted_prompts if self.spec.prompt_syntax == "weights" else cut_prompts
+        return *ignored, *rounded_sides(template, job), *cut(template, job)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         nets = _nets_of(job)
@@ -188,6 +190,8 @@ class LoadedModel:
         arguments = arguments_for(pipeline, job, index, inputs)
         if "output_type" in arguments:
             arguments["output_type"] = output_type or self.output_types.get(job.task, arguments["output_type"])
+        if self.spec.prompt_syntax == "weights":
+            arguments = with_embeddings(pipeline, job, arguments)
         return pipeline, arguments
 
     def spread_over(self, ranks: RankGroup) -> None:
@@ -324,6 +328,7 @@ def _assemble(
     modules |= nets
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
+    check_syntax(spec, pipelines.values())
     schedulers = ChosenSchedulers(spec.id)
     schedulers.load(spec.schedulers, getattr(pipeline, "scheduler", None))
     return LoadedModel(

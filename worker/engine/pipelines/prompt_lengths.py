@@ -10,6 +10,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 from shared.job import FieldWarning, Job
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.task_pipelines import call_parameters
+from worker.engine.pipelines.weighted_prompts import MOST_CHUNKS, prompt_encoders, weights_refused
 
 MOST_SHOWN = 200
 """Characters of the text that is left out."""
@@ -23,14 +24,32 @@ def cut_prompts(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
     readers = list(_readers(pipeline, job))
     if not readers or None in readers or job.prompt_2 is not None:
         return ()
+    remedy = "" if weights_refused(pipeline) else '; prompt_syntax = "weights" in the models file makes it read all'
     warnings = []
     for param, text in (("prompt", job.prompt), ("negative_prompt", job.negative_prompt or "")):
         left_out = min((_left_out(tokenizer, text, most) for tokenizer, most in filter(None, readers)), key=len)
         if left_out:
-            shown = left_out if len(left_out) <= MOST_SHOWN else f"{left_out[:MOST_SHOWN]}…"
-            message = f"{param}: too long for the text encoders of model {job.model!r}, which leave out: {shown!r}"
-            warnings.append(FieldWarning(param=param, message=message))
+            what = f"too long for the text encoders of model {job.model!r}, which leave out: {_shown(left_out)!r}"
+            warnings.append(FieldWarning(param=param, message=f"{param}: {what}{remedy}"))
     return tuple(warnings)
+
+
+def cut_weighted_prompts(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
+    """Return warnings about the ends of prompts that are left out although they are read in chunks."""
+    encoders = list(prompt_encoders(pipeline))
+    second = job.prompt_2 if len(encoders) > 1 else None
+    texts = {"prompt": job.prompt, "negative_prompt": job.negative_prompt, "prompt_2": second}
+    warnings = []
+    for param, text in texts.items():
+        encoder = encoders[-1 if param == "prompt_2" else 0]
+        if text and (left_out := encoder.read(text).left_out):
+            what = f"longer than {MOST_CHUNKS} chunks of tokens, which leaves out: {_shown(left_out)!r}"
+            warnings.append(FieldWarning(param=param, message=f"{param}: {what}"))
+    return tuple(warnings)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _readers(pipeline: Pipeline, job: Job) -> Iterator[tuple[Any, int] | None]:

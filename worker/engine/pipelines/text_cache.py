@@ -19,6 +19,7 @@ CACHE_BYTES = 64 * 1024 * 1024
 
 LONGEST_TOKENS = 4096
 CACHED_TEXTS = 256
+CACHED_PROMPTS = 64  # of which each has up to 1,200 tokens
 LONGEST_TEXT = 16 * 1024  # characters
 
 
@@ -123,11 +124,16 @@ def bytes_of(tree: Any) -> int | None:
 class CachedTokenizer:
     """Stand-in for a tokenizer inside pipelines, with an LRU cache. For the engine's thread only.
 
-    It has the tokenizer's class and attributes. A changed attribute, such as the padding side, clears the cache.
+    It has the tokenizer's class and attributes. A changed attribute, such as the padding side, clears the caches.
+    `prompts` has what `PromptEncoder` read of each.
     """
 
+    prompts: LRUCache[str, Any]
+
     def __init__(self, tokenizer: Any) -> None:
-        vars(self).update(_tokenizer=tokenizer, _encodings=LRUCache(CACHED_TEXTS))
+        vars(self).update(
+            _tokenizer=tokenizer, _encodings=LRUCache(CACHED_TEXTS), prompts=LRUCache[str, Any](CACHED_PROMPTS)
+        )
 
     @property  # type: ignore[misc]  # isinstance() reads it
     def __class__(self) -> type:
@@ -153,6 +159,7 @@ class CachedTokenizer:
         if getattr(self._tokenizer, name, self) != value:
             setattr(self._tokenizer, name, value)
             self._encodings.clear()
+            self.prompts.clear()
 
     def __len__(self) -> int:
         return len(self._tokenizer)
