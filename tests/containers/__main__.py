@@ -22,7 +22,7 @@ from rich.table import Table
 
 from containers.project import BUILD_S, COMMAND_S, SERVICES, Project, engine_command, project, until
 
-LINES, STEPS = 150, 60
+LINES, STEPS, SCALED = 150, 60, 60
 KILLED = ("worker-cpu", "api", "chores", "redis", "s3")
 GRACE_S = 20.0
 """Most seconds that a stop takes that waits for nothing; the least grace period of the services."""
@@ -155,6 +155,24 @@ def kills(compose: Project, key: str, rows: Rows) -> None:
     until(compose.healthy, "all services are healthy again", 120)
 
 
+def scaled(compose: Project, key: str, rows: Rows) -> None:
+    """Run the same jobs on one worker and on two, which share the cores."""
+    seconds = []
+    for workers in (1, 2):
+        compose.compose("up", "-d", "--no-recreate", "--scale", f"worker-cpu={workers}", "worker-cpu")
+        until(lambda count=workers: compose.healthy_workers() == count, f"{workers} workers are healthy")
+        script = (
+            f"for n in $(seq {SCALED}); do echo a blue cross, number $n; done > /tmp/p.txt"
+            f" && fusequeue backfill /tmp/p.txt --out /tmp/out -s steps={STEPS}"
+        )
+        command = compose.client(key, "sh", "-ec", script)
+        seconds.append(timed(partial(subprocess.run, command, capture_output=True, timeout=COMMAND_S, check=True)))
+    rows.add(
+        f"{SCALED} jobs by one worker, by two", f"{seconds[0]:.1f} s, {seconds[1]:.1f} s", seconds[1] < 1.5 * seconds[0]
+    )
+    compose.compose("up", "-d", "--no-recreate", "--scale", "worker-cpu=1", "worker-cpu")
+
+
 def listed(compose: Project, key: str) -> list[dict[str, str]]:
     """Return all jobs."""
     command = compose.client(key, "fusequeue", "jobs", "--limit", "1000", "--json")
@@ -182,7 +200,8 @@ def early_stops(compose: Project, rows: Rows) -> None:
 def stop_with_jobs(compose: Project, key: str, rows: Rows) -> None:
     """Stop all services while jobs run."""
     for number in range(4):
-        command = compose.client(key, "fusequeue", "submit", f"number {number}", "--steps", str(STEPS), "--no-wait")
+        large = ("--steps", "100", "--size", "128x128", "-n", "2")  # seconds of a core
+        command = compose.client(key, "fusequeue", "submit", f"number {number}", *large, "--no-wait")
         subprocess.run(command, capture_output=True, timeout=COMMAND_S, check=True)
     seconds = timed(lambda: compose.compose("stop", "worker-cpu", "chores", "api", timeout_s=200))
     codes = {name: one["State"]["ExitCode"] for name, one in compose.containers().items() if name in SERVICES[:3]}
@@ -205,6 +224,7 @@ def main() -> int:
         hardened(compose, rows)
         scraped(compose, rows)
         kills(compose, key, rows)
+        scaled(compose, key, rows)
         early_stops(compose, rows)
         stop_with_jobs(compose, key, rows)
     table = Table("tried", "seen", "")

@@ -56,6 +56,11 @@ class Project:
         facts = json.loads(self.docker("inspect", *ids).stdout) if ids else []
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in facts}
 
+    def healthy_workers(self) -> int:
+        """Return how many workers pass their health check."""
+        service = "label=com.docker.compose.service=worker-cpu"
+        return len(self.docker("ps", "-q", "--filter", service, "--filter", "health=healthy").stdout.split())
+
     def healthy(self) -> bool:
         """Say whether all services run, and those with a health check pass it."""
         states = {name: one["State"] for name, one in self.containers().items()}
