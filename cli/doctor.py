@@ -21,6 +21,8 @@ from rich.markup import escape
 from cli.client_options import CommandConsole, Exit, Json
 from cli.operators.keys import DATA, DataDir
 from cli.up import environment
+from fusequeue import InvalidArgument
+from fusequeue.transport import open_client
 from shared.config import settings
 from shared.errors import FusequeueError
 from shared.runtime.python_command import python_command
@@ -177,9 +179,9 @@ async def _storage(config: Settings) -> list[Finding]:
 async def _api() -> list[Finding]:
     url = os.environ.get("FUSEQUEUE_URL") or "http://127.0.0.1:8000"
     try:
-        async with httpx.AsyncClient(timeout=5) as client:
-            response = await client.get(f"{url.rstrip('/')}/readyz")
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+        async with open_client(url, None, 5.0, None) as client:
+            response = await client.get("/readyz")
+    except (httpx.TransportError, InvalidArgument) as error:
         seen = f"{url}: {str(error) or type(error).__name__}"
         return [Finding("api", WARNING, seen, "start it: fusequeue api; or set FUSEQUEUE_URL to its address")]
     if response.is_success:

@@ -30,6 +30,7 @@ from fusequeue.errors import (
     UnexpectedResponse,
     Unreachable,
 )
+from fusequeue.proxies import Proxies, ProxyTransport
 from fusequeue.response_types import Page
 
 T = TypeVar("T", bound=BaseModel)
@@ -179,16 +180,16 @@ def open_client(
         raise InvalidArgument(f"invalid URL of the service: {base_url!r}; {error}") from error
     if api_key and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
         raise InvalidArgument("invalid API key: it has characters other than printable ASCII")
-    try:
-        return httpx.AsyncClient(
-            base_url=url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout_s, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=MAX_REQUESTS),
-            transport=transport,
-        )
-    except (ValueError, ImportError, httpx.InvalidURL) as error:  # HTTP_PROXY and its like
-        raise InvalidArgument(f"invalid proxy in the environment: {error}") from error
+    if transport is None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_REQUESTS)
+        transport = ProxyTransport(Proxies.of_environment(), limits)
+        transport.open(url)
+    return httpx.AsyncClient(
+        base_url=url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(timeout_s, pool=None),
+        transport=transport,
+    )
 
 
 def parsed(kind: TypeAdapter[Read], text: bytes) -> Read:

@@ -162,6 +162,17 @@ def test_an_api_that_does_not_respond_is_reported_with_the_reason(
     assert examined()["api"].seen == "http://127.0.0.1:9: ReadTimeout"
 
 
+def test_proxies_of_the_environment_do_not_stop_the_checks(
+    deployment: Redis, examined: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "ftp://proxy.example")
+    assert examined()["api"].seen.startswith("http://127.0.0.1:9: HTTP_PROXY in the environment")
+    monkeypatch.setenv("NO_PROXY", "fd00::/8,[::1],127.0.0.0/8")
+    assert "connect" in examined()["api"].seen.lower()
+
+
 def test_missing_bucket_is_reported(
     deployment: Redis, examined: Callable[[], Findings], s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
