@@ -21,6 +21,7 @@ with importing():
 
     from api.app import create_app, preflight
     from api.http.connections import Connections, capacity, open_files
+    from api.http.forwarded import ForwardedHeaders
     from api.http.metrics_port import metrics_port
     from api.http.request_limits import ArrivalLimits
     from api.http.server_protocol import ServerProtocol
@@ -69,7 +70,7 @@ def build_server(configured: Settings, *, host: str, port: int, shares_port: boo
     connections = Connections(most.connections, configured.max_connections_per_address, trusted.__contains__)
     limits = ArrivalLimits(idle_s=configured.keep_alive_s, proxy_idle_s=configured.proxy_keep_alive_s)
     config = uvicorn.Config(
-        app,
+        ForwardedHeaders(app, trusted),
         host=host,
         port=port,
         http=partial(ServerProtocol, connections=connections, limits=limits),  # type: ignore[arg-type]
@@ -78,8 +79,7 @@ def build_server(configured: Settings, *, host: str, port: int, shares_port: boo
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=proxies is not None,
-        forwarded_allow_ips=proxies,
+        proxy_headers=False,  # ForwardedHeaders reads them
         # One that took all new connections of a shared port at once would leave none to the others.
         backlog=1 if shares_port else most.accepted_at_once,
         timeout_graceful_shutdown=DRAIN_S,

@@ -14,6 +14,7 @@ from starlette.datastructures import UploadFile
 
 from api.auth import Authenticator, Caller, rate_headers
 from api.grouping import Grouped
+from api.http.forwarded import PREFIX_KEY
 from api.http.middleware import RELEASE_KEY
 from api.jobs.input_store import INPUT_ID, InputStore
 from api.jobs.job_builder import JobTemplates
@@ -139,8 +140,8 @@ METRICS_SCOPE = Depends(require_metrics_scope)
 class RequestContext:
     """Tenant, base URL and services of one request.
 
-    `base_url` is `scheme://host[:port]` without a trailing slash: the configured one, else the one the client used.
-    Forwarded headers count only from trusted proxies (the server applies them).
+    `base_url` is `scheme://host[:port][/path]` without a trailing slash: the configured one, else the one the client
+    used. Forwarded headers count only from trusted proxies (`ForwardedHeaders` applies them).
     """
 
     tenant: str
@@ -356,7 +357,9 @@ def _base_url(request: Request, services: Services) -> str:
     scope = request.scope
     root_path = scope.get("app_root_path", scope.get("root_path", ""))
     requested = scope["scheme"], scope.get("server"), root_path, request.headers.get("host")
-    return (services.settings.public_url or _requested_url(*requested)).rstrip("/")
+    if services.settings.public_url is not None:
+        return services.settings.public_url.rstrip("/")
+    return _requested_url(*requested) + str(scope.get(PREFIX_KEY, ""))
 
 
 @lru_cache(maxsize=256)
@@ -364,4 +367,4 @@ def _requested_url(scheme: str, server: tuple[str, int] | None, root_path: str, 
     """Return the base URL of a request; clients use few, and building one takes 20 us."""
     headers = [] if host is None else [(b"host", host.encode("latin-1"))]
     scope = {"type": "http", "scheme": scheme, "server": server, "path": "/", "root_path": root_path}
-    return str(Request({**scope, "query_string": b"", "headers": headers}).base_url)
+    return str(Request({**scope, "query_string": b"", "headers": headers}).base_url).rstrip("/")

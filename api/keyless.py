@@ -57,11 +57,12 @@ def host_of(values: Sequence[str]) -> str | None:
 
     A parsed URL would not do: of `evil@localhost` it keeps the second part, and of an invalid host the server's own.
     """
-    return _valid_host(values[0]) if len(values) == 1 else None
+    return valid_host(values[0]) if len(values) == 1 else None
 
 
 @lru_cache(maxsize=1024)
-def _valid_host(value: str) -> str | None:
+def valid_host(value: str) -> str | None:
+    """Return the host in the value of a `Host` header, in lower case and without the port; None if it is invalid."""
     return re.sub(r":[0-9]+$", "", value.lower()) if _HOST.fullmatch(value) else None
 
 

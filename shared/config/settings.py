@@ -227,7 +227,8 @@ class Settings(BaseSettings):
     )
     trusted_proxies: Proxies | None = _setting(
         None,
-        "Addresses and networks of proxies whose X-Forwarded-For and -Proto count, comma-separated; `*`: all.",
+        "Addresses and networks of proxies whose X-Forwarded-For, -Proto, -Host, -Port and -Prefix count, "
+        "comma-separated; `*`: all.",
     )
     keep_alive_s: float = _setting(15.0, "How long a connection without a request stays open.", gt=0)
     proxy_keep_alive_s: float = _setting(
