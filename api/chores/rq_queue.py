@@ -16,6 +16,7 @@ from rq.exceptions import DuplicateJobError
 from rq.serializers import JSONSerializer
 
 from shared.config.settings import Settings
+from shared.errors import ConfigurationError
 from shared.queue import Queue
 from shared.queue.connections.failover import Failover, NotPrimary, following
 
@@ -49,16 +50,23 @@ _RETRY = RqRetry(max=2, interval=[5, 15])
 def connect(settings: Settings) -> Redis:
     """Return a client only for rq, which needs bytes and changes the settings of the connection pool."""
     url = settings.rq_redis_url or settings.redis_url
-    return Redis.from_url(
-        url,
-        **following(url, Failover(), threads=True),
-        retry=Retry(NoBackoff(), 1, supported_errors=(NotPrimary,)),  # only what was refused is safe to repeat
-        decode_responses=False,
-        socket_connect_timeout=_CONNECT_TIMEOUT_S,
-        socket_timeout=_COMMAND_TIMEOUT_S,
-        health_check_interval=30,
-        protocol=2,
-    )
+    try:
+        client = Redis.from_url(
+            url,
+            **following(url, Failover(), threads=True),
+            retry=Retry(NoBackoff(), 1, supported_errors=(NotPrimary,)),  # only what was refused is safe to repeat
+            decode_responses=False,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            socket_timeout=_COMMAND_TIMEOUT_S,
+            health_check_interval=30,
+            protocol=2,
+        )
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError) as error:  # of an option after the `?`
+        name = "FUSEQUEUE_REDIS_URL" if settings.rq_redis_url is None else "FUSEQUEUE_RQ_REDIS_URL"
+        raise ConfigurationError(f"{name}: {error}") from error
+    return client
 
 
 @lru_cache(maxsize=1)

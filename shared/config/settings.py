@@ -15,14 +15,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     IPvAnyNetwork,
-    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.config.addresses import Host, HttpUrl, Proxies, RedisUrl
+from shared.config.addresses import Host, HttpUrl, Origin, Proxies, RedisUrl, SecretWord, Word
 from shared.config.destinations import OutputBucket
 from shared.config.setting_readers import READERS
 from shared.errors import ConfigurationError
@@ -46,7 +45,7 @@ CommaSeparated = BeforeValidator(_split)
 Ports = Annotated[tuple[PortNumber, ...], CommaSeparated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], CommaSeparated]
 Buckets = Annotated[tuple[Annotated[OutputBucket, BeforeValidator(_output_bucket)], ...], CommaSeparated]
-Origins = Annotated[tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.\[\]:-]+$")], ...], CommaSeparated]
+Origins = Annotated[tuple[Origin, ...], CommaSeparated]
 
 
 def _setting(default: Any, description: str, **limits: Any) -> Any:
@@ -75,10 +74,10 @@ class Settings(BaseSettings):
     traces: bool = _setting(False, "Send OpenTelemetry traces (extra `traces`). The OTEL_ variables say where.")
 
     storage_dir: Path = _setting(Path("data/storage"), "Folder for inputs and results if no S3 bucket is set.")
-    s3_bucket: str | None = _setting(None, "S3 bucket for inputs and results.")
+    s3_bucket: Word | None = _setting(None, "S3 bucket for inputs and results.")
     s3_endpoint_url: HttpUrl | None = _setting(None, "S3 endpoint, for servers other than AWS.")
     s3_public_endpoint_url: HttpUrl | None = _setting(None, "Endpoint in presigned URLs. Unset: s3_endpoint_url.")
-    s3_region: str | None = _setting(
+    s3_region: Word | None = _setting(
         None, "S3 region. Unset: that of boto3's variables and files, AWS_REGION first, else us-east-1."
     )
     s3_addressing: Literal["path", "virtual"] | None = _setting(
@@ -86,8 +85,8 @@ class Settings(BaseSettings):
         "Whether the bucket is in the path of S3 URLs or in their host name. Unset: in the path, but for AWS, whose "
         "client chooses.",
     )
-    s3_access_key_id: str | None = _setting(None, "Access key. Unset: boto3's credential chain.")
-    s3_secret_access_key: SecretStr | None = _setting(None, "Secret of s3_access_key_id.")
+    s3_access_key_id: Word | None = _setting(None, "Access key. Unset: boto3's credential chain.")
+    s3_secret_access_key: SecretWord | None = _setting(None, "Secret of s3_access_key_id.")
     s3_checksums: Literal["when_required", "when_supported"] | None = _setting(
         None,
         "Checksums of boto3; over https `when_supported` sends them as trailers. Unset: boto3's own variables and "
@@ -178,8 +177,8 @@ class Settings(BaseSettings):
         None, "Port of the /healthz, /readyz and /metrics of one API process. Unset: none but those of the API's port."
     )
     api_metrics_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")
-    pod_name: str | None = _setting(None, "Kubernetes pod of a worker, which updates its deletion cost. Unset: none.")
-    pod_namespace: str = _setting("default", "Kubernetes namespace of the pod.")
+    pod_name: Word | None = _setting(None, "Kubernetes pod of a worker, which updates its deletion cost. Unset: none.")
+    pod_namespace: Word = _setting("default", "Kubernetes namespace of the pod.")
 
     target_wait_s: float = _setting(30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale).", gt=0)
     bulk_window_s: Positive = _setting(

@@ -88,7 +88,8 @@ class QueueClient:
                 failover=failover,
             )
             client.shared, client.shared_blocking = share_commands(commands), share_blocking(blocking)
-        except ValueError as error:  # of an option after the `?`
+            commands.connection_pool.connection_class(**commands.connection_pool.connection_kwargs)
+        except (ValueError, TypeError) as error:  # of an option after the `?`
             raise ConfigurationError(f"FUSEQUEUE_REDIS_URL: {error}") from error
         return client
 

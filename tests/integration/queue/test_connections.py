@@ -15,6 +15,7 @@ from harness.waiting import wait_until
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
+from api.chores import rq_queue
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, IncompatibleRedis, RedisUnavailable, ScriptFailed
 from shared.queue import Queue, Submission
@@ -65,9 +66,17 @@ async def test_every_kind_of_url_is_connected_to(settings_for: Callable[..., Set
     await queue.close()
 
 
-def test_an_option_of_the_url_that_is_invalid_names_the_variable(settings_for: Callable[..., Settings]) -> None:
-    with pytest.raises(ConfigurationError, match=r"FUSEQUEUE_REDIS_URL: .*socket_timeout"):
-        Queue.connect(settings_for("redis://127.0.0.1:9?socket_timeout=x"))
+@pytest.mark.parametrize(("query", "option"), [("socket_timeout=x", "socket_timeout"), ("timeout=5", "timeout")])
+def test_an_option_of_the_url_that_is_invalid_names_the_variable(
+    settings_for: Callable[..., Settings], query: str, option: str
+) -> None:
+    url = f"redis://127.0.0.1:9?{query}"
+    with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_REDIS_URL: .*{option}"):
+        Queue.connect(settings_for(url))
+    with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_REDIS_URL: .*{option}"):
+        rq_queue.connect(settings_for(url))
+    with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_RQ_REDIS_URL: .*{option}"):
+        rq_queue.connect(settings_for("redis://127.0.0.1:9", rq_redis_url=url))
 
 
 async def test_a_fault_of_a_script_is_no_outage(queue: Queue, make_submission: Make) -> None:

@@ -79,6 +79,29 @@ def test_the_readers_of_each_setting_are_those_in_the_code() -> None:
         ("PUBLIC_URL", "https://bücher.example"),
         ("PUBLIC_URL", "https://images.example.org:port"),
         ("PUBLIC_URL", "https://images.example.org/?key=1"),
+        ("PUBLIC_URL", "https://images..example.org"),
+        ("PUBLIC_URL", "https://[fd00::1"),
+        ("PUBLIC_URL", 'https://images.example.org/"'),
+        ("PUBLIC_URL", "https://images.example.org\\x"),
+        ("REDIS_URL", "redis://localhost\n"),
+        ("REDIS_URL", "redis://bücher.example"),
+        ("REDIS_URL", "redis://localhost/first"),
+        ("REDIS_URL", "unix://"),
+        ("RQ_REDIS_URL", "redis://local host"),
+        ("CORS_ORIGINS", "https://shop.example/"),
+        ("CORS_ORIGINS", "https://shop.example:99999"),
+        ("CORS_ORIGINS", "https://Shop.example"),
+        ("CORS_ORIGINS", "https://["),
+        ("S3_BUCKET", "images\n"),
+        ("S3_REGION", "eu-central-1\n"),
+        ("S3_ACCESS_KEY_ID", "AKIA\n"),
+        ("S3_SECRET_ACCESS_KEY", "secret\n"),
+        ("POD_NAME", "worker-0\n"),
+        ("POD_NAMESPACE", "a b"),
+        ("WORKER_HOST", "0.0.0.0:8000"),
+        ("WORKER_HOST", "[::1]"),
+        ("WORKER_HOST", "256.0.0.1"),
+        ("API_METRICS_HOST", "%"),
         ("S3_ENDPOINT_URL", "minio:9000"),
         ("S3_PUBLIC_ENDPOINT_URL", "s3://bucket"),
         ("WORKER_HOST", "http://0.0.0.0"),
@@ -100,6 +123,29 @@ def test_error_does_not_repeat_an_invalid_url(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigurationError) as caught:
         settings.load()
     assert "hunter2" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REDIS_URL", "redis://:pässword@localhost/3?socket_timeout=5"),
+        ("REDIS_URL", "rediss://user:p%2Fw@[fd00::1]:6380/"),
+        ("REDIS_URL", "redis://"),
+        ("REDIS_URL", "unix:///run/redis.sock?db=1"),
+        ("WORKER_HOST", "fe80::1%eth0"),
+        ("WORKER_HOST", "gpu_1.internal."),
+        ("S3_BUCKET", "arn:aws:s3:eu-central-1:123456789012:accesspoint/images"),
+    ],
+)
+def test_valid_addresses_and_names_are_kept(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"FUSEQUEUE_{name}", value)
+    assert getattr(settings.load(), name.lower()) == value
+
+
+def test_origins_are_kept_as_browsers_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ("https://shop.example", "http://[fd00::1]:8000", "http://localhost:3000")
+    monkeypatch.setenv("FUSEQUEUE_CORS_ORIGINS", ", ".join(listed))
+    assert settings.load().cors_origins == listed
 
 
 def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
