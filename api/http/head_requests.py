@@ -1,4 +1,4 @@
-"""HEAD on what has no HEAD of its own: the response of GET without its body."""
+"""HEAD on what has no HEAD of its own: the response of GET, of all and not of a range, without its body."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_OF_GET = (b"range", b"if-range")
+_OWN = ("method", "headers")
 
 
 class HeadRequests:
@@ -32,7 +35,8 @@ class _Head:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
-        self._read: Scope = {**scope, "method": "GET"}
+        headers = [header for header in scope.get("headers", ()) if header[0] not in _OF_GET]
+        self._read: Scope = {**scope, "method": "GET", "headers": headers}
         self._receive = receive
         self._send = send
         self._responded = asyncio.Event()
@@ -54,7 +58,7 @@ class _Head:
             responded.cancel()
 
     def _copy_scope(self) -> None:
-        self._scope.update({name: value for name, value in self._read.items() if name != "method"})
+        self._scope.update({name: value for name, value in self._read.items() if name not in _OWN})
 
     async def _respond(self, message: Message) -> None:
         self._copy_scope()

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY
+from harness.http_server import BODY, png
 from harness.tables import row
 
 from api.http.head_requests import HeadRequests
@@ -33,6 +33,16 @@ async def test_head_is_get_without_its_body(api: httpx.AsyncClient) -> None:
             same = ("content-type", "content-length", "cache-control")
             assert [head.headers.get(name) for name in same] == [get.headers.get(name) for name in same]
             assert head.headers["x-request-id"]
+
+
+async def test_head_ignores_ranges(api: httpx.AsyncClient) -> None:
+    """They count for GET only."""
+    uploaded = (await api.post("/v1/inputs", files={"file": ("a.png", png())})).json()
+    path, part = f"/v1/inputs/{uploaded['id']}/content", {"Range": "bytes=0-3"}
+    assert (await api.get(path, headers=part)).status_code == 206
+    head = await api.head(path, headers=part)
+    assert (head.status_code, head.headers["content-length"]) == (200, str(uploaded["bytes"]))
+    assert "content-range" not in head.headers
 
 
 async def test_head_of_a_stream_ends(api: httpx.AsyncClient) -> None:
