@@ -261,14 +261,27 @@ def test_forwarded_headers_count_only_from_trusted_proxies(
     assert response.headers["location"].startswith(f"{scheme}://127.0.0.1:{server.port}/v1/jobs/")
 
 
+def test_a_trusted_proxy_uses_idle_connections_again(serve: Callable[..., ApiThread]) -> None:
+    """Those of others are closed meanwhile."""
+    server = serve(auth="insecure-no-keys", trusted_proxies="127.0.0.1", keep_alive_s=0.1)
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(server) as proxy, connected(server, "127.0.0.2") as other:
+        for client in (proxy, other):
+            client.sendall(request)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        assert other.recv(65536) == b""
+        proxy.sendall(request)
+        assert proxy.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def head(*headers: str) -> bytes:
     fields = ("Host: localhost", "Content-Type: application/x-ndjson", *headers)
     return ("POST /v1/jobs:bulk HTTP/1.1\r\n" + "".join(f"{field}\r\n" for field in fields) + "\r\n").encode()
 
 
 @contextlib.contextmanager
-def connected(server: Server | ApiThread) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+def connected(server: Server | ApiThread, source: str = "127.0.0.1") -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=(source, 0)) as client:
         yield client
 
 
