@@ -361,12 +361,24 @@ class _BodyCallbacks:
 async def _run(
     protocol: ServerProtocol, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Run `app`; a response that begins before the request has arrived closes the connection."""
+    """Run `app`; a response that begins before the request has arrived closes the connection.
+
+    A client of HTTP/1.0 would take the framing of chunks for content: without a length, its response ends with the
+    connection, for which uvicorn is told that each part is all that is left.
+    """
+    until_closed = False
 
     async def checked(message: Message) -> None:
+        nonlocal until_closed
         if message["type"] == "http.response.start":
             cycle.keep_alive = cycle.keep_alive and not cycle.more_body
             protocol.hold_head()
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            until_closed = scope["http_version"] == "1.0" and b"content-length" not in names
+            if until_closed:
+                cycle.chunked_encoding = False
+        elif until_closed:
+            cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
     await app(scope, receive, checked)

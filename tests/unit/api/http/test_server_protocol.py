@@ -360,6 +360,21 @@ async def test_idle_connections_of_trusted_proxies_stay_open(trusted: bool) -> N
                 assert await client.reader.read() == b""
 
 
+@pytest.mark.parametrize("ending", [b"", b"Connection: keep-alive\r\n"], ids=["close", "keep-alive"])
+async def test_a_stream_to_a_client_of_http_1_0_ends_with_the_connection(server: EchoServer, ending: bytes) -> None:
+    """It would take the framing of chunks for content."""
+    request = b"POST /stream HTTP/1.0\r\nContent-Length: 6\r\n" + ending + b"\r\n"
+    client = await server.connect()
+    await client.send(request + b"abc")
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert await client.reader.readexactly(3) == b"abc"
+    await client.send(b"def")
+    assert await client.read_all() == b"def"
+    assert (await server.send(b"GET /a HTTP/1.0\r\n\r\n")).endswith(b"content-length: 2\r\nconnection: close\r\n\r\n/a")
+
+
 async def test_a_stream_without_events_is_not_closed(server: EchoServer) -> None:
     client = await server.connect()
     await client.send(GET % b"/hold")
