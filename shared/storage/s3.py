@@ -14,12 +14,12 @@ from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumErro
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageRefused, StorageUnavailable
 from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
+from shared.storage.grouped_deletions import MOST_KEYS, GroupedDeletions
 from shared.storage.s3_client import CONNECTIONS, S3Client
 from shared.storage.threads import NoResponse, StorageThreads
 
 T = TypeVar("T")
 
-_PAGE_KEYS = 1000  # the most that S3 lists or deletes per request
 _MAX_PRESIGNED_S = 604_800  # of a signature of version 4
 _PROBES = 1000
 """Names of probes: processes that check at the same time would delete each other's, and a killed one leaves one."""
@@ -52,7 +52,9 @@ class S3Storage:
     boto3 blocks, so its calls run in a thread pool, which can share a client.
     """
 
-    def __init__(self, opened: S3Client, presigner: Any, *, bucket: str, prefix: str, timeout_s: float) -> None:
+    def __init__(
+        self, opened: S3Client, presigner: Any, *, bucket: str, prefix: str, timeout_s: float, connections: int
+    ) -> None:
         self._client = opened.client
         self._validates = opened.validates
         self._presigner = presigner
@@ -61,10 +63,13 @@ class S3Storage:
         self._probe = secrets.randbelow(_PROBES)
         self._probe_written = False
         self._mismatch, self._mismatch_until_s = "", 0.0
-        self._threads = StorageThreads(CONNECTIONS, "s3-storage", timeout_s)
+        self._threads = StorageThreads(connections, "s3-storage", timeout_s)
+        self._deletions = GroupedDeletions(
+            lambda keys: self._threads.run(lambda: self._delete_keys(keys)), _is_fault_of_a_key
+        )
 
     @classmethod
-    def connect(cls, settings: Settings) -> S3Storage:
+    def connect(cls, settings: Settings, connections: int = CONNECTIONS) -> S3Storage:
         """Create the clients, or raise `ConfigurationError`; makes no request yet."""
         assert settings.s3_bucket is not None
         if (settings.s3_access_key_id is None) != (settings.s3_secret_access_key is None):
@@ -72,13 +77,14 @@ class S3Storage:
                 "one of FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY is missing: set both, or none"
             )
         core, public = botocore.session.Session(), settings.s3_public_endpoint_url
-        opened = S3Client(settings, settings.s3_endpoint_url, core)
+        opened = S3Client(settings, settings.s3_endpoint_url, core, connections)
         return cls(
             opened,
             opened.client if public is None else S3Client(settings, public, core).client,
             bucket=settings.s3_bucket,
             prefix=settings.s3_prefix,
             timeout_s=settings.storage_timeout_s,
+            connections=connections,
         )
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
@@ -122,8 +128,10 @@ class S3Storage:
         name = self._prefix + check_prefix(prefix)
         count, token = 0, None
         while True:
-            deleted, token = await self._run(lambda: self._delete_page(name, token))  # noqa: B023 - awaited here
-            count += deleted
+            keys, token = await self._run(lambda: self._list_page(name, token))  # noqa: B023 - awaited here
+            if keys:
+                await self._translated(self._deletions.delete(keys))
+            count += len(keys)
             if token is None:
                 return count
 
@@ -174,7 +182,9 @@ class S3Storage:
         try:
             return self._read(name, 0, None), self._read(name, *_PROBE_RANGE)
         finally:
-            self._delete_page(name, None)
+            keys, _ = self._list_page(name, None)
+            for error in self._delete_keys(keys).values() if keys else ():
+                raise error
 
     async def close(self) -> None:
         self._threads.close()
@@ -204,17 +214,22 @@ class S3Storage:
                 return None
             raise
 
-    def _delete_page(self, name: str, token: str | None) -> tuple[int, str | None]:
-        """Delete one page of objects; returns their number and the token of the next page, None after the last."""
+    def _list_page(self, name: str, token: str | None) -> tuple[list[str], str | None]:
+        """Return one page of the objects at or below a name, and the token of the next page, None after the last."""
         after = {} if token is None else {"ContinuationToken": token}
-        page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=_PAGE_KEYS, **after)
+        page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=MOST_KEYS, **after)
         names = [entry["Key"] for entry in page.get("Contents", ())]
-        keys = [{"Key": found} for found in names if found == name or found.startswith(f"{name}/")]
-        if keys:
-            response = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True})
-            for fault in response.get("Errors", ()):
-                raise ClientError({"Error": {"Code": fault["Code"], "Message": fault["Message"]}}, "DeleteObjects")
-        return len(keys), page.get("NextContinuationToken")
+        keys = [found for found in names if found == name or found.startswith(f"{name}/")]
+        return keys, page.get("NextContinuationToken")
+
+    def _delete_keys(self, keys: list[str]) -> dict[str, Exception]:
+        """Delete objects, and return the error of each that is left."""
+        objects = [{"Key": key} for key in keys]
+        response = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+        return {
+            fault["Key"]: ClientError({"Error": {"Code": fault["Code"], "Message": fault["Message"]}}, "DeleteObjects")
+            for fault in response.get("Errors", ())
+        }
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._translated(self._threads.run(work))
@@ -290,6 +305,14 @@ class S3Storage:
     @property
     def _location(self) -> str:
         return f"bucket {self._bucket!r} at {self._client.meta.endpoint_url}"
+
+
+def _is_fault_of_a_key(error: Exception) -> bool:
+    """Return whether a request was refused as it is: one with fewer keys can be accepted."""
+    if not isinstance(error, ClientError):
+        return False
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return 400 <= status < 500 and status not in _PASSING_STATUSES
 
 
 def _mismatch(whole: bytes, part: bytes) -> str:

@@ -29,13 +29,19 @@ class S3Client:
     it compares a range with the checksum of the whole object where a server returns that.
     """
 
-    def __init__(self, settings: Settings, endpoint_url: str | None, core: botocore.session.Session) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        endpoint_url: str | None,
+        core: botocore.session.Session,
+        connections: int = CONNECTIONS,
+    ) -> None:
         try:
             found = endpoint_url or _client(core, settings, None, _WHEN_SUPPORTED).meta.endpoint_url
             own = endpoint_url is None and is_aws(found)
             requests = checksum_mode(settings.s3_checksums, _configured(core, "request_checksum_calculation"), found)
             responses = checksum_mode(settings.s3_checksums, _configured(core, "response_checksum_validation"), found)
-            self.client = _client(core, settings, endpoint_url, requests, path_style=not own)
+            self.client = _client(core, settings, endpoint_url, requests, path_style=not own, connections=connections)
         except BotoCoreError as error:
             raise ConfigurationError(f"configuration of boto3: {error}; correct its AWS_ variables or files") from error
         except ValueError as error:
@@ -78,6 +84,7 @@ def _client(
     requests: str,
     *,
     path_style: bool = False,
+    connections: int = CONNECTIONS,
 ) -> Any:
     secret = settings.s3_secret_access_key
     return core.create_client(
@@ -90,7 +97,7 @@ def _client(
             connect_timeout=min(_MAX_CONNECT_S, settings.storage_timeout_s),
             read_timeout=settings.storage_timeout_s / 2,  # leaves time for a second attempt
             retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-            max_pool_connections=CONNECTIONS,
+            max_pool_connections=connections,
             signature_version="s3v4",
             # Bucket names as host names need DNS entries, which only AWS is sure to have.
             s3={"addressing_style": settings.s3_addressing or ("path" if path_style else "auto")},

@@ -11,7 +11,7 @@ import pytest
 from harness.api_process import Server
 from harness.api_thread import ApiThread
 
-from api.chores.maintenance import sweep_chunk
+from api.chores.retention import sweep_chunk
 from shared.batch import File
 from shared.queue import Queue
 from shared.storage import connect

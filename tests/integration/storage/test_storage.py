@@ -137,7 +137,7 @@ async def test_prefix_of_all_objects_is_rejected(storage: Storage) -> None:
 
 async def test_many_objects_are_deleted_page_by_page(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call deletes more objects than a listing page holds."""
-    monkeypatch.setattr("shared.storage.s3._PAGE_KEYS", 10)
+    monkeypatch.setattr("shared.storage.s3.MOST_KEYS", 10)
     await asyncio.gather(*(storage.put(f"jobs/many/1/{index}.png", b"", "image/png") for index in range(35)))
     assert await storage.delete_prefix("jobs/many") == 35
 
