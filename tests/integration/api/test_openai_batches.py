@@ -466,3 +466,15 @@ async def test_every_line_has_one_result_after_kills(
     assert (len(results), len(errors)) == (1_980, 20)
     assert {row["custom_id"] for row in results + errors} == {f"line-{number}" for number in range(2_000)}
     assert len({row["response"]["request_id"] for row in results}) == 1_980
+
+
+async def test_a_byte_order_mark_before_the_first_line_is_left_out(
+    client: openai.OpenAI, context: BatchContext, queue: Queue, storage: Storage
+) -> None:
+    """Editors and shells of Windows write one."""
+    batch = create(client, ["\ufeff" + json.dumps(line(1)), line(2)])
+    await advance(context, batch.id)
+    assert await finish_jobs(queue, storage) == 2
+    await advance(context, batch.id)
+    done = client.batches.retrieve(batch.id)
+    assert (done.status, done.request_counts.completed if done.request_counts else 0) == ("completed", 2)
