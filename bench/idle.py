@@ -53,7 +53,9 @@ def s3(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
     with reserved_port("127.0.0.1", 5600) as port, launched([*command, str(port)], folder / "s3.log", None):
         url = f"http://127.0.0.1:{port}"
-        until_answered(lambda: httpx.put(f"{url}/{BUCKET}", headers=SIGNED, timeout=5, trust_env=False), folder / "s3.log")
+        until_answered(
+            lambda: httpx.put(f"{url}/{BUCKET}", headers=SIGNED, timeout=5, trust_env=False), folder / "s3.log"
+        )
         yield url
 
 
