@@ -19,7 +19,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 _ENTRY = re.compile(
     r"((?P<scheme>[a-z]+)://)?(?P<host>\[[0-9a-f:.]+\]|[0-9a-f]*:[0-9a-f:.]*:[0-9a-f:.]*|[^:/\[\]]+)"
-    r"(/(?P<bits>[0-9]+))?(:(?P<port>[0-9]+))?/?",
+    r"(/(?P<bits>[0-9]{1,3}))?(:(?P<port>[0-9]{1,5}))?/?",
     re.IGNORECASE,
 )
 _PORTS = {"http": 80, "https": 443}

@@ -51,6 +51,7 @@ EXEMPT = [
     ("", SERVICE, False),
     ("a:b,[,]:1,%zz,x/8,10.0.0.0/99,fd00::/999,://,.,*., gpu.example/", SERVICE, True),
     ("a:b,[,]:1,%zz,x/8,10.0.0.0/99,fd00::/999,://,.,*.", SERVICE, False),
+    (f"a:{'9' * 5000},gpu.example:{'8' * 5000}", SERVICE, False),
 ]
 
 
