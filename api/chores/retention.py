@@ -24,9 +24,9 @@ log = structlog.get_logger()
 
 PAGE_ROWS = 100
 CONCURRENCY = 128
-CONNECTIONS = 64
-"""Deletions, and requests to a bucket, at a time: a request of 60 ms takes one of the process' own time. Deletions that
-wait for the request of another one are more than requests."""
+REQUESTS = 64
+"""Deletions, and requests to storage, at a time: a request of 60 ms takes one of the process' own time. More deletions
+than that: some wait for a request that they share. Not many more: each waits for a thread."""
 
 CHUNK_S = 2.0
 """Time in which a chunk begins deletions; the chores after it wait."""
@@ -73,11 +73,15 @@ class _Sweep:
         self._failures: list[tuple[ExpiredItem, StorageUnavailable]] = []
 
     async def run(self, rows: int, until_s: float) -> bool:
-        """Remove pages of `rows`, the last begun at `until_s`; return whether more can be due."""
+        """Begin to remove what is due, at least `rows`, more until `until_s`; return whether more can be due."""
+        begun = 0
         while page := await self._next_page(rows):
             for item in page:
                 await self._wait(CONCURRENCY - 1)
+                if begun >= rows and time.monotonic() >= until_s:
+                    break
                 self._running[asyncio.create_task(self._remove(item))] = item
+                begun += 1
             if time.monotonic() >= until_s:
                 break
         await self._wait(0)
@@ -146,7 +150,7 @@ class SweepPass:
 @asynccontextmanager
 async def opened(configured: Settings) -> AsyncIterator[SweepPass]:
     """Open what sweeps need."""
-    queue, storage = Queue.connect(configured), connect(configured, CONNECTIONS)
+    queue, storage = Queue.connect(configured), connect(configured, REQUESTS)
     try:
         yield SweepPass(queue, storage)
     finally:

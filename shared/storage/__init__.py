@@ -83,15 +83,15 @@ def range_length(start: int, end: int | None) -> int | None:
     return None if end is None else end - start
 
 
-def connect(settings: Settings, connections: int | None = None) -> Storage:
+def connect(settings: Settings, requests: int | None = None) -> Storage:
     """Return the storage of the settings: a bucket if one is set, else a folder. Makes no request yet.
 
-    `connections`: requests to a bucket at a time, if other than usual.
+    `requests`: those at a time, if other than usual.
     """
     if settings.s3_bucket is not None:
         from shared.storage.s3 import S3Storage  # imports boto3
 
-        return S3Storage.connect(settings) if connections is None else S3Storage.connect(settings, connections)
+        return S3Storage.connect(settings, requests)
     from shared.storage.folder import FolderStorage  # imports this module
 
-    return FolderStorage(settings.storage_dir, timeout_s=settings.storage_timeout_s)
+    return FolderStorage(settings.storage_dir, timeout_s=settings.storage_timeout_s, threads=requests)

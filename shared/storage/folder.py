@@ -49,9 +49,9 @@ _MKDIR_ATTEMPTS = 6  # a sweep can remove an empty directory before the file is 
 class FolderStorage:
     """Objects as files below `root`: written to a temporary file, flushed, and renamed."""
 
-    def __init__(self, root: Path, *, timeout_s: float) -> None:
+    def __init__(self, root: Path, *, timeout_s: float, threads: int | None = None) -> None:
         self._root = root.absolute()
-        self._threads = StorageThreads(_THREADS, "folder-storage", timeout_s)
+        self._threads = StorageThreads(threads or _THREADS, "folder-storage", timeout_s)
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         path = self._path(key)

@@ -69,7 +69,7 @@ class S3Storage:
         )
 
     @classmethod
-    def connect(cls, settings: Settings, connections: int = CONNECTIONS) -> S3Storage:
+    def connect(cls, settings: Settings, requests: int | None = None) -> S3Storage:
         """Create the clients, or raise `ConfigurationError`; makes no request yet."""
         assert settings.s3_bucket is not None
         if (settings.s3_access_key_id is None) != (settings.s3_secret_access_key is None):
@@ -77,6 +77,7 @@ class S3Storage:
                 "one of FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY is missing: set both, or none"
             )
         core, public = botocore.session.Session(), settings.s3_public_endpoint_url
+        connections = requests or CONNECTIONS
         opened = S3Client(settings, settings.s3_endpoint_url, core, connections)
         return cls(
             opened,

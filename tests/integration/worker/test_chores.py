@@ -422,9 +422,9 @@ async def test_a_chain_of_sweeps_keeps_its_connections(
     """A client for each chunk stayed in memory: 100 MB after 200,000 jobs. A client of S3 takes 0.1 s to create."""
     opened: list[Settings] = []
 
-    def connected(settings: Settings, connections: int) -> Storage:
+    def connected(settings: Settings, requests: int) -> Storage:
         opened.append(settings)
-        return connect(settings, connections)
+        return connect(settings, requests)
 
     def clients() -> int:
         gc.collect()
