@@ -102,7 +102,7 @@ def _check(declared: type[BaseModel], name: str) -> Callable[[Any], Any]:
         try:
             declared.__pydantic_validator__.validate_assignment(declared.model_construct(), name, value)
         except ValidationError as error:
-            raise typer.BadParameter(error.errors()[0]["msg"]) from None
+            raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
         return value
 
     return check

@@ -93,7 +93,8 @@ class Proxies:
             url = httpx.URL(found if "://" in found else f"http://{found}")
         except httpx.InvalidURL:
             url = httpx.URL("")
-        if url.scheme not in _SCHEMES or not url.host or not 0 < (url.port or 1) <= 65_535:
+        has_host = bool(url.host) and b"%" not in url.raw_host  # what no host can have, httpx escapes
+        if url.scheme not in _SCHEMES or not has_host or not 0 < (url.port or 1) <= 65_535:
             raise _unusable(scheme, "is not the URL of a proxy; use one such as http://proxy.example:3128, or unset it")
         return httpx.Proxy(url)
 

@@ -119,7 +119,7 @@ async def test_a_proxy_that_does_not_run_is_no_fault_of_the_arguments(monkeypatc
 
 
 @pytest.mark.parametrize(
-    "value", ["ftp://proxy", "http://", "http://user:secret/x@proxy", "http://proxy:99999", "a b:c"]
+    "value", ["ftp://proxy", "http://", "http://user:secret/x@proxy", "http://proxy:99999", "a b:c", "http://[bad"]
 )
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
 def test_the_error_for_an_unusable_proxy_names_its_variable_only(
