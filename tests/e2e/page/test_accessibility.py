@@ -50,6 +50,41 @@ def test_every_view_is_accessible(open_page: Any, full: Any) -> None:
         check(page, "dark")
 
 
+WIDTHS = (1400, 1024, 390)
+OVERFLOW = """() => {
+    const scrolls = one => one && (/auto|scroll/.test(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
+    const out = [...document.querySelectorAll("body *")].filter(one => {
+        const { right, width } = one.getBoundingClientRect();
+        return width > 0 && right > innerWidth + 1 && !scrolls(one.closest("table, pre"));
+    });
+    return [document.documentElement.scrollWidth - innerWidth, out.slice(0, 5).map(one => one.outerHTML.slice(0, 120))];
+}"""
+
+
+def _tasks(page: Page) -> list[str]:
+    """Return the tasks of the playground, none elsewhere."""
+    field = page.get_by_role("combobox", name="Task")
+    return [] if field.count() == 0 else field.locator("option").evaluate_all("all => all.map(one => one.value)")
+
+
+def test_no_view_is_wider_than_its_window(open_page: Any, full: Any) -> None:
+    page = open_page(full.url)
+    faults = []
+    for name, address, ready in VIEWS:
+        page.goto(f"{full.url}/{address}")
+        expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
+        expect(page.locator(ready).first).to_be_visible()
+        for task in _tasks(page) or [""]:
+            if task:
+                page.get_by_role("combobox", name="Task").select_option(task)
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 900})
+                over, elements = page.evaluate(OVERFLOW)
+                if over > 0 or elements:
+                    faults.append((name, task, width, over, elements))
+    assert faults == []
+
+
 def _help(page: Page) -> None:
     page.keyboard.press("?")
 

@@ -162,6 +162,18 @@ def test_a_task_without_its_image_is_refused(open_page: Any, working: Any) -> No
     expect(page.locator(".field").filter(has=page.locator(".drops")).get_by_role("alert")).to_contain_text("needs one")
 
 
+def test_inpainting_starts_at_the_strength_of_a_request_without_one(open_page: Any, working: Any) -> None:
+    page = open_page(working.url, "#/playground")
+    task, strength = page.get_by_role("combobox", name="Task"), page.locator("[name=strength]")
+    for name, usual in (("inpaint", "1"), ("image_to_image", "0.6"), ("inpaint", "1")):
+        task.select_option(name)
+        expect(strength).to_have_value(usual)
+        expect(page.locator(".snippets code")).not_to_contain_text("strength")
+    strength.fill("0.5")
+    task.select_option("image_to_image")
+    expect(strength).to_have_value("0.5")
+
+
 REQUESTS = """async () => {
     const folder = document.querySelector("script[src$='app.js']").src.replace("app.js", "");
     const { blank, bodyFrom, valuesFrom } = await import(`${folder}views/request.js`);

@@ -38,7 +38,7 @@ export function Batches({ params }) {
       html`
       <${Panel} title="No batches">
         <${Empty} icon="batches" title="A batch is thousands of requests in one file.">
-          They run at priority bulk, in the slots that other jobs leave free: <code>fusequeue backfill prompts.csv</code>, or <code>client.batches.create</code> of OpenAI's SDK.
+          They run at priority bulk, in the slots that other jobs leave free: <code>client.batches.create</code> of the Python client or of OpenAI's SDK, or <code>POST /v1/batches</code>.
         <//>
       <//>
     `

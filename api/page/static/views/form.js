@@ -6,7 +6,7 @@ import { mayWrite } from "../core/session.js";
 import { Button } from "../parts/ui.js";
 import { Drop, Drops } from "../parts/drop.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
-import { blank, fieldsOf, formFaults, newControl } from "./request.js";
+import { blank, fieldsOf, formFaults, newControl, usualStrength } from "./request.js";
 
 const RATIOS = [
   ["1:1", 1],
@@ -47,6 +47,11 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       const isNew = task === "edit" && first?.ratio && first.id !== before?.id; // its result has its proportions
       return isNew ? { images, ...sides(first.ratio, model) } : { images };
     });
+  const chooseTask = (task) =>
+    set((before) => {
+      const isUntouched = before.strength === usualStrength(before.task, model);
+      return { task, ...(isUntouched ? { strength: usualStrength(task, model) } : {}) };
+    });
   const unnamed = fault && !fault.faults.length && !fault.param;
   return html`
     <form class="panel form" aria-label="Request" onKeyDown=${pressed} onSubmit=${(event) => event.preventDefault()}>
@@ -60,7 +65,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
                 model,
               ),
             )} />
-        ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} />`}
+        ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} onChange=${chooseTask} />`}
       </div>
       <${Field} label="Prompt" fault=${faultOf("prompt")} note=${`${values.prompt.length} of ${limits.max_prompt_chars}`} noteFault=${tooLong}>
         <textarea name="prompt" rows="4" required placeholder="a red circle on a blue ground, left" value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>

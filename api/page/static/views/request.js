@@ -34,14 +34,19 @@ export function fieldsOf(task, model) {
   };
 }
 
+/** The strength of a request without one. */
+export const usualStrength = (task, model) => (task === "inpaint" ? 1 : model.defaults.strength);
+
 /** The values of an untouched form; the prompts and the images of the form `before`, of another model, are kept. */
 export function blank(model, before = null, modelBefore = null) {
   const { defaults } = model;
+  const withImage = before?.images?.length && model.tasks.find((task) => WITH_IMAGE.includes(task));
+  const task = withImage || model.tasks[0];
   const isKept = before && before.negative_prompt !== (modelBefore.defaults.negative_prompt ?? "");
   return {
     ...USUAL,
     model: model.id,
-    task: model.tasks[0],
+    task,
     prompt: before?.prompt ?? "",
     negative_prompt: isKept ? before.negative_prompt : (defaults.negative_prompt ?? ""),
     width: defaults.width,
@@ -49,7 +54,7 @@ export function blank(model, before = null, modelBefore = null) {
     steps: defaults.steps,
     guidance_scale: defaults.guidance_scale,
     guidance_scale_2: defaults.guidance_scale_2,
-    strength: defaults.strength,
+    strength: usualStrength(task, model),
     frames: defaults.frames,
     fps: defaults.fps,
     layers: defaults.layers,
@@ -64,9 +69,6 @@ export function blank(model, before = null, modelBefore = null) {
     on_deadline: "expire",
     metadata: "",
     others: {},
-    ...(before?.images?.length
-      ? { task: model.tasks.find((task) => WITH_IMAGE.includes(task)) ?? model.tasks[0] }
-      : {}),
   };
 }
 
@@ -85,7 +87,7 @@ export function bodyFrom(values, model) {
   put("seed", values.seed === "" ? "" : Number(values.seed));
   put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
   for (const [name, usual] of Object.entries(USUAL)) put(name, values[name], usual);
-  if (has.strength) put("strength", values.strength, values.task === "inpaint" ? undefined : defaults.strength);
+  if (has.strength) put("strength", values.strength, usualStrength(values.task, model));
   if (has.frames) {
     put("frames", values.frames, defaults.frames);
     put("fps", values.fps, defaults.fps);
@@ -163,5 +165,6 @@ export function valuesFrom(body, models) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
   }
+  values.strength = body.strength ?? usualStrength(values.task, model);
   return values;
 }
