@@ -85,6 +85,19 @@ def test_no_view_is_wider_than_its_window(open_page: Any, full: Any) -> None:
     assert faults == []
 
 
+COVERED = """button => {
+    const { left, top, width, height } = button.getBoundingClientRect();
+    return !button.contains(document.elementFromPoint(left + width / 2, top + height / 2));
+}"""
+
+
+def test_the_tabs_of_a_phone_cover_no_button(open_page: Any, full: Any) -> None:
+    page = open_page(full.url, "#/playground")
+    page.set_viewport_size(NARROW)
+    page.locator("textarea").fill("a circle")
+    assert not page.get_by_role("button", name="Generate").evaluate(COVERED)
+
+
 def _help(page: Page) -> None:
     page.keyboard.press("?")
 
