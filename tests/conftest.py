@@ -66,6 +66,7 @@ class RedisServer:
     executable: str
     folder: Path
     appendonly: bool = False
+    options: tuple[str, ...] = ()
     port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -78,7 +79,7 @@ class RedisServer:
         command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "yes" if self.appendonly else "no", "--loglevel", "warning"]
         # A kill keeps written data, also without a sync; during a sync, Redis can delay writes by seconds.
-        command += ["--appendfsync", "no"]
+        command += ["--appendfsync", "no", *self.options]
         log = (self.folder / "redis.log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -9,6 +9,7 @@ from typing import Any
 
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 from rq import Queue as RqQueue
 from rq import Retry as RqRetry
@@ -16,9 +17,10 @@ from rq.exceptions import DuplicateJobError
 from rq.serializers import JSONSerializer
 
 from shared.config.settings import Settings
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, IncompatibleRedis
 from shared.queue import Queue
 from shared.queue.connections.failover import Failover, NotPrimary, following
+from shared.queue.connections.redis_traits import CLUSTER_REMEDY, is_cluster
 
 
 class ChoreQueue(StrEnum):
@@ -67,6 +69,16 @@ def connect(settings: Settings) -> Redis:
         name = "FUSEQUEUE_REDIS_URL" if settings.rq_redis_url is None else "FUSEQUEUE_RQ_REDIS_URL"
         raise ConfigurationError(f"{name}: {error}") from error
     return client
+
+
+def check(connection: Redis) -> None:
+    """Raise `IncompatibleRedis` for a cluster: rq uses keys of many slots in one command."""
+    try:
+        info = connection.info("cluster")
+    except ResponseError:  # some services do not allow INFO
+        return
+    if is_cluster(info):
+        raise IncompatibleRedis(f"the Redis of the chores is a cluster; {CLUSTER_REMEDY}")
 
 
 @lru_cache(maxsize=1)

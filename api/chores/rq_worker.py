@@ -83,6 +83,7 @@ class ChoresWorker:
         try:
             with rq_queue.connect(self._settings) as connection:
                 asyncio.run(_check_queue(self._settings))
+                rq_queue.check(connection)
                 self._policies.run()
                 self._worker = RqWorker(
                     [rq_queue.rq_queue(self._settings, connection, self._kind)],

@@ -153,6 +153,7 @@ class QueueClient:
         A Redis whose restart loses the jobs is usable, as for development: it sets `durability_warning`, which is
         logged when it changes, unless `quiet`.
         """
+        await self._schema()  # in a cluster, this leads to the node that serves the namespace
         info = await self._info()
         self._leave_replica(str(info.get("role", "")))
         self._note_durability(info, quiet)
@@ -162,18 +163,23 @@ class QueueClient:
                 f"Redis can evict jobs: its maxmemory-policy is {policy}; "
                 "run `redis-cli CONFIG SET maxmemory-policy noeviction`, and set it in redis.conf"
             )
-        with translated():
-            known = await self.redis.get(self.redis_keys.schema)
-            if known is None:  # a full Redis refuses SET, also of a key that exists
+        known = await self._schema()
+        if known is None:  # a full Redis refuses SET, also of a key that exists
+            with translated():
                 await self.redis.set(self.redis_keys.schema, QUEUE_SCHEMA, nx=True)
-                known = await self.redis.get(self.redis_keys.schema)
-            version = int(known or 0)
+            known = await self._schema()
+        version = int(known or 0)
         if version != QUEUE_SCHEMA:
             namespace = self.settings.namespace
             raise IncompatibleRedis(
                 f"the queue of namespace {namespace} has schema {version}, this program has schema {QUEUE_SCHEMA}; "
                 + schema_remedy(version)
             )
+
+    async def _schema(self) -> str | None:
+        with translated():
+            known = await self.redis.get(self.redis_keys.schema)
+        return None if known is None else str(known)
 
     async def check_primary(self) -> None:
         """Leave a server that has become a replica: it serves reads, which can be old. Raises `RedisUnavailable`."""

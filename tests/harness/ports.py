@@ -16,11 +16,14 @@ _PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
 
 
-def free_port() -> int:
-    """Return a free loopback port that neither this process nor another one of the test run has returned before."""
+def free_port(*, next_at: int = 0) -> int:
+    """Return a free loopback port that neither this process nor another one of the test run has returned before.
+
+    The port `next_at` above it is free as well.
+    """
     for _ in range(1000):
-        port = _rng.randint(LOWEST, HIGHEST)
-        if port % _PROCESSES == _PROCESS and port not in _returned and _is_free(port):
+        port = _rng.randint(LOWEST, HIGHEST - next_at)
+        if port % _PROCESSES == _PROCESS and port not in _returned and _is_free(port) and _is_free(port + next_at):
             _returned.add(port)
             return port
     raise AssertionError(f"no port from {LOWEST} to {HIGHEST} is free")

@@ -4,7 +4,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.errors import RedisFull, RedisUnavailable, ScriptFailed
@@ -26,6 +34,8 @@ def translated() -> Iterator[None]:
             raise RedisFull("Redis has no memory left; retry later, or raise its maxmemory") from error
         if _is_fault_of_script(error):
             raise ScriptFailed(f"a script of the queue failed: {error!s}") from error
+        if isinstance(error, AskError) and not isinstance(error, MovedError):
+            raise RedisUnavailable("cannot use Redis: its cluster is moving this namespace's slot") from error
         raise RedisUnavailable(f"cannot reach Redis: {error!s}", public=_public(error)) from error
 
 

@@ -3,6 +3,9 @@
 An old primary that has become a replica keeps its connections. A connection that notices it by an error closes, and so
 do all others of the process before their next command; a command refused by a replica has changed nothing, so it is
 repeated on a new connection, which the name leads to the new primary.
+
+A node of a Redis Cluster refuses a command in the same way if another one owns the slot of its keys, and names that
+one. All keys of a namespace are in one slot, so all connections go there, until one cannot be made.
 """
 
 from __future__ import annotations
@@ -21,9 +24,13 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
 )
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 _ERRORS = (ReadOnlyError, MovedError, MasterDownError, BusyLoadingError)
 _TEXTS = ("READONLY", "MASTERDOWN", "UNBLOCKED")  # in the error of a script, and of an interrupted blocking read
+
+Address = tuple[str, int]
+"""Host and port."""
 
 
 class NotPrimary(ConnectionError):
@@ -31,14 +38,26 @@ class NotPrimary(ConnectionError):
 
 
 class Failover:
-    """Counts the failovers that connections have noticed."""
+    """Counts the failovers that connections have noticed, and knows the address to which a cluster has led them."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._owner: Address | None = None
 
-    def note(self, since: int) -> None:
-        """Record a failover that was noticed by a connection from after `since` failovers."""
-        self.count = max(self.count, since + 1)
+    def note(self, since: int, owner: Address | None = None) -> None:
+        """Record a failover that was noticed by a connection from after `since` failovers; `owner` serves the slot."""
+        if since >= self.count:
+            self.count = since + 1
+            self._owner = owner
+
+    def address(self, named: Address) -> Address:
+        """Return where to connect; the URL has `named`."""
+        return self._owner or named
+
+    def forget(self, address: Address) -> None:
+        """Connect by the URL again if a cluster has led here: this node is gone, or does not respond."""
+        if self._owner == address:
+            self._owner = None
 
 
 def _is_noticed(error: RedisError) -> bool:
@@ -68,11 +87,20 @@ class _AsyncFollowing:
             return await super().read_response(*args, **options)  # type: ignore[misc]
         except RedisError as error:
             if not _is_noticed(error):
+                if isinstance(error, ConnectionError | RedisTimeoutError):
+                    self._lost()
                 raise
-            self._failover.note(self._since)
+            self._failover.note(self._since, self._owner(error))
             self._since = self._failover.count
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
             raise NotPrimary(str(error)) from error
+
+    def _owner(self, error: RedisError) -> Address | None:
+        """Return the node that serves the slot, by an error of a cluster."""
+        return None
+
+    def _lost(self) -> None:
+        """Let the next connection go by the URL."""
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """Pack a command; the client's own code for it takes 1 us per value, a submit of 250 jobs has 4,000."""
@@ -122,10 +150,35 @@ class _Following:
             raise NotPrimary(str(error)) from error
 
 
-class _AsyncTcp(_AsyncFollowing, aio.Connection): ...
+class _AsyncToOwner(_AsyncFollowing):
+    """A connection that a cluster can lead to another node."""
+
+    host: str
+    port: int
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._named = (self.host, self.port)
+
+    async def _connect(self) -> None:
+        self.host, self.port = self._failover.address(self._named)
+        try:
+            await super()._connect()  # type: ignore[misc]
+        except (OSError, TimeoutError):
+            self._lost()
+            raise
+
+    def _owner(self, error: RedisError) -> Address | None:
+        return (error.host or self.host, error.port) if isinstance(error, MovedError) else None
+
+    def _lost(self) -> None:
+        self._failover.forget((self.host, self.port))
 
 
-class _AsyncTls(_AsyncFollowing, aio.SSLConnection): ...
+class _AsyncTcp(_AsyncToOwner, aio.Connection): ...
+
+
+class _AsyncTls(_AsyncToOwner, aio.SSLConnection): ...
 
 
 class _AsyncUnix(_AsyncFollowing, aio.UnixDomainSocketConnection): ...

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from shared.config.settings import Settings
 from shared.job import QUEUE_SCHEMA
 from shared.queue.connections.errors import translated
 from shared.runtime.clock import now_ms
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 LEAST_VERSION = (6, 2)
 MOST_SKEW_MS = 5_000
+CLUSTER_REMEDY = "set FUSEQUEUE_RQ_REDIS_URL to a Redis that is no cluster: the chores (rq) need one"
 FULL_MEMORY = 0.9
 """Fraction of maxmemory above which a submit can fail at any moment."""
 
@@ -33,17 +35,18 @@ class RedisTrait:
 
 async def examine(client: QueueClient) -> list[RedisTrait]:
     """Return version, settings, memory, clock and schema of Redis; raises `RedisUnavailable`."""
-    skew_ms = now_ms() - await client.now_ms()
     with translated():
         version = int(await client.redis.get(client.redis_keys.schema) or QUEUE_SCHEMA)  # an empty Redis has none
         try:
             info = await client.redis.info("everything")
         except ResponseError:  # some services do not allow INFO
             info = {}
+    skew_ms = now_ms() - await client.now_ms()
     clock = "synchronize the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
     schema = f"{schema_remedy(version)} (this program has schema {QUEUE_SCHEMA})" if version != QUEUE_SCHEMA else ""
     return [
         *_traits(info),
+        *_cluster(info, client.settings),
         RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from this machine", clock),
         RedisTrait("queue schema", str(version), schema, fatal=True),
     ]
@@ -66,6 +69,18 @@ def _traits(info: Mapping[str, Any]) -> list[RedisTrait]:
         durability(info),
         RedisTrait("redis memory", memory, "raise maxmemory, or lower FUSEQUEUE_MAX_QUEUED_JOBS" if full else ""),
     ]
+
+
+def is_cluster(info: Mapping[str, Any]) -> bool:
+    """Return whether a Redis, by its INFO, is a node of a cluster."""
+    return bool(int(info.get("cluster_enabled", 0)))
+
+
+def _cluster(info: Mapping[str, Any], settings: Settings) -> list[RedisTrait]:
+    if not is_cluster(info):
+        return []
+    remedy = CLUSTER_REMEDY if settings.rq_redis_url is None else ""
+    return [RedisTrait("redis cluster", "one of its primaries serves this namespace", remedy, fatal=True)]
 
 
 def schema_remedy(version: int) -> str:
