@@ -103,6 +103,7 @@ class RedisKeys:
     wakeup = _Family("worker", "list", ttl="10 s")
     waiting = _Family("worker", "string", ttl="its wait")  # what its entries in `waiting_workers` must say
     waiting_workers = _Family("kind name", "zset", ttl="1 min")  # those that wait for a wake-up, by topic
+    woken_again = _Family("digest", "string", ttl="1 s")  # when workers of these models were last woken again
     reply = _Family("token", "string", ttl="30 s")  # of a script, for a repetition
     previews = _Family("job", "hash", ttl="1 min")
     sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")  # `job process`

@@ -48,9 +48,9 @@ class Wait(NamedTuple):
 def longest_pause_s(ready_in_ms: int | None, waiting: int, fruitless: int, delay_s: float = 0.0) -> float:
     """Return for how long a worker without a wake-up pauses before it tries to claim again, at most.
 
-    `waiting` workers together try about twice a second, so that each job that a lost wake-up leaves is found within
-    `MAX_PAUSE_S`. `ready_in_ms`: until jobs are ready, None without queued ones. Where they are ready and were not
-    claimed, `fruitless` times since the last wake-up, another worker was faster, or they cannot run now.
+    `waiting` workers together try about twice a second. For jobs that a lost wake-up leaves, heartbeats wake a worker
+    again (`wakeups.lua`). `ready_in_ms`: until jobs are ready, None without queued ones. Where they are ready and were
+    not claimed, `fruitless` times since the last wake-up, another worker was faster, or they cannot run now.
     """
     share_s = min(PAUSE_PER_WORKER_S * waiting, MAX_FLEET_PAUSE_S)
     longest_s = max(MAX_PAUSE_S, share_s)

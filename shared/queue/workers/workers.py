@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -31,8 +32,13 @@ _WORKER = TypeAdapter(WorkerInfo)
 
 class Workers(QueueComponent):
     async def heartbeat(self, info: WorkerInfo, holds: Collection[str] = ()) -> None:
-        """Store that a worker is alive, for `WORKER_TTL_S`; `holds` are the models in its memory or being loaded."""
-        await self._scripts.heartbeat(info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000, *holds)
+        """Store that a worker is alive, for `WORKER_TTL_S`; `holds` are the models in its memory or being loaded.
+
+        Heartbeats also wake workers again: jobs of the worker's models can have lost their wake-up.
+        """
+        served = "\n".join(info.models)
+        digest = hashlib.blake2b(served.encode(), digest_size=8).hexdigest()
+        await self._scripts.heartbeat(info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000, served, digest, *holds)
 
     async def all(self) -> list[WorkerInfo]:
         """Return the workers that are alive."""

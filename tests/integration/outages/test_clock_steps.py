@@ -36,7 +36,7 @@ async def set_back(queue: Queue) -> None:
             for field in TIMES[kind]:
                 if (at := await redis.hget(name, field)) and float(at):
                     await redis.hset(name, field, f"{float(at) + HOUR_MS:.3f}".removesuffix(".000"))
-        elif kind == "request_rate":
+        elif kind in ("request_rate", "woken_again"):
             await redis.set(name, float(await redis.get(name)) + HOUR_MS, px=60_000)
         elif kind == "lane":
             await _shift_lane(redis, name, prefix)

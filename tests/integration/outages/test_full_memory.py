@@ -139,7 +139,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     return {
         "admit": ("default", 60),
         "cancel_jobs": (queued,),
-        "heartbeat": ("w2", "{}", 1000, "demo"),
+        "heartbeat": ("w2", "{}", 1000, "demo", "digest", "demo"),
         "read_place": (queued,),
         "reclaim": (10, 1, 0, 0),
         "give_up": ("w1", None, job, epoch),

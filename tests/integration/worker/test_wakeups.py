@@ -154,6 +154,30 @@ async def test_a_job_whose_woken_worker_crashed_is_claimed_within_two_seconds(
             assert (record.timings.queue_ms or 0) < 2500
 
 
+async def lose_next_wakeup(queue: Queue) -> None:
+    """List a worker that has crashed before those that wait: it gets the next wake-up."""
+    await queue.claims.list_as_waiting("crashed", ["demo"], wait_s=60)
+    first = queue.client.redis_keys.waiting_workers("any", "demo")
+    await queue.client.redis.zadd(first, {"crashed": await queue.now_ms() - 30_000})
+
+
+async def test_a_lost_wakeup_is_repaired_however_long_idle_workers_pause(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a burst many pause at once, and for long: before, a job waited for up to 11 s with 60 workers."""
+    monkeypatch.setattr(claim_policy, "MAX_PAUSE_S", 600.0)  # no worker looks by itself
+    async with idle_fleet(queue, tmp_path, 5, "demo", job_s=0.05) as fleet:
+        for _ in range(2):
+            await lose_next_wakeup(queue)
+            job = make_job()
+            await fleet.submit(job)
+            assert await queue.claims.wait_wakeup("crashed", 1) is not None
+            await eventually(lambda job=job: ended(queue, [job]), "the job has ended", timeout_s=10)
+            record = await queue.jobs.get(job.id)
+            assert record is not None
+            assert (record.timings.queue_ms or 0) < 2500
+
+
 async def test_a_wakeup_that_its_worker_cannot_use_is_passed_on(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
 ) -> None:

@@ -215,7 +215,13 @@ def test_clearing_ignores_a_response_from_before_the_newest_hint() -> None:
 @pytest.mark.parametrize(
     ("ready_in_ms", "waiting", "fruitless", "pause_s", "why"),
     [
-        (None, 1, 0, 2.0, "a wake-up can be lost, and a job waits for two seconds at most"),
+        (
+            None,
+            1,
+            0,
+            2.0,
+            "some changes send no wake-up, such as a model that can be loaded again",
+        ),
         (None, 30, 0, 15.0, "30 workers together try twice a second"),
         (None, 1000, 0, 30.0, "bounded for any fleet"),
         (300, 1, 0, 0.3, "jobs become ready"),

@@ -9,18 +9,20 @@ local MAX_HANDOVERS = 2
 local KEPT_MS = 10000
 local LISTED_MS = 60000
 local SILENT_MS = 3000 -- six heartbeats
+local OVERDUE_MS, AGAIN_MS, AGAIN_SILENT_MS = 500, 1000, 1500
+local OVERDUE_READ = 4
 local CLASS = 10000000000000
 local noted = {}
 
 -- Whether a worker still sends heartbeats; true for one without any.
-local function alive(worker, now)
+local function alive(worker, since)
   local beat = redis.call('ZSCORE', key.workers, worker)
-  return not beat or tonumber(beat) >= now - SILENT_MS
+  return not beat or tonumber(beat) >= since
 end
 
 -- Take the worker that waits first for a topic.
-local function take(kind, name)
-  local now = clock_ms()
+local function take(kind, name, silent_ms)
+  local since = clock_ms() - silent_ms
   local topic = key.waiting_workers(kind, name)
   local wanted = kind == 'any' and 'any' or 'busy'
   if kind == 'running' then wanted = 'busy ' .. name end
@@ -30,20 +32,24 @@ local function take(kind, name)
     local state = redis.call('GET', key.waiting(worker))
     if state and string.sub(state, 1, #wanted) == wanted then
       redis.call('DEL', key.waiting(worker))
-      if alive(worker, now) then return worker end
+      if alive(worker, since) then return worker end
     end
   end
 end
 
--- Wake a worker for the queued jobs of a signature, if one waits. `handovers`: how many workers could not use this wake-up.
-function wakeups.wake(sig, handovers)
+-- Wake a worker for the queued jobs of a signature, if one waits; return whether one does. `handovers`: how many workers
+-- could not use this wake-up.
+function wakeups.wake(sig, handovers, silent_ms)
+  local silent = silent_ms or SILENT_MS
   local state = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0')
   if not state[1] or pauses.has_model(state[1]) then return end
   local interactive = (tonumber(state[2] or nil) or 0) > 0
-  local worker = take('running', sig) or take('any', state[1]) or (interactive and take('interactive', state[1]))
+  local worker = take('running', sig, silent) or take('any', state[1], silent)
+    or (interactive and take('interactive', state[1], silent))
   if not worker then return end
   redis.call('RPUSH', key.wakeup(worker), handovers .. ' ' .. sig)
   redis.call('PEXPIRE', key.wakeup(worker), KEPT_MS)
+  return true
 end
 
 -- Whether jobs of a signature are ready.
@@ -70,6 +76,27 @@ function wakeups.note(sig) noted[sig] = true end
 function wakeups.wake_noted()
   for sig in pairs(noted) do wakeups.wake(sig, 0) end
   noted = {}
+end
+
+-- Wake a worker for the jobs of a model that are overdue: the first one has got no wake-up, or could not use it.
+local function wake_overdue(model, now)
+  for rank = 0, 2 do
+    local name, last = key.ready(model, rank), whole(now - OVERDUE_MS)
+    for _, sig in ipairs(redis.call('ZRANGEBYSCORE', name, '-inf', last, 'LIMIT', 0, OVERDUE_READ)) do
+      if wakeups.wake(sig, MAX_HANDOVERS, AGAIN_SILENT_MS) then return end
+    end
+  end
+end
+
+-- Once a second, wake a worker for each of these models, one a line, that has overdue jobs. Returns whether it was time. Not
+-- by a TTL, which a step of the clock makes longer.
+function wakeups.wake_again(models, digest, now)
+  local name = key.woken_again(digest)
+  local last = tonumber(redis.call('GET', name) or nil)
+  if last and last <= now and now - last < AGAIN_MS then return false end
+  redis.call('SET', name, whole(now), 'PX', AGAIN_MS)
+  for model in string.gmatch(models, '[^\n]+') do wake_overdue(model, now) end
+  return true
 end
 
 -- A worker has claimed jobs: it waits no more, and another is woken for what is left.

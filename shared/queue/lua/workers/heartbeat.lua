@@ -1,16 +1,18 @@
--- NEEDS model_loads
+-- NEEDS model_loads wakeups
 -- RUNS when Redis is full
--- Record a worker's heartbeat, and forget workers without one.
--- args     worker, info, ttl_ms, models...
---          `models`: those that the worker holds or loads
+-- Record a worker's heartbeat; once a second, forget workers without one and wake others for overdue jobs.
+-- args     worker, info, ttl_ms, served, digest, models...
+--          `served`: models of which it claims jobs, one a line, and their `digest`; `models`: those that it holds
 -- Returns  1
 local now, ttl = clock_ms(), args.ttl_ms
 redis.call('HSET', key.worker(args.worker), 'info', args.info, 'beat', whole(now))
 redis.call('PEXPIRE', key.worker(args.worker), ttl)
 redis.call('ZADD', key.workers, whole(now), args.worker)
-redis.call('ZREMRANGEBYSCORE', key.workers, '-inf', whole(now - ttl))
--- Written before the clock was set back: a worker that is alive sends the next one soon.
-redis.call('ZREMRANGEBYSCORE', key.workers, whole(now + ttl), '+inf')
-redis.call('PEXPIRE', key.workers, 3600000)
+if wakeups.wake_again(args.served, args.digest, now) then
+  redis.call('ZREMRANGEBYSCORE', key.workers, '-inf', whole(now - ttl))
+  -- Written before the clock was set back: a worker that is alive sends the next one soon.
+  redis.call('ZREMRANGEBYSCORE', key.workers, whole(now + ttl), '+inf')
+  redis.call('PEXPIRE', key.workers, 3600000)
+end
 for _, model in ipairs(args.models) do model_loads.hold(model, args.worker, now) end
 return 1
