@@ -14,17 +14,8 @@ def own_tests(figures: Figures) -> None:
     """Run the tests that need a CUDA device."""
     tests = record.ROOT / "tests"
     marked = [str(file) for file in tests.rglob("test_*.py") if "mark.gpu" in file.read_text("utf-8")]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not gpu" if DRY else "gpu",
-        *marked,
-    ]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not gpu" if DRY else "gpu"]
+    command = [sys.executable, "-m", "pytest", *options, *marked]
     done = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True, timeout=100)
     print(done.stdout[-3000:], done.stderr[-3000:])
     figures["pytest"] = " ".join((done.stdout.strip().splitlines() or ["no output"])[-1].split())

@@ -1,7 +1,7 @@
 """`python -m bench.gpu.extras`: what a model's keys gain: step caching, attention backends, compiled blocks, float8.
 
-All but float8 with the shape of FLUX.1, float8 with that of SDXL, whose decoder is timed in three precisions. Seconds
-are those of the second of two runs of the same jobs.
+All but float8 with the shape of FLUX.1, float8 with that of SDXL. Seconds are those of the second of two runs of the
+same jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.engine import real_shapes, shapes
 from bench.engine.runner import EngineRunner, bench_job, prompt
 from bench.gpu.made_models import save_folder, use_made_models
 from bench.gpu.speed import Shape, work_of
-from bench.gpu.stage import DEVICE, DRY, Figures, Stage, free_memory, peak_gib, seconds_of, synchronize
+from bench.gpu.stage import DEVICE, DRY, Figures, Stage, free_memory, peak_gib, synchronize
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.step_schedules import Choice, StepCaching
 from shared.config.weight_formats import Quantization
@@ -30,7 +30,6 @@ ROWS = (1, 8)
 SMALL, LARGE = (64, 64) if DRY else (512, 1024)
 STEPS = 8
 BACKENDS = ("native", "_native_flash") if DRY else ("_native_cudnn", "_native_flash")
-LATENT = 8 if DRY else 128
 
 
 def second_run_s(shape: Shape, side: int, steps: int, rows: int, **fields: Any) -> float:
@@ -64,20 +63,6 @@ def with_key(folder: Path, figures: Figures, **fields: Any) -> None:
         times(shape, figures)
     finally:
         shape.close()
-
-
-def decoder(figures: Figures) -> None:
-    """Time SDXL's decoder for one image: in bfloat16, in float32, and in float32 with TensorFloat-32 convolutions."""
-    with torch.device(DEVICE):
-        vae = shapes.small_sd().vae if DRY else real_shapes.real_sdxl().vae
-    latents = torch.randn(1, 4, LATENT, LATENT, device=DEVICE)
-    for dtype, tf32 in ((torch.bfloat16, False), (torch.float32, False), (torch.float32, True)):
-        vae.to(dtype)
-        torch.backends.cudnn.allow_tf32 = tf32
-        inputs = latents.to(dtype)
-        milliseconds = 1000 * seconds_of(partial(vae.decode, inputs), 5)
-        figures[f"{dtype}{', TensorFloat-32' if tf32 else ''}, ms"] = round(milliseconds, 1)
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def float8(folder: Path, figures: Figures) -> None:
@@ -122,7 +107,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_folder("flux", Path(scratch) / "model")
         stage.wait_for_turn()
-        stage.run(decoder, 5, what="SDXL's decoder, 1024x1024")
         shape = Shape("flux", work_of("flux"), folder)
         stage.run(partial(times, shape), 8, what="FLUX.1 as it is")
         for side, rows in ((LARGE, 1), (SMALL, 8)):

@@ -4,8 +4,7 @@ Both run in this process on the same weights, without other load. For each size 
 with as many prompts, and the engine with as many jobs; then the engine with more jobs than rows, of mixed steps, and
 jobs with prompts of different lengths beside those of one. With one and two rows images per second are those of the
 faster of two turns. The gaps are the device's time between two forwards of the denoiser, by events on the device, as a
-share of the time from the first forward to the last. A profile of a few steps counts kernels, launches and waits of the
-host.
+share of the time from the first forward to the last.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +24,6 @@ import torch
 from bench.engine import shapes
 from bench.engine.runner import EngineRunner, bench_job, prompt
 from bench.gpu.made_models import billions, denoiser_of, make, save_folder, use_made_models
-from bench.gpu.profiling import profiled
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, peak_gib, synchronize
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Job
@@ -44,8 +41,7 @@ class Size(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What is measured of a shape."""
 
     sizes: tuple[Size, ...]
@@ -65,7 +61,6 @@ WORK = {
     "wan-2.1-t2v": Work((Size(832, 480, 3, (1, 2, 4), 20),), 5.0, frames=17),
 }
 TINY_SIZES = (Size(64, 64, 3, (1, 2), 1),)
-PROFILED_STEPS = 3
 STEP_CHANGES = (-2, 0, 2)  # of jobs of mixed steps
 WORDS = (4, 60, 12, 30)  # of prompts of different lengths
 
@@ -73,7 +68,7 @@ WORDS = (4, 60, 12, 30)  # of prompts of different lengths
 def work_of(shape: str) -> Work:
     """Return what is measured of a shape, in a dry run in the smallest form."""
     work = WORK[shape]
-    return replace(work, sizes=TINY_SIZES, frames=min(work.frames, 5)) if DRY else work
+    return work._replace(sizes=TINY_SIZES, frames=min(work.frames, 5)) if DRY else work
 
 
 class ForwardGaps:
@@ -262,18 +257,6 @@ def _relative(rate: float, other: float | None) -> float | None:
     return None if other is None else round(rate / other, 3)
 
 
-def profile_methods(stage: Stage, shape: Shape) -> None:
-    width, height, _, all_rows, _ = shape.work.sizes[0]
-    rows = max(all_rows)
-    names = {"shape": shape.spec.id, "size": f"{width}x{height}", "steps": PROFILED_STEPS, "rows": rows}
-    methods = {
-        "plain": lambda: shape.plain(width, height, PROFILED_STEPS, rows),
-        "engine": lambda: shape.engine(width, height, [PROFILED_STEPS] * rows),
-    }
-    for method, run in methods.items():
-        stage.run(partial(profiled, run), 8, **names, method=f"profile of {method}")
-
-
 @torch.no_grad()
 def main(name: str) -> None:
     stage = Stage(f"speed-{name}")
@@ -295,10 +278,8 @@ def main(name: str) -> None:
             solo_reason=loaded.solo_reason if loaded else "it did not load",
         )
         try:
-            for at, size in enumerate(work.sizes):
+            for size in work.sizes:
                 measure_size(stage, shape, size)
-                if at == 0:
-                    profile_methods(stage, shape)
         finally:
             shape.close()
 

@@ -89,15 +89,3 @@ def peak_gib(*, reset: bool = False) -> float | None:
     if reset:
         torch.cuda.reset_peak_memory_stats()
     return round(peak, 2)
-
-
-def seconds_of(run: Callable[[], object], times: int = 10) -> float:
-    """Return the mean seconds of a call, after three that warm up."""
-    for _ in range(3):
-        run()
-    synchronize()
-    started = time.perf_counter()
-    for _ in range(times):
-        run()
-    synchronize()
-    return (time.perf_counter() - started) / times
