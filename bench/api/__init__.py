@@ -1,1 +1,0 @@
-"""What the API's routes cost beside routes that do nothing."""
