@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
-    AutoencoderKLWan,
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
     StableDiffusionPipeline,
     UNet2DConditionModel,
-    UniPCMultistepScheduler,
-    WanPipeline,
-    WanTransformer3DModel,
 )
 from diffusers.utils import logging as diffusers_logging
 from transformers import (
@@ -31,8 +27,6 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
-    UMT5Config,
-    UMT5EncoderModel,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -147,39 +141,10 @@ def small_flux() -> Pipeline:
     )
 
 
-def small_wan() -> Pipeline:
-    """Small Wan 2.1, text to video."""
-    tokenizer = t5_tokenizer()
-    encoder = UMT5Config(vocab_size=len(tokenizer), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
-    vae = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4, "z_dim": 4}
-    return WanPipeline(
-        tokenizer=tokenizer,
-        text_encoder=UMT5EncoderModel(encoder),
-        transformer=WanTransformer3DModel(
-            in_channels=4,
-            out_channels=4,
-            text_dim=SMALL_WIDTH,
-            freq_dim=32,
-            rope_max_seq_len=32,
-            num_attention_heads=2,
-            attention_head_dim=12,
-            ffn_dim=48,
-            num_layers=2,
-        ),
-        scheduler=scheduler(
-            UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
-        vae=AutoencoderKLWan(num_res_blocks=1, **vae),
-    )
-
-
 SHAPES: dict[str, Callable[[], Pipeline]] = {
     "sd": small_sd,
     "flux": small_flux,
 }
-
-
-VIDEO_SHAPES: dict[str, Callable[[], Pipeline]] = {"wan": small_wan}
 
 
 def disable_progress_bars() -> None:
@@ -191,7 +156,7 @@ def disable_progress_bars() -> None:
 
 def save(shape: str, folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
     """Save a small pipeline to `folder`; its weights are drawn on `device`."""
-    save_pipeline((SHAPES | VIDEO_SHAPES)[shape], folder, device, dtype)
+    save_pipeline(SHAPES[shape], folder, device, dtype)
 
 
 def save_pipeline(build: Callable[[], Pipeline], folder: Path, device: str, dtype: torch.dtype) -> None:

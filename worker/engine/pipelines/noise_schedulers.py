@@ -2,7 +2,7 @@
 
 A diffusers scheduler keeps its timesteps on the device, and reads them back to index its tables and to compare times:
 DDIM waits six times in each step of each image, and meanwhile the device runs out of work. Here timesteps stay on the
-host, where the tables are, and what a step copies to the device is copied without waiting. `bench.engine.syncs` counts.
+host, where the tables are, and what a step copies to the device is copied without waiting.
 """
 
 import inspect

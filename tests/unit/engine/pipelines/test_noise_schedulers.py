@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from harness.pretended_device import DEVICE, PretendedDevice
+from harness.pretended_runs import fused_work, load_pretended, sample_jobs
 
 from bench.engine import shapes
-from bench.engine.syncs.counting import fused_work
-from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
-from bench.engine.syncs.table import load_pretended, sample_jobs, spec_of
 from worker.engine.checks import self_check
 from worker.engine.pipelines import noise_schedulers
 from worker.engine.pipelines.loading import LoadedModel
@@ -106,7 +105,7 @@ def device() -> Iterator[PretendedDevice]:
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
     with torch.no_grad(), PretendedDevice() as device, device.paused():
-        return load_pretended(spec_of("sd", folder, 4), folder)
+        return load_pretended(folder)
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ def model(loaded: LoadedModel, device: PretendedDevice, monkeypatch: pytest.Monk
 def test_fused_forwards_follow_each_other_without_waiting(
     name: str, model: LoadedModel, device: PretendedDevice
 ) -> None:
-    jobs = [job.model_copy(update={"steps": 4}) for job in sample_jobs(model.spec, name, 2)]
+    jobs = sample_jobs(model.spec, name, 4, 2)
     work, images = fused_work(model, device, jobs)
     assert work.waits == {}
     model.timesteps_on_host = False

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from harness.pretended_device import DEVICE, PretendedDevice
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPooling
 
-from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 from shared.errors import InferenceFailed
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.pipelines.text_cache import TextCache, tokens_key, try_copy

@@ -1,4 +1,4 @@
-"""Counts what the host does between two denoiser forwards: in unmodified pipelines, and in the engine."""
+"""Runs jobs in the engine on a pretended device, and counts what the host does between two denoiser forwards."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.engine.syncs.pretended_device import PretendedDevice
+from bench.engine.runner import bench_job, prompt
+from harness.pretended_device import DEVICE, PretendedDevice
+from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loading import LoadedModel, load
 
 CPU = torch.device("cpu")  # of generators and autocast
 # The first step of a job prepares what the others use; the last forward is followed by the decoding.
@@ -30,13 +33,6 @@ class HostWork:
 
     launches: float
     waits: Mapping[str, float]
-
-    @property
-    def syncs(self) -> float:
-        return sum(self.waits.values())
-
-    def times(self, rows: int) -> HostWork:
-        return HostWork(self.launches * rows, {name: count * rows for name, count in self.waits.items()})
 
 
 class ForwardCounter:
@@ -77,15 +73,6 @@ def _counted(module: torch.nn.Module, counter: ForwardCounter) -> Iterator[None]
         del module.forward
 
 
-def plain_work(pipeline: Any, device: PretendedDevice, arguments: dict[str, Any]) -> HostWork:
-    """Count a call of an unmodified pipeline."""
-    counter = ForwardCounter(device)
-    denoiser = getattr(pipeline, "unet", None) or pipeline.transformer
-    with _counted(denoiser, counter):
-        pipeline(**arguments, generator=torch.Generator().manual_seed(1), output_type="latent")
-    return counter.steady()
-
-
 def fused_work(model: LoadedModel, device: PretendedDevice, jobs: list[Job]) -> tuple[HostWork, list[Any]]:
     """Count the fused forwards of jobs in the engine; also return the pixels of their images."""
     counter = ForwardCounter(device)
@@ -107,3 +94,17 @@ def _run_group(parked: list[tuple[ImageTask, ParkedCall]]) -> None:
     group = [(task, call) for task, call in parked if call.batch_key == first.batch_key]
     for (task, _), output in zip(group, run_fused([call for _, call in group]), strict=True):
         task.resume(CPU, output)
+
+
+def load_pretended(folder: Path) -> LoadedModel:
+    """Load an image model onto the pretended device; its tensors do not support the inference mode."""
+    limits = Limits(multiple_of=16, max_images=1)
+    model = load(ModelSpec(id="model", source=str(folder), max_batch=4, limits=limits), folder, DEVICE)
+    for method in model.shared_methods:
+        method.lean = False
+    return model
+
+
+def sample_jobs(spec: ModelSpec, scheduler: str, steps: int, rows: int) -> list[Job]:
+    fields: dict[str, Any] = {"steps": steps, "scheduler": scheduler}
+    return [bench_job(f"job-{at}", spec, 64, prompt(at), seed=at, **fields) for at in range(rows)]
