@@ -42,10 +42,6 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--images", type=int, default=192, help="of a closed loop in a turn; one client: a quarter")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals at random times in a turn")
-    parser.add_argument("--wait-ms", type=int, help="one wait window for the peers that have one; default: their best")
-    parser.add_argument(
-        "--mixed-requests", type=int, default=24, help="requests that a peer takes at once, to group them by steps"
-    )
     parser.add_argument("--core-taken", action="store_true", help="another process keeps one core busy")
     parser.add_argument("--install", action="store_true", help="install the peers, and measure nothing")
     parser.add_argument("--json", type=Path)
@@ -61,7 +57,7 @@ def measure(plan: PeerPlan, options: argparse.Namespace, folder: Path) -> PeerTu
         for turn in range(options.turns):
             side_by_side.run_turn(turn, turns)
             if options.json:  # after each turn: an interrupted run keeps its figures
-                more = {name: getattr(options, name) for name in ("images", "seconds", "wait_ms", "mixed_requests")}
+                more = {name: getattr(options, name) for name in ("images", "seconds")}
                 more |= {"core_taken": options.core_taken, "turns": turn + 1, "threads": 1}
                 record.write(options.json, figures_of(turns), **more)
     return turns
@@ -79,8 +75,6 @@ def main(argv: list[str] | None = None) -> None:
         loads=[load for load in LOADS.values() if load.name in options.loads],
         images=options.images,
         seconds=options.seconds,
-        wait_ms=options.wait_ms,
-        mixed_requests=options.mixed_requests,
     )
     with tempfile.TemporaryDirectory(prefix="fusequeue-bench-", ignore_cleanup_errors=True) as scratch:
         turns = measure(plan, options, Path(scratch))

@@ -79,14 +79,6 @@ PEERS = {
 }
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """Most requests that a peer takes at once, and milliseconds that it waits for them; None: its own."""
-
-    requests: int
-    wait_ms: int | None
-
-
 def install(peer: Peer) -> None:
     """Make the environment of a peer, in which this project's packages are visible too; raises `RuntimeError`."""
     if peer.installed or peer.requirements is None:
@@ -105,17 +97,16 @@ def install(peer: Peer) -> None:
 
 
 @contextmanager
-def started(name: str, model: Path, folder: Path, settings: ServerSettings) -> Iterator[ImageClient]:
-    """Run a server with its files in `folder` until the block ends; yields its client."""
+def started(name: str, model: Path, folder: Path, requests_at_once: int) -> Iterator[ImageClient]:
+    """Run a server with its files in `folder` until the block ends, and yield its client."""
     folder.mkdir(parents=True)
     if name == FUSEQUEUE:
         with served(model, folder) as url:
             yield ImageClient(url)
         return
     peer = PEERS[name]
-    wait_ms = peer.wait_ms if settings.wait_ms is None else settings.wait_ms
     with reserved_port(HOST, FIRST_PORT) as port:
-        fields = {"model": model, "port": port, "requests": settings.requests, "wait_ms": wait_ms}
+        fields = {"model": model, "port": port, "requests": requests_at_once, "wait_ms": peer.wait_ms}
         command = [peer.python, *(argument.format(port=port) for argument in peer.arguments)]
         environment = {f"peer_{field}": str(value) for field, value in fields.items()}
         with launched(command, folder / f"{name}.log", None, **environment) as process, ended_with(process.pid):

@@ -30,10 +30,11 @@ from bench.peers.peer_loads import (
     open_loop,
     warm_up,
 )
-from bench.peers.peer_servers import ServerSettings, started
+from bench.peers.peer_servers import started
 
 WARM_UP_SEED = 1_000_000
 REFERENCE_BATCHES, REFERENCE_SOLOS = 4, 8
+MIXED_REQUESTS = 24  # that a peer takes at once, to group them by steps
 BUSY = "import os; os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhile True: pass"
 
 
@@ -49,8 +50,6 @@ class PeerPlan:
     loads: Sequence[PeerLoad]
     images: int
     seconds: float
-    wait_ms: int | None
-    mixed_requests: int
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class SideBySide:
         equal = [load for load in self._plan.loads if not load.mixed]
         mixed = [load for load in self._plan.loads if load.mixed]
         for server in rotated(self._plan.servers, turn):
-            for requests, loads in ((ROWS, equal), (self._plan.mixed_requests, mixed)):
+            for requests, loads in ((ROWS, equal), (MIXED_REQUESTS, mixed)):
                 if not loads:
                     continue
                 try:
@@ -140,9 +139,8 @@ class SideBySide:
                     print(turns.failures[-1], file=sys.stderr, flush=True)
 
     def _run_server(self, server: str, turn: int, requests: int, loads: Sequence[PeerLoad], turns: PeerTurns) -> None:
-        settings = ServerSettings(requests, self._plan.wait_ms)
         folder = self._folder / f"{turn}-{server}-{loads[0].name}"
-        with started(server, self._model, folder, settings) as client:
+        with started(server, self._model, folder, requests) as client:
             before = bare(self._pipeline)
             for load in loads:
                 asyncio.run(warm_up(client, load, before.full_rate, WARM_UP_SEED + turn))
