@@ -26,9 +26,9 @@ class PlannedJob:
     input_image: Image.Image | None = None
 
 
-def planned_jobs(seed: int = 7) -> list[PlannedJob]:
+def planned_jobs() -> list[PlannedJob]:
     """Return the demo's jobs in the order of their submission."""
-    rng = random.Random(seed)
+    rng = random.Random(7)
     text_to_image_jobs = SQUARE_JOBS + WIDE_JOBS
     prompts = rng.sample(all_prompts(), text_to_image_jobs + IMAGE_TO_IMAGE_JOBS)
     jobs = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,28 +44,26 @@ def cost_curves_svg(title: str, curves: Mapping[str, Mapping[int, float]]) -> st
     return _svg(figure, legend=bool(curves))
 
 
-def timeline_svg(title: str, panels: Sequence[Panel], columns: int = 1) -> str:
-    """Return step plots over seconds, one panel below the other; those of several columns have a time axis each."""
-    rows = math.ceil(len(panels) / columns)
-    figure = _figure(1 + PANEL_HEIGHT * rows, columns)
+def timeline_svg(title: str, panels: Sequence[Panel]) -> str:
+    """Return step plots over the same seconds, one panel below the other."""
+    figure = _figure(1 + PANEL_HEIGHT * len(panels))
     figure.suptitle(title)
-    ends = [max((at for points in panel.series.values() for at, _ in points), default=0.0) for panel in panels]
+    end = max((at for panel in panels for points in panel.series.values() for at, _ in points), default=0.0)
     for number, panel in enumerate(panels, start=1):
-        end = max(ends) if columns == 1 else ends[number - 1]
-        axes = figure.add_subplot(rows, columns, number, ylabel=panel.label, xlim=(0, end or 1))
+        axes = figure.add_subplot(len(panels), 1, number, ylabel=panel.label, xlim=(0, end or 1))
         for name, points in panel.series.items():
             steps = [*points, (end, points[-1][1])] if points else []
             axes.step([at for at, _ in steps], [value for _, value in steps], where="post", label=name)
-        if number > len(panels) - columns:
+        if number == len(panels):
             axes.set_xlabel("seconds")
     return _svg(figure, legend=True)
 
 
-def _figure(height: float, columns: int = 1) -> Figure:
+def _figure(height: float) -> Figure:
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH * columns, height), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def _svg(figure: Figure, *, legend: bool) -> str:
