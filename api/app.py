@@ -59,7 +59,7 @@ from shared.queue import EventFeed, Queue
 from shared.runtime import tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.shares import SharedPool
-from shared.storage import CHUNK_BYTES, Storage, connect
+from shared.storage import CHUNK_BYTES, connect
 from shared.storage.output_buckets import OutputBuckets
 
 log = structlog.get_logger()
@@ -106,11 +106,10 @@ def create_app(
     settings: Settings,
     *,
     queue: Queue | None = None,
-    storage: Storage | None = None,
     shares_port: bool = False,
     protocols: tuple[ServedProtocol, ...] = PROTOCOLS,
 ) -> FastAPI:
-    """Return the API for `settings`; a given `queue` or `storage` is used and not closed.
+    """Return the API for `settings`; a given `queue` is used and not closed.
 
     `shares_port`: other processes serve the same port.
     """
@@ -119,7 +118,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            app.state.services = await _open_services(stack, settings, catalog, queue, storage)
+            app.state.services = await _open_services(stack, settings, catalog, queue)
             yield
             app.state.services.closing.set()
 
@@ -236,15 +235,14 @@ def _body_caps(settings: Settings, catalog: Catalog, protocols: Iterable[ServedP
 
 
 async def _open_services(
-    stack: contextlib.AsyncExitStack, settings: Settings, catalog: Catalog, queue: Queue | None, storage: Storage | None
+    stack: contextlib.AsyncExitStack, settings: Settings, catalog: Catalog, queue: Queue | None
 ) -> Services:
     """Connect to Redis and the storage and start the event feed; `stack` closes all of them."""
     if queue is None:
         queue = Queue.connect(settings)
         stack.push_async_callback(queue.close)
-    if storage is None:
-        storage = connect(settings)
-        stack.push_async_callback(storage.close)
+    storage = connect(settings)
+    stack.push_async_callback(storage.close)
     output_buckets = OutputBuckets(settings)
     stack.push_async_callback(output_buckets.close)
     try:
