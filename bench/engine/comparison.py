@@ -1,15 +1,14 @@
 """`python -m bench.engine`: fused jobs compared with the pipeline's batched call and with one call per image.
 
 All run in one process on the same weights, in turns of alternating order. Ratios are medians over the turns, of wall
-time and of CPU time, which depends less on other load. `--json FILE` saves the figures. `bench.gpu` measures models of
-real size.
+time and of CPU time, which depends less on other load. `--json FILE` saves the figures. Runs on the CPU; `bench.gpu`
+measures models of real size on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -129,13 +128,11 @@ def measure(case: EngineCase, pipeline: Any, runner: EngineRunner, repeats: int)
 
 def measure_model(model: str, folder: Path, options: argparse.Namespace) -> list[EngineResult]:
     """Measure all cases of one model and print each result."""
-    pipeline: Any = DiffusionPipeline.from_pretrained(
-        folder, local_files_only=True, dtype=getattr(torch, options.dtype)
-    ).to(options.device)
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     limits = Limits(max_images=1)
-    spec = ModelSpec(id=model, source=str(folder), max_batch=options.rows, dtype=options.dtype, limits=limits)
-    runner = EngineRunner(spec, options.device, options.threads)
+    spec = ModelSpec(id=model, source=str(folder), max_batch=options.rows, dtype="float32", limits=limits)
+    runner = EngineRunner(spec, "cpu", options.threads)
     results = []
     try:
         for side in options.sides:
@@ -150,13 +147,11 @@ def measure_model(model: str, folder: Path, options: argparse.Namespace) -> list
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", choices=[*shapes.SHAPES, "demo"], default=["sd", "flux", "demo"])
     parser.add_argument("--sides", type=int, nargs="+", default=[64], help="pixels")
     parser.add_argument("--steps", type=int, nargs="+", default=[8, 20])
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)
@@ -166,8 +161,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Measure all chosen models."""
     options = parse_options(argv)
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit("bench.engine: no CUDA device; use --device cpu for small shapes")
     torch.set_num_threads(options.threads)
     shapes.disable_progress_bars()
     results: list[EngineResult] = []
@@ -175,13 +168,11 @@ def main(argv: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = record.ROOT / "demo/model" if model == "demo" else Path(scratch)
             if model != "demo":
-                shapes.save(model, folder, options.device, getattr(torch, options.dtype))
+                shapes.save(model, folder)
             results += measure_model(model, folder, options)
-        if options.device.startswith("cuda"):
-            torch.cuda.empty_cache()
         if options.json:  # after each model: an interrupted run keeps its results
             figures = [asdict(result) for result in results]
-            record.write(options.json, {"results": figures}, threads=options.threads, dtype=options.dtype)
+            record.write(options.json, {"results": figures}, threads=options.threads)
 
 
 if __name__ == "__main__":

@@ -154,9 +154,9 @@ def disable_progress_bars() -> None:
         library.disable_progress_bar()
 
 
-def save(shape: str, folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-    """Save a small pipeline to `folder`; its weights are drawn on `device`."""
-    save_pipeline(SHAPES[shape], folder, device, dtype)
+def save(shape: str, folder: Path) -> None:
+    """Save a small pipeline to `folder`."""
+    save_pipeline(SHAPES[shape], folder, "cpu", torch.float32)
 
 
 def save_pipeline(build: Callable[[], Pipeline], folder: Path, device: str, dtype: torch.dtype) -> None:
