@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from harness.axe import check
 from harness.http_server import png
 from harness.waiting import wait_until
+from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
 PROMPT = "a red circle on a blue ground, left"
@@ -160,6 +162,37 @@ def test_a_task_without_its_image_is_refused(open_page: Any, working: Any) -> No
     page.get_by_role("combobox", name="Task").select_option("image_to_image")
     generate(page)
     expect(page.locator(".field").filter(has=page.locator(".drops")).get_by_role("alert")).to_contain_text("needs one")
+
+
+def test_a_mask_is_painted_over_the_image(open_page: Any, working: Any, tmp_path: Path) -> None:
+    """White where it was painted, black elsewhere."""
+    picked = tmp_path / "start.png"
+    picked.write_bytes(png())
+    page = open_page(working.url, "#/playground")
+    page.get_by_role("combobox", name="Task").select_option("inpaint")
+    page.locator("input[name=image]").set_input_files(picked)
+    page.get_by_role("button", name="Paint a mask").click()
+    use = page.get_by_role("button", name="Use the mask")
+    expect(use).to_be_disabled()
+    box = page.get_by_role("img", name="Mask").bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.move(*middle)
+    page.mouse.down()
+    page.mouse.move(middle[0] + 5, middle[1])
+    page.mouse.up()
+    check(page, "dark")
+    use.click()
+    expect(page.locator(".chosen img")).to_have_count(2)
+    generate(page, "a blue star", steps=6)
+    result(page)
+    job = working.read("/v1/jobs", limit="1")["data"][0]
+    assert (job["task"], job["status"], job["warnings"]) == ("inpaint", "succeeded", [])
+    content = working.client.get(f"/v1/inputs/{job['mask']['id']}/content").content
+    with Image.open(BytesIO(content)) as mask:
+        grey = mask.convert("L")
+    width, height = grey.size
+    assert grey.getpixel((width // 2, height // 2)) == 255
+    assert grey.getpixel((0, 0)) == grey.getpixel((width - 1, height - 1)) == 0
 
 
 def test_inpainting_starts_at_the_strength_of_a_request_without_one(open_page: Any, working: Any) -> None:

@@ -10,7 +10,7 @@ import { Button } from "./ui.js";
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
 
 /** Upload an image; returns its id with the file to show. */
-async function upload(file) {
+export async function upload(file) {
   if (!TYPES.includes(file.type)) throw new Error(`${file.name || "The file"} is not a PNG, JPEG or WebP.`);
   const body = new FormData();
   body.append("file", file, file.name || "pasted.png");
@@ -112,25 +112,29 @@ function usePaste(take) {
 function Chosen({ image, remove }) {
   return html`
     <figure class="chosen">
-      ${image.file ? html`<${Uploaded} image=${image} />` : html`<${Stored} id=${image.id} />`}
+      <${Shown} image=${image} />
       <figcaption class="cut">${image.size ?? image.name}</figcaption>
       <${Button} kind="quiet" icon="close" label="Remove ${image.name}" action=${remove} />
     </figure>
   `;
 }
 
-function Uploaded({ image: { file, name } }) {
+/** An image of a request. */
+export const Shown = ({ image, onLoad }) =>
+  image.file ? html`<${Uploaded} image=${image} onLoad=${onLoad} />` : html`<${Stored} id=${image.id} onLoad=${onLoad} />`;
+
+function Uploaded({ image: { file, name }, onLoad }) {
   const [url, setUrl] = useState(null);
   useEffect(() => {
     const made = URL.createObjectURL(file);
     setUrl(made);
     return () => URL.revokeObjectURL(made);
   }, [file]);
-  return url && html`<img src=${url} alt=${name} />`;
+  return url && html`<img src=${url} alt=${name} onLoad=${onLoad} />`;
 }
 
 /** An image known by its id: an input, or a job whose first image is meant. */
-function Stored({ id }) {
+function Stored({ id, onLoad }) {
   const isJob = id.startsWith("job_");
   const [job, setJob] = useState(null);
   useEffect(() => {
@@ -138,12 +142,12 @@ function Stored({ id }) {
   }, [id]);
   if (isJob)
     return job?.artifacts[0]
-      ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" />`
+      ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" onLoad=${onLoad} />`
       : html`<span class="missing">…</span>`;
-  return html`<${StoredInput} id=${id} />`;
+  return html`<${StoredInput} id=${id} onLoad=${onLoad} />`;
 }
 
-function StoredInput({ id }) {
+function StoredInput({ id, onLoad }) {
   const url = useInputUrl(id);
-  return url ? html`<img src=${url} alt="Input ${id}" />` : html`<span class="missing">…</span>`;
+  return url ? html`<img src=${url} alt="Input ${id}" onLoad=${onLoad} />` : html`<span class="missing">…</span>`;
 }

@@ -5,6 +5,7 @@ import { plural, PRIORITIES, words } from "../core/format.js";
 import { mayWrite } from "../core/session.js";
 import { Button } from "../parts/ui.js";
 import { Drop, Drops } from "../parts/drop.js";
+import { PaintMask } from "../parts/mask.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
 import { blank, fieldsOf, formFaults, newControl, usualStrength } from "./request.js";
 
@@ -77,6 +78,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       `
       }
       ${has.mask && html`<${Drop} label="Mask: white is repainted" name="mask" image=${values.mask} fault=${faultOf("mask")} onChange=${(mask) => set({ mask })} />`}
+      ${has.mask && !values.mask && values.images.length > 0 && html`<${PaintMask} image=${values.images[0]} onPainted=${(mask) => set({ mask })} />`}
       ${has.last_image && html`<${Drop} label="Last frame" name="last_image" image=${values.last_image} fault=${faultOf("last_image")} onChange=${(last_image) => set({ last_image })} />`}
       <${Size} model=${model} values=${values} set=${set} field=${field} />
       <div class="form-grid">
