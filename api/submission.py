@@ -80,7 +80,8 @@ async def submit(
     """Submit one job and return it, or raise why it was refused; see `build_job` for the options."""
     entry = await build_submission(request, context, idempotency, previews=previews, webhook_version=webhook_version)
     result = entry if isinstance(entry, SubmitResult) else await _submit_grouped(entry, context.services)
-    tracing.set_attributes({"fusequeue.job.id": result.job_id, "fusequeue.model": request.model})
+    model = context.services.catalog.get(request.model).id
+    tracing.set_attributes({"fusequeue.job.id": result.job_id, "fusequeue.model": model})
     if isinstance(entry, Submission) and not result.replayed:
         context.services.queue_positions.keep(result.job_id, result.position)
         queued = JobRecord(job=entry.job, state=State.QUEUED, deadline_at_ms=result.deadline_at_ms)
@@ -123,7 +124,7 @@ async def build_submission(
     if idempotency.key is not None and request.image_values:
         known = await services.queue.jobs.submitted_before(context.tenant, idempotency.key, idempotency.fingerprint)
         if known is not None:
-            metrics.submits.labels(request.model, "replayed").inc()
+            metrics.submits.labels(resolved.model, "replayed").inc()
             return known
     job = await job_builder.build_job(
         resolved,

@@ -91,6 +91,7 @@ class Model(Resource):
     """A model, with the defaults and limits of its jobs; `max_batch` images fit into one fused forward."""
 
     id: str
+    aliases: tuple[str, ...] = ()
     tasks: tuple[SkipValidation[TaskName], ...]
     defaults: Defaults
     limits: Limits

@@ -66,7 +66,9 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
     defaults = spec.defaults
     scheduler = chosen_scheduler(request, spec)
     return Job(
-        **{name: getattr(request, name) for name in SENT_FIELDS} | own_fields(request, spec, tenant, now_ms),
+        **{name: getattr(request, name) for name in SENT_FIELDS}
+        | {"model": spec.id}  # the request can have an alias
+        | own_fields(request, spec, tenant, now_ms),
         **_task_fields(request, spec, task),
         task=task,
         webhook=_webhook(request),

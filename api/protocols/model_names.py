@@ -15,9 +15,8 @@ def owner_and_name(model: str) -> tuple[str, str]:
 
 def find_model(owner: str, name: str, catalog: Catalog) -> ModelSpec:
     """Return the model `owner/name`, or `name` with any owner; raises `UnknownModel`."""
-    ids = [spec.id for spec in catalog]
     for model in (f"{owner}/{name}", name):
-        if model in ids:
-            return catalog.get(model)
-    known = ", ".join("/".join(owner_and_name(model)) for model in sorted(ids))
+        if (spec := catalog.find(model)) is not None:
+            return spec
+    known = ", ".join("/".join(owner_and_name(model)) for model in sorted(spec.id for spec in catalog))
     raise UnknownModel(f"unknown model: '{owner}/{name}'; available: {known}", param="model")

@@ -96,6 +96,7 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
         file, size = _checked_form(form, context.services.settings.max_adapter_bytes)
         fields = validated(AdapterUpload, {name: text for name, text in form.items() if isinstance(text, str)})
         spec = _checked_spec(fields, context)
+        fields = fields.model_copy(update={"model": spec.id})
         async with _turns.turn(context.tenant, 1):
             loop = asyncio.get_running_loop()
             sha256, tensors = await loop.run_in_executor(_threads, check_file, file.file, size)

@@ -57,6 +57,7 @@ class ModelObject(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="Always 0; OpenAI's clients require it.", default=0)
     owned_by: str = "fusequeue"
+    aliases: tuple[str, ...] = Field((), description="Other names that requests can use.")
     tasks: tuple[Task, ...]
     defaults: Defaults
     limits: Limits
@@ -111,6 +112,7 @@ def _workers_of(model: str, workers: Sequence[WorkerInfo] | None) -> WorkersOfMo
 def _object(spec: ModelSpec, workers: Sequence[WorkerInfo] | None) -> ModelObject:
     return ModelObject(
         id=spec.id,
+        aliases=spec.aliases,
         tasks=spec.tasks,
         defaults=spec.defaults.model_copy(update={"frames": spec.usual_frames}),
         limits=spec.limits,

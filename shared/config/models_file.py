@@ -141,6 +141,7 @@ class References(_Table):
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
 
+    Requests can name it by one of its `aliases` too.
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
     `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
@@ -149,6 +150,7 @@ class ModelSpec(_Table):
     """
 
     id: Identifier
+    aliases: tuple[Identifier, ...] = ()
     source: str
     revision: str | None = None
     variant: str | None = None
@@ -259,6 +261,7 @@ class Catalog:
 
     def __init__(self, specs: tuple[ModelSpec, ...], rules: BatchRules | None = None) -> None:
         self._specs = {spec.id: spec for spec in specs}
+        self._names = {name: spec for spec in specs for name in (*spec.aliases, spec.id)}
         self._rules = rules or BatchRules(schema_version=1, rules=())
 
     def __iter__(self) -> Iterator[ModelSpec]:
@@ -278,16 +281,16 @@ class Catalog:
         return max((spec.devices for spec in self), default=1)
 
     def get(self, model: str) -> ModelSpec:
-        """Return a model by id, or raise `UnknownModel` listing all ids."""
+        """Return a model by id or alias, or raise `UnknownModel` listing all ids."""
         try:
-            return self._specs[model]
+            return self._names[model]
         except KeyError:
             known = ", ".join(sorted(self._specs))
             raise UnknownModel(f"unknown model: {model!r}; available: {known}", param="model") from None
 
     def find(self, model: object) -> ModelSpec | None:
-        """Return a model by id, None for any other value."""
-        return self._specs.get(model) if isinstance(model, str) else None
+        """Return a model by id or alias, None for any other value."""
+        return self._names.get(model) if isinstance(model, str) else None
 
     def for_size(self, model: str, width: int, height: int) -> ModelSpec:
         """Return a model with the `max_batch` of an image size."""
@@ -316,8 +319,8 @@ def load(path: Path, rules: Path | None = None) -> Catalog:
         # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.
         faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
         raise ConfigurationError(f"{path}: {'; '.join(map(fault_text, faults))}") from error
-    if duplicates := _duplicates([spec.id for spec in specs]):
-        raise ConfigurationError(f"{path}: duplicate model ids: {duplicates}")
+    if duplicates := _duplicates([name for spec in specs for name in (spec.id, *spec.aliases)]):
+        raise ConfigurationError(f"{path}: duplicate model ids or aliases: {duplicates}")
     if len(spread := [spec.id for spec in specs if spec.devices > 1]) > 1:
         raise ConfigurationError(f"{path}: only one model of a file can have devices above 1: {', '.join(spread)}")
     try:

@@ -59,7 +59,8 @@ def write(folder: Path, text: str) -> Path:
             'model.0: Value error, quantization needs offload = "none"',
         ),
         (VALID + 'layerwise_casting = "int4"\n', "model.0.layerwise_casting: Input should be 'float8_e4m3fn'"),
-        (VALID + VALID, "duplicate model ids: a"),
+        (VALID + VALID, "duplicate model ids or aliases: a"),
+        (VALID.replace('id = "a"', 'id = "a"\naliases = ["b", "a"]'), "duplicate model ids or aliases: a"),
         (VALID + CONTROL + CONTROL, "model.0: Value error, duplicate control ids: edges"),
         (VALID + CONTROL + 'kind = "ip_adapter"\n', "model.0.control.0: Value error, weight_name is needed"),
         (
