@@ -8,6 +8,7 @@ from cli.client_options import Json, Key, Url, connected, name_option
 from cli.submit import JobId, print_job
 from fusequeue import Job, JobState, QueueDepth, WorkerInfo
 
+WORKER_COLUMNS = ("id", "state", "device", "slots in use", "memory", "rows per forward", "models")
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
 
@@ -42,9 +43,9 @@ def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
 
 
 def workers(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """List the workers that are alive."""
+    """List the workers that are alive, with their state, slots in use and models."""
     with connected(url, api_key, as_json) as (client, console):
-        console.table(client.workers(), ("id", "device", "models", "rows per forward"), _worker_row)
+        console.table(client.workers(), WORKER_COLUMNS, worker_row)
 
 
 def _row(job: Job) -> tuple[object, ...]:
@@ -58,6 +59,10 @@ def _queue_row(queue: QueueDepth) -> tuple[object, ...]:
     return queue.signature, queue.model, sum(queue.jobs.values()), queue.running_jobs, oldest
 
 
-def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
+def worker_row(worker: WorkerInfo) -> tuple[object, ...]:
+    """Return the cells of `WORKER_COLUMNS`; memory is that of models on the device."""
     rows = f"{worker.forward_rows / worker.forwards:.1f}" if worker.forwards else ""
-    return worker.id, worker.device, worker.models, rows
+    states = {model: worker.memory_state(model).replace("_", " ") for model in worker.models}
+    models = [model if state == "loaded" else f"{model} ({state})" for model, state in states.items()]
+    slots, memory = f"{worker.slots - worker.free_slots} of {worker.slots}", f"{worker.models_bytes / 2**30:.1f} GiB"
+    return worker.id, worker.state, worker.device, slots, memory, rows, models
