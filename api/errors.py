@@ -87,7 +87,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "invalid_request": (422, "The request is invalid"),
     "too_many_lines": (422, "The bulk request has too many lines"),
     "invalid_input_image": (422, "The input image cannot be used"),
-    "url_not_fetched": (422, "The URL of an input image does not respond"),
+    "url_not_fetched": (422, "A URL of the request does not respond"),
     "invalid_adapter": (422, "The adapter cannot be used"),
     "input_missing": (422, "An input image is no longer stored, or cannot be read"),
     "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),

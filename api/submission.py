@@ -114,14 +114,14 @@ async def build_submission(
 ) -> SubmissionOrReplay:
     """Check the request, store its input images and build its job, or raise `InvalidRequest`.
 
-    A request with images whose Idempotency-Key is known is not built: nothing is fetched for a replay.
+    A request that names something to fetch and whose Idempotency-Key is known is not built.
     """
     services = context.services
     like_earlier = services.job_templates.submission(request, context.tenant, previews)
     if like_earlier is not None:
         return idempotency.of(like_earlier)
     resolved = resolve(request, services, context.tenant)
-    if idempotency.key is not None and request.image_values:
+    if idempotency.key is not None and (request.references or request.fetches_adapters):
         known = await services.queue.jobs.submitted_before(context.tenant, idempotency.key, idempotency.fingerprint)
         if known is not None:
             metrics.submits.labels(resolved.model, "replayed").inc()

@@ -40,9 +40,14 @@ or its result, or an artifact."""
 
 
 class AdapterParams(TypedDict):
-    """A LoRA adapter of the model; `scale` defaults to the adapter's own."""
+    """A LoRA adapter of the model by `id`; or by the `url` of a safetensors file, or by `owner/name` on the `hub`, with
+    its `file` and `revision`, where the service allows the host. `scale` defaults to the adapter's own."""
 
-    id: str
+    id: NotRequired[str]
+    url: NotRequired[str]
+    hub: NotRequired[str]
+    file: NotRequired[str | None]
+    revision: NotRequired[str | None]
     scale: NotRequired[float | None]
 
 

@@ -6,7 +6,8 @@ FusequeueError
 │   ├── UnknownModel
 │   ├── InputRejected         an image that is unreadable, too large, or not allowed
 │   │   └── InputNotFetched    an image at a URL whose host does not respond, or is busy
-│   ├── AdapterRejected       an uploaded adapter that is no valid file, or does not fit its model
+│   ├── AdapterRejected       an uploaded or fetched adapter that is no valid file, or does not fit its model
+│   │   └── AdapterNotFetched  an adapter at a URL whose host does not respond, or is busy
 │   ├── FetchRefused          a URL that is not allowed
 │   ├── FetchFailed           a URL without a usable response
 │   │   └── FetchInterrupted   without a complete one, or with one of a host that is busy
@@ -145,6 +146,9 @@ class InputNotFetched(InputRejected, code="url_not_fetched", retryable=True): ..
 
 
 class AdapterRejected(InvalidRequest, code="invalid_adapter"): ...
+
+
+class AdapterNotFetched(AdapterRejected, code="url_not_fetched", retryable=True): ...
 
 
 class FetchRefused(InvalidRequest, code="url_not_allowed"): ...

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from cachetools import LRUCache
 
+from api.jobs.adapter_fetches import AdapterFetcher
 from api.jobs.input_store import InputStore
 from api.jobs.model_limits import own_faults
 from api.jobs.request import JobRequest
@@ -43,14 +44,16 @@ async def build_job(
     previews: int = 0,
     webhook_version: str | None = None,
 ) -> Job:
-    """Return the job that `resolve` has returned for a request with its images, which are fetched and stored first, and
-    its uploaded adapters.
+    """Return the job that `resolve` has returned for a request with its images and adapters, which are fetched and
+    stored first.
 
     Images can be artifacts below `base_url`. `previews` is the number of previews of each image. With
     `webhook_version`, its webhook receives Replicate's predictions of this model version.
     """
     tenant, spec = resolved.tenant, services.catalog.get(request.model)
-    adapters = await current_adapters(request.adapters, spec, tenant, services.queue)
+    fetcher = AdapterFetcher(tenant, spec, services.queue, services.storage, services.settings)
+    choices = await fetcher.resolve(request.adapters) if request.fetches_adapters else request.adapters
+    adapters = await current_adapters(choices, spec, tenant, services.queue)
     store = InputStore(tenant, services.queue, services.storage, services.settings, base_url=base_url)
     job = with_inputs(resolved, request, spec, await store_inputs(request, store))
     webhook = job.webhook
@@ -62,7 +65,7 @@ async def build_job(
         "previews": previews,
         "trace": tracing.current(),
     }
-    if request.references:  # jobs are listed in the order of their times: an image can take half a minute
+    if request.references or request.fetches_adapters:  # jobs are listed by time, and a fetch can take minutes
         at_ms = now_ms()
         changes |= {"id": new_id("job", at_ms), "created_at_ms": at_ms}
     return job.model_copy(update=changes)

@@ -75,6 +75,11 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         return {f"images.{index}": value for index, value in enumerate(self.images or ())}
 
     @property
+    def fetches_adapters(self) -> bool:
+        """Whether an adapter is named by URL or on the hub."""
+        return any(adapter.is_fetched for adapter in self.adapters)
+
+    @property
     def references(self) -> dict[str, str]:
         """Values of all fields that name an image, by field path."""
         others = {"mask": self.mask, "last_image": self.last_image}

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from api.jobs.adapter_fetches import source_faults
 from api.jobs.model_limits import chosen_controls, chosen_scheduler, field_faults, given_or, image_faults, task_faults
 from api.jobs.request import JobRequest, parse, task_of
 from api.jobs.request_images import reference_faults
@@ -196,6 +197,7 @@ def parse_checked(
 
 def _delivery_faults(request: JobRequest, services: ResolverServices) -> Iterator[InvalidRequest]:
     """Yield the faults of URLs that the service will call, and of `batch_id`."""
+    yield from source_faults(request.adapters, services.settings)
     if request.webhook is not None:
         try:
             FetchGuard(FetchRules.for_webhooks(services.settings)).check_url(request.webhook)

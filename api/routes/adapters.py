@@ -1,9 +1,7 @@
 """Routes of uploaded adapters: upload, list, read, delete."""
 
-import asyncio
 import contextlib
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
@@ -16,25 +14,21 @@ from api.http.bodies import read_form
 from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
+from api.jobs.adapter_intake import AdapterIntake
 from api.jobs.job_object import iso
 from api.jobs.request import validated
 from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.config.adapters import UploadedAdapter
 from shared.config.models_file import ModelSpec
-from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
+from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import check_file, check_layers, unusual_weights
+from shared.inputs.adapter_check import unusual_weights
 from shared.runtime.clock import new_id, now_ms
-from shared.runtime.shares import SharedPool, SharedTurns
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 
 OVERHEAD_BYTES = 64 * 1024
 """Allowance of a multipart body next to its file."""
-
-_CHECKS = 2  # of files at the same time in this process: each reads and hashes 300 MB a second
-_turns = SharedTurns(SharedPool("adapter_checks", _CHECKS), max_waiting=64, timeout_s=30.0)
-_threads = ThreadPoolExecutor(_CHECKS, "adapter-check")
 
 
 class AdapterUpload(BaseModel):
@@ -52,7 +46,7 @@ class AdapterUpload(BaseModel):
 
 
 class UploadedAdapterObject(BaseModel):
-    """An uploaded adapter; name its `id` in `adapters` of jobs of its model."""
+    """An uploaded or fetched adapter; name its `id` in `adapters` of jobs of its model."""
 
     id: str = Field(examples=["adapter_01k5zt8e2vw8r4n6y9qbcdefgh"])
     object: str = "adapter"
@@ -64,6 +58,7 @@ class UploadedAdapterObject(BaseModel):
     bytes: int
     sha256: str
     created_at: str
+    source: str | None = Field(None, description="Of one that was fetched: its URL, without the query.")
     warnings: list[str] = Field([], description="Of an upload: weights of the file that may have no effect.")
 
 
@@ -97,10 +92,8 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
         fields = validated(AdapterUpload, {name: text for name, text in form.items() if isinstance(text, str)})
         spec = _checked_spec(fields, context)
         fields = fields.model_copy(update={"model": spec.id})
-        async with _turns.turn(context.tenant, 1):
-            loop = asyncio.get_running_loop()
-            sha256, tensors = await loop.run_in_executor(_threads, check_file, file.file, size)
-        check_layers(tensors, await context.services.queue.adapters.layers(spec), fields.component)
+        intake = AdapterIntake(context.tenant, context.services.queue, context.services.storage)
+        sha256, tensors = await intake.check(file.file, size, spec, fields.component)
         fingerprint = hashlib.sha256(f"{sha256} {fields.model_dump_json()}".encode()).hexdigest()
         adapter_id = await reserved_id(Idempotency(key, fingerprint), new_id("adapter"), context)
         adapter = UploadedAdapter(
@@ -113,7 +106,8 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
         )
         earlier = None if key is None else await _earlier(adapter_id, context)
         if earlier is None:
-            await _store(file, adapter, context)
+            await file.seek(0)
+            await intake.store(file.read, adapter)
     headers = {} if earlier is None else {"Idempotent-Replayed": "true"}
     warning = unusual_weights(tensors)
     made = _object(earlier or adapter).model_copy(update={"warnings": [] if warning is None else [warning]})
@@ -124,7 +118,7 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
 async def list_adapters(
     context: Context, after: After = None, limit: Limit = 20, order: Order = "desc"
 ) -> UploadedAdapterList:
-    """List the uploaded adapters, by default newest first."""
+    """List the uploaded and fetched adapters, by default newest first."""
     found, cursor = await context.services.queue.adapters.page(
         context.tenant, after, min(limit, MAX_LIMIT), newest_first=order == "desc"
     )
@@ -175,20 +169,6 @@ async def _earlier(adapter_id: str, context: RequestContext) -> UploadedAdapter 
     with contextlib.suppress(NotFound):
         return await context.services.queue.adapters.get(context.tenant, adapter_id)
     return None
-
-
-async def _store(file: UploadFile, adapter: UploadedAdapter, context: RequestContext) -> None:
-    """Store an adapter; the retention sweep removes what a killed process leaves."""
-    services, tenant = context.services, context.tenant
-    await services.queue.adapters.begin(tenant, adapter.id, adapter.bytes, adapter.parts)
-    try:
-        await file.seek(0)
-        await adapter_store.store_parts(file.read, services.storage, tenant, adapter.id)
-        await services.queue.adapters.put(tenant, adapter)
-    except FusequeueError:
-        with contextlib.suppress(FusequeueError):
-            await services.queue.adapters.abandon(tenant, adapter.id)
-        raise
 
 
 def _object(adapter: UploadedAdapter) -> UploadedAdapterObject:

@@ -43,7 +43,8 @@ router = APIRouter(tags=["jobs"])
 
 CHUNK_LINES = 250  # a script of this many jobs blocks Redis for less than 5 ms
 _LINES_PER_YIELD = 25  # prepared without yielding to other requests: about 5 ms
-_CONCURRENT_IMAGES = 8  # fetched, decoded and stored at a time for one bulk request
+_CONCURRENT_FETCHES = 8  # lines with images and adapters that are fetched and stored, at a time for a bulk request
+_FETCHED = (b'"image', b'"url"', b'"hub"')  # of such a line
 
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"url":"http://127.0.0.1:8000/v1/jobs/job_01..."}
@@ -151,7 +152,7 @@ class BulkSubmission:
     def __init__(self, context: RequestContext, key: str | None) -> None:
         self._context = context
         self._key = key
-        self._images = asyncio.Semaphore(_CONCURRENT_IMAGES)
+        self._fetches = asyncio.Semaphore(_CONCURRENT_FETCHES)
         self.max_line_bytes = context.services.settings.max_body_bytes
 
     async def submit(self, lines: list[Line]) -> bytes:
@@ -166,20 +167,20 @@ class BulkSubmission:
         return b"".join(self._result_line(line.number, result) for line, result in zip(lines, results, strict=True))
 
     async def _build_all(self, lines: list[Line]) -> list[SubmissionOrReplay | FusequeueError]:
-        """Build the submissions of the lines; those with images concurrently, since their images are fetched."""
+        """Build the submissions of the lines; those with images and adapters to fetch concurrently."""
         entries: list[asyncio.Task[SubmissionOrReplay | FusequeueError] | SubmissionOrReplay | FusequeueError] = []
         async with asyncio.TaskGroup() as tasks:
             for index, line in enumerate(lines):
-                if line.raw is not None and b'"image' in line.raw:
-                    entries.append(tasks.create_task(self._build_with_image(line)))
+                if line.raw is not None and any(name in line.raw for name in _FETCHED):
+                    entries.append(tasks.create_task(self._build_with_fetches(line)))
                 else:
                     entries.append(await self._build(line))
                 if index % _LINES_PER_YIELD == _LINES_PER_YIELD - 1:
                     await asyncio.sleep(0)
         return [item.result() if isinstance(item, asyncio.Task) else item for item in entries]
 
-    async def _build_with_image(self, line: Line) -> SubmissionOrReplay | FusequeueError:
-        async with self._images:
+    async def _build_with_fetches(self, line: Line) -> SubmissionOrReplay | FusequeueError:
+        async with self._fetches:
             return await self._build(line)
 
     async def _build(self, line: Line) -> SubmissionOrReplay | FusequeueError:

@@ -22,6 +22,7 @@ PATH = "/v1/adapters"
 class UploadedAdapter(Resource):
     """A LoRA adapter of the tenant; name its `id` in `adapters` of jobs of its model.
 
+    `source` is the URL of one that was fetched for a job, without its query.
     `warnings` of an upload are about weights of the file that may have no effect.
     """
 
@@ -34,6 +35,7 @@ class UploadedAdapter(Resource):
     bytes: int
     sha256: str
     created_at: datetime
+    source: str | None = None
     warnings: tuple[str, ...] = ()
 
 

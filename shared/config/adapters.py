@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from shared.errors import InvalidRequest
 
 MAX_ADAPTERS = 16
 
 UPLOADED_ID = re.compile(r"adapter_[0-9a-hjkmnp-tv-z]{26}")
-"""Ids of uploaded adapters."""
+"""Ids of uploaded adapters, and of those that were fetched."""
+
+HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9._-]{1,96}"
+
+FETCHED_MAX_SCALE = 4.0
+"""Largest weight of an adapter named by URL, as other services allow it."""
 
 
 class AdapterSpec(BaseModel):
@@ -55,7 +61,10 @@ class AdapterSpec(BaseModel):
 
 
 class UploadedAdapter(BaseModel):
-    """An adapter that a tenant has uploaded for one model, stored in `parts` objects; `sha256` is that of its file."""
+    """An adapter that a tenant has uploaded for one model, stored in `parts` objects; `sha256` is that of its file.
+
+    `source` is where one was fetched from, without the query of its URL, which can be a secret.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,17 +78,60 @@ class UploadedAdapter(BaseModel):
     parts: int
     sha256: str
     created_at_ms: int
+    source: str | None = None
 
 
 class AdapterChoice(BaseModel):
-    """An adapter in a request."""
+    """An adapter in a request: by id, by URL, or by its repository on the hub."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: Annotated[
-        str, Field(max_length=128, description="One of the model's `adapters`, or the id of an uploaded one.")
-    ]
+        str | None, Field(max_length=128, description="One of the model's `adapters`, or the id of an uploaded one.")
+    ] = None
+    url: Annotated[
+        str | None,
+        Field(max_length=2048, repr=False, description="An https URL of a safetensors file, at an allowed host."),
+    ] = None
+    hub: Annotated[
+        str | None, Field(pattern=f"^{HUB_ID}$", description="`owner/name` on the hub, if its host is allowed.")
+    ] = None
+    file: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z0-9_][A-Za-z0-9 ._()+,=@/-]{0,250}\.safetensors$",
+            description="With `hub`: the file. Unset: `pytorch_lora_weights.safetensors`, or the only one.",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}$", description="With `hub`: branch, tag or commit."),
+    ] = None
     scale: Annotated[float | None, Field(description="Weight of the adapter. Unset: its default.")] = None
+
+    @model_validator(mode="after")
+    def _names_one_place(self) -> AdapterChoice:
+        if sum(name is not None for name in (self.id, self.url, self.hub)) != 1:
+            raise PydanticCustomError("adapter", "send one of id, url and hub")
+        if self.hub is None and (self.file is not None or self.revision is not None):
+            raise PydanticCustomError("adapter", "file and revision need hub")
+        if any(part in ("", ".", "..") for text in (self.file, self.revision) if text for part in text.split("/")):
+            raise PydanticCustomError("adapter", "file and revision have no empty parts, '.' or '..'")
+        return self
+
+    @property
+    def is_fetched(self) -> bool:
+        return self.id is None
+
+    @property
+    def place(self) -> str:
+        """The field that names it."""
+        return "id" if self.id is not None else "url" if self.url is not None else "hub"
+
+    @property
+    def name(self) -> str:
+        """What two choices of one adapter have in common."""
+        return self.id or self.url or f"{self.hub} {self.file or ''} {self.revision or ''}"
 
 
 class Adapter(BaseModel):
@@ -94,7 +146,8 @@ class Adapter(BaseModel):
 def uploaded_ids(adapters: Sequence[AdapterChoice | Adapter], allowed: Sequence[AdapterSpec] = ()) -> list[str]:
     """Return the ids that name uploaded adapters, each once; those of a model's `allowed` adapters do not."""
     own = {spec.id for spec in allowed}
-    return list(dict.fromkeys(one.id for one in adapters if UPLOADED_ID.fullmatch(one.id) and one.id not in own))
+    ids = (one.id for one in adapters if one.id is not None)
+    return list(dict.fromkeys(id_ for id_ in ids if UPLOADED_ID.fullmatch(id_) and id_ not in own))
 
 
 def resolve_adapters(
@@ -105,17 +158,25 @@ def resolve_adapters(
 ) -> tuple[Adapter, ...]:
     """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed.
 
-    `uploaded` are those of the job's tenant and model; None: they are not known yet, and are left out.
+    `uploaded` are those of the job's tenant and model; None: they are not known yet, and are left out. So are those
+    that are still to be fetched.
     """
     if len(choices) > limit:
         raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
     specs: dict[str, AdapterSpec | UploadedAdapter] = {**(uploaded or {}), **{spec.id: spec for spec in allowed}}
     unknown_yet = () if uploaded is not None else uploaded_ids(choices, allowed)
     chosen: dict[str, Adapter] = {}
+    to_fetch: set[str] = set()
     for at, choice in enumerate(choices):
-        spec, param = specs.get(choice.id), f"adapters.{at}"
-        if choice.id in chosen:
-            raise InvalidRequest(f"duplicate adapter: {choice.id!r}", param=f"{param}.id")
+        param = f"adapters.{at}"
+        if choice.name in chosen or choice.name in to_fetch:
+            shown = f": {choice.id!r}" if choice.id is not None else ""
+            raise InvalidRequest(f"duplicate adapter{shown}", param=f"{param}.{choice.place}")
+        if choice.id is None:
+            to_fetch.add(choice.name)
+            _check_scale(choice, FETCHED_MAX_SCALE, param)
+            continue
+        spec = specs.get(choice.id)
         if spec is None and choice.id in unknown_yet:
             chosen[choice.id] = Adapter(id=choice.id)
             continue
@@ -125,10 +186,13 @@ def resolve_adapters(
             message = f"unknown adapter: {choice.id!r}{gone}; available: {known}, and your uploads for this model"
             raise InvalidRequest(message, param=f"{param}.id")
         scale = spec.scale if choice.scale is None else choice.scale
-        if abs(scale) > spec.max_scale:
-            raise InvalidRequest(
-                f"invalid scale of adapter {choice.id!r}: {scale}; use {-spec.max_scale} to {spec.max_scale}",
-                param=f"{param}.scale",
-            )
+        _check_scale(choice, spec.max_scale, param)
         chosen[choice.id] = Adapter(id=choice.id, scale=scale)
     return tuple(chosen[id_] for id_ in chosen if id_ not in unknown_yet)
+
+
+def _check_scale(choice: AdapterChoice, most: float, param: str) -> None:
+    if choice.scale is not None and abs(choice.scale) > most:
+        named = f" {choice.id!r}" if choice.id is not None else ""
+        message = f"invalid scale of adapter{named}: {choice.scale}; use {-most} to {most}"
+        raise InvalidRequest(message, param=f"{param}.scale")

@@ -87,6 +87,13 @@ def host(name: str) -> str:
     return name
 
 
+def host_pattern(text: str) -> str:
+    """Return the name of a host, or `*.` and a name for all below it, in lower case, or raise `ValueError`."""
+    if not _host_is_valid(text.removeprefix("*.")):
+        raise ValueError("a host name, or *.name for all names below it, without scheme, port or spaces")
+    return text.lower()
+
+
 def word(text: str) -> str:
     """Return a name or key, or raise `ValueError`: files of secrets often end in a line break."""
     if _WORD.fullmatch(text) is None:
@@ -121,6 +128,7 @@ RedisUrl = Annotated[str, AfterValidator(redis_url)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
 Origin = Annotated[str, AfterValidator(origin)]
 Host = Annotated[str, AfterValidator(host)]
+HostPattern = Annotated[str, AfterValidator(host_pattern)]
 Word = Annotated[str, AfterValidator(word)]
 SecretWord = Annotated[SecretStr, AfterValidator(secret_word)]
 Proxies = Annotated[str, AfterValidator(proxies)]

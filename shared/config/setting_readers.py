@@ -26,6 +26,8 @@ _GROUPS = {
     "api, chores": """
         presign_expires_s file_retention_s max_body_bytes max_input_bytes fetch_timeout_s fetch_allow_networks
         fetch_allow_http fetch_ports webhook_allow_networks webhook_allow_http webhook_ports public_url
+        max_adapter_bytes max_adapters_per_tenant max_adapters adapter_hosts adapter_hub_url adapter_fetch_timeout_s
+        adapter_recheck_s
     """,
     "api, cli": "auth",
     "worker, cli": "drain_timeout_s torch_threads",
@@ -36,9 +38,9 @@ _GROUPS = {
         output_timeout_s
     """,
     "api": """
-        api_metrics_port api_metrics_host target_wait_s bulk_window_s cors_origins max_file_bytes max_adapter_bytes
-        max_adapters_per_tenant max_adapters max_requests_per_minute_per_tenant max_wait_s disconnect_grace_s
-        max_bulk_lines max_connections max_connections_per_address trusted_proxies keep_alive_s
+        api_metrics_port api_metrics_host target_wait_s bulk_window_s cors_origins max_file_bytes
+        max_requests_per_minute_per_tenant max_wait_s disconnect_grace_s max_bulk_lines
+        max_connections max_connections_per_address trusted_proxies keep_alive_s
         proxy_keep_alive_s sse_keepalive_s
     """,
 }

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.config.addresses import Host, HttpUrl, Origin, Proxies, RedisUrl, SecretWord, Word
+from shared.config.addresses import Host, HostPattern, HttpUrl, Origin, Proxies, RedisUrl, SecretWord, Word
 from shared.config.destinations import OutputBucket
 from shared.config.setting_readers import READERS
 from shared.errors import ConfigurationError
@@ -46,6 +46,7 @@ Ports = Annotated[tuple[PortNumber, ...], CommaSeparated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], CommaSeparated]
 Buckets = Annotated[tuple[Annotated[OutputBucket, BeforeValidator(_output_bucket)], ...], CommaSeparated]
 Origins = Annotated[tuple[Origin, ...], CommaSeparated]
+HostPatterns = Annotated[tuple[HostPattern, ...], CommaSeparated]
 
 
 def _setting(default: Any, description: str, **limits: Any) -> Any:
@@ -102,7 +103,7 @@ class Settings(BaseSettings):
     )
 
     retention_s: Positive = _setting(86_400, "How long finished jobs and their images are kept.")
-    input_retention_s: Positive = _setting(86_400, "How long an unused input is kept.")
+    input_retention_s: Positive = _setting(86_400, "How long an unused input or fetched adapter is kept.")
     file_retention_s: Positive = _setting(
         7 * 86_400, "How long ended batches are kept, and files without `expires_after`."
     )
@@ -195,16 +196,32 @@ class Settings(BaseSettings):
         40_000_000, "Most pixels of an input image; the images of a job have at most twice as many in total."
     )
     max_file_bytes: Positive = _setting(200 * 1024 * 1024, "Largest file of `POST /v1/files`.")
-    max_adapter_bytes: Positive = _setting(512 * 1024 * 1024, "Largest file of `POST /v1/adapters`.")
-    max_adapters_per_tenant: int = _setting(200, "Uploaded adapters of one tenant. 0: no uploads.", ge=0)
-    max_adapters: Positive = _setting(10_000, "Uploaded adapters of all tenants.")
+    max_adapter_bytes: Positive = _setting(512 * 1024 * 1024, "Largest file of an uploaded or fetched adapter.")
+    max_adapters_per_tenant: int = _setting(200, "Uploaded and fetched adapters of one tenant. 0: none.", ge=0)
+    max_adapters: Positive = _setting(10_000, "Uploaded and fetched adapters of all tenants.")
+    adapter_hosts: HostPatterns = _setting(
+        (),
+        "Hosts from which jobs can name adapters by URL, and to which these can redirect, comma-separated; "
+        "`*.hf.co`: all names below it. Unset: none.",
+    )
+    adapter_hub_url: HttpUrl = _setting(
+        "https://huggingface.co", "Hub of adapters that jobs name by its ids; adapter_hosts must have its host."
+    )
+    adapter_fetch_timeout_s: float = _setting(
+        120.0, "Time for fetching an adapter, and for all of a request.", gt=0, le=600
+    )
+    adapter_recheck_s: float = _setting(
+        3600.0, "Time after which a fetched adapter is compared with its URL again, at the next request.", ge=0
+    )
     refuse_networks: Networks = _setting(
         (), "Networks (CIDR) refused in all URLs of clients, comma-separated: public addresses of your own services."
     )
     fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0, le=30)
-    fetch_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in image URLs, comma-separated.")
-    fetch_allow_http: bool = _setting(False, "Allow plain http in image URLs.")
-    fetch_ports: Ports = _setting((443, 8443), "Ports allowed in image URLs, comma-separated.")
+    fetch_allow_networks: Networks = _setting(
+        (), "Private networks (CIDR) allowed in URLs of images and adapters, comma-separated."
+    )
+    fetch_allow_http: bool = _setting(False, "Allow plain http in URLs of images and adapters.")
+    fetch_ports: Ports = _setting((443, 8443), "Ports allowed in URLs of images and adapters, comma-separated.")
     webhook_timeout_s: float = _setting(20.0, "Timeout of one webhook delivery attempt.", gt=0, le=30)
     webhook_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed for webhooks, comma-separated.")
     webhook_allow_http: bool = _setting(False, "Allow plain http for webhooks.")

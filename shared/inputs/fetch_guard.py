@@ -27,6 +27,7 @@ from shared.inputs.addresses import Network, is_within, refusal
 from shared.runtime.shares import SharedPool, SharedTurns
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Sink = Callable[[bytes], Awaitable[None]]
 
 MAX_URL_CHARS = 2048
 INTERNAL_NAMES = (".svc", ".cluster.local", ".internal")
@@ -73,6 +74,17 @@ class FetchRules:
             allow_http=settings.fetch_allow_http,
             networks=settings.fetch_allow_networks,
             refused=settings.refuse_networks,
+        )
+
+    @classmethod
+    def for_adapters(cls, settings: Settings) -> FetchRules:
+        """Return the rules for adapters: those for images, with their own size and time."""
+        inputs = cls.for_inputs(settings)
+        return replace(
+            inputs,
+            timeout_s=settings.adapter_fetch_timeout_s,
+            max_bytes=settings.max_adapter_bytes,
+            max_url_chars=MAX_PUT_URL_CHARS,  # redirects lead to signed URLs
         )
 
     @classmethod
@@ -127,13 +139,17 @@ def is_busy(status: int) -> bool:
 
 @dataclass(frozen=True)
 class _Request:
-    """What is sent, what holds the memory of the response, and whether the body of a success is read."""
+    """What is sent, what holds the memory of the response, and whether the body of a success is read.
+
+    With a sink, it gets the body of a response with status 200 in pieces, and no other body is read.
+    """
 
     method: str
     headers: Mapping[str, str]
     content: bytes | None
     memory: AsyncExitStack
     reads_success: bool
+    sink: Sink | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +219,14 @@ class FetchGuard:
         """Make one request and return the response, whatever its status; of a success only the head."""
         async with AsyncExitStack() as memory:
             return await self._send(url, _Request(method, headers or {}, content, memory, reads_success=False))
+
+    async def download(self, url: str, sink: Sink, headers: Mapping[str, str]) -> FetchResponse:
+        """Give the body at `url` to `sink` in pieces, if the status is 200, and return the head of the response.
+
+        Raises `FetchRefused`, or `FetchFailed` for a body that is too long.
+        """
+        async with AsyncExitStack() as memory:
+            return await self._send(url, _Request("GET", headers, None, memory, reads_success=True, sink=sink))
 
     async def _send(self, url: str, request: _Request) -> FetchResponse:
         try:
@@ -288,13 +312,30 @@ class FetchGuard:
                 extensions={"sni_hostname": target.host},
             ) as response,
         ):
+            if request.sink is not None:
+                if response.status_code == 200:
+                    await self._pour(response, request.sink)
+                return FetchResponse(response.status_code, response.headers, None)
             is_read = self.rules.max_bytes > 0 and (request.reads_success or not response.is_success)
             body = await self._read(response, request.memory) if is_read else None
             return FetchResponse(response.status_code, response.headers, body)
 
+    async def _pour(self, response: httpx.Response, sink: Sink) -> None:
+        received, most = 0, self.rules.max_bytes
+        is_longer = self._declared(response) > most
+        async for chunk in response.aiter_raw():
+            received += len(chunk)
+            if is_longer or received > most:
+                raise FetchFailed(f"the URL has more than {most} bytes")
+            await sink(chunk)
+
+    def _declared(self, response: httpx.Response) -> int:
+        """Return the length that a response declares, else the longest that is allowed."""
+        declared = response.headers.get("content-length", "")
+        return int(declared) if _LENGTH.fullmatch(declared) else self.rules.max_bytes
+
     async def _read(self, response: httpx.Response, memory: AsyncExitStack) -> bytes | None:
-        declared, most = response.headers.get("content-length", ""), self.rules.max_bytes
-        length = int(declared) if _LENGTH.fullmatch(declared) else most
+        length, most = self._declared(response), self.rules.max_bytes
         if length > most:
             return None
         await memory.enter_async_context(FETCHED_BYTES.turn(self.tenant, max(1, length)))

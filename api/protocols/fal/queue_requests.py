@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.jobs.job_object import iso
 from api.jobs.request import JobRequest, valid_fields
 from api.jobs.resolve import parse_checked
+from api.protocols.adapter_names import MAX_CHARS, adapter_named
 from api.protocols.field_names import FieldNames
 from api.protocols.job_logs import logs
 from api.protocols.model_names import owner_and_name
@@ -61,7 +62,7 @@ class LoraWeight(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: str = Field(max_length=128, description="Id of an adapter of the model.")
+    path: str = Field(max_length=MAX_CHARS, description="Id of an adapter, a URL, or `owner/name` on the hub.")
     scale: float | None = None
 
 
@@ -104,7 +105,8 @@ def parse_input(body: Any, spec: ModelSpec, defaults: Mapping[str, Any]) -> tupl
     converted = _converted(fields, request, spec, faults)
     sources = {"width": "image_size", "height": "image_size", "adapters": "loras"}
     names |= {field: sources[field] for field in converted}
-    renaming = FieldNames(names, prefix="", scalars=("image_size",), kept=(*EXCLUDED, "input"))
+    parts = {"loras": {"id": "path", "url": "path", "hub": "path"}}
+    renaming = FieldNames(names, prefix="", scalars=("image_size",), kept=(*EXCLUDED, "input"), parts=parts)
     with renaming.in_errors():
         job_request, _ = parse_checked({**defaults, **request, **converted, "model": spec.id}, lambda _: spec, faults)
     return job_request, renaming
@@ -136,7 +138,8 @@ def _converted(fields: FalFields, request: Mapping[str, Any], spec: ModelSpec, f
     if fields.loras and "adapters" in request:
         faults.found.append(InvalidRequest("loras: send either loras or adapters", param="loras"))
     elif fields.loras:
-        job["adapters"] = [{"id": lora.path, "scale": lora.scale} for lora in fields.loras]
+        ids = {one.id for one in spec.adapter}
+        job["adapters"] = [{**adapter_named(lora.path, ids), "scale": lora.scale} for lora in fields.loras]
     return job
 
 

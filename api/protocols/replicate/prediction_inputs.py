@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.jobs.request import JobRequest, valid_fields
 from api.jobs.resolve import parse_checked
+from api.protocols.adapter_names import MAX_CHARS, adapter_named
 from api.protocols.field_names import FieldNames
 from shared.config.models_file import ModelSpec
 from shared.errors import Faults, InvalidRequest
@@ -59,7 +60,9 @@ class ReplicateFields(BaseModel):
     megapixels: float | None = Field(None, gt=0, le=64, description="1 is 1024x1024 pixels.")
     output_format: Literal["png", "jpg", "jpeg", "webp", "mp4"] | None = None
     output_quality: int | None = Field(None, strict=True, ge=0, le=100)
-    lora_weights: str | None = Field(None, max_length=128, description="Id of an adapter of the model.")
+    lora_weights: str | None = Field(
+        None, max_length=MAX_CHARS, description="Id of an adapter, a URL, or `owner/name` on the hub."
+    )
     lora_scale: float | None = Field(None, strict=True)
     go_fast: bool = Field(False, strict=True, description="Accepted and ignored.")
     disable_safety_checker: bool = Field(False, strict=True, description="Allowed only for models without one.")
@@ -129,7 +132,7 @@ def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec,
         faults.found.append(InvalidRequest(message, param="lora_weights"))
     elif other.lora_weights is not None:
         scale = {} if other.lora_scale is None else {"scale": other.lora_scale}
-        fields["adapters"] = [{"id": other.lora_weights, **scale}]
+        fields["adapters"] = [{**adapter_named(other.lora_weights, {one.id for one in spec.adapter}), **scale}]
     if other.disable_safety_checker and spec.safety_checker:
         message = f"disable_safety_checker: only the operator can disable that of model {spec.id!r}"
         faults.found.append(InvalidRequest(message, param="disable_safety_checker"))

@@ -58,8 +58,8 @@ class Retention(QueueComponent):
     async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
         """Return items whose retention has ended; remove each from storage, then call `forget_item`.
 
-        Inputs that a job uses and files that a batch reads are postponed; of an input that was stored again, only the
-        old object is returned. A job that was deleted and submitted again is kept.
+        Inputs and adapters that a job uses and files that a batch reads are postponed; of an input that was stored
+        again, only the old object is returned. A job that was deleted and submitted again is kept.
         """
         return await self._transact(partial(self._expired, limit), when_full=True)
 
@@ -81,12 +81,14 @@ class Retention(QueueComponent):
                 transaction.call("count_footprint", tenant, "".join(size), "")
                 continue
             is_current = kind != "input" or not stored or (user[1] or stored) == stored
-            if kind in ("input", "file") and is_current and int(user[0] or 0) > 0:
+            if kind in ("input", "file", "adapter") and is_current and int(user[0] or 0) > 0:
                 transaction.write("ZADD", self._keys.retention, again_ms, row)
                 continue
             if kind == "input" and is_current:
                 transaction.write("DEL", self._keys.input(tenant, item_id))
                 transaction.write("ZREM", self._keys.inputs(tenant), item_id)
+            if kind == "adapter":
+                self._forget_adapter(transaction, tenant, item_id)
             expired.append(_expired_item(row))
         return expired
 
@@ -141,10 +143,13 @@ class Retention(QueueComponent):
             transaction.write("DEL", self._keys.file(tenant, item_id), parts)
             transaction.write("ZREM", self._keys.files(tenant), item_id)
         elif kind == "adapter":
-            transaction.write("DEL", self._keys.adapter(tenant, item_id))
-            transaction.write("ZREM", self._keys.adapters(tenant), item_id)
-            transaction.write("ZREM", self._keys.all_adapters, f"{tenant}|{item_id}")
+            self._forget_adapter(transaction, tenant, item_id)
         transaction.call("count_footprint", tenant, size, "")
+
+    def _forget_adapter(self, transaction: Transaction, tenant: str, adapter_id: str) -> None:
+        transaction.write("DEL", self._keys.adapter(tenant, adapter_id))
+        transaction.write("ZREM", self._keys.adapters(tenant), adapter_id)
+        transaction.write("ZREM", self._keys.all_adapters, f"{tenant}|{adapter_id}")
 
     async def postpone_item(self, item: ExpiredItem, again_ms: int) -> None:
         """Postpone an item that storage cannot delete: `expired_items` returns it again after `again_ms`."""

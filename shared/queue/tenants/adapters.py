@@ -1,7 +1,8 @@
-"""Uploaded adapters in Redis: their records, and the layers of models that they are checked against."""
+"""Uploaded and fetched adapters in Redis: their records, and the layers of models that they are checked against."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -19,6 +20,16 @@ _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
 _KEPT_UNTIL_DELETED = 2**53 - 1
 _LAYERS_MS = 30 * 86_400_000
 _MAX_LAYERS_BYTES = 1024 * 1024  # those of SDXL take 110 KB
+
+
+@dataclass(frozen=True)
+class FetchedSource:
+    """Which adapter has the file of a URL, by the `digest` of model and URL, and when its host was last asked."""
+
+    digest: str
+    adapter_id: str
+    etag: str | None
+    checked_at_ms: int
 
 
 class Adapters(QueueComponent):
@@ -58,8 +69,11 @@ class Adapters(QueueComponent):
 
         await self._transact(attempt)
 
-    async def put(self, tenant: str, adapter: UploadedAdapter) -> None:
-        """Publish an adapter whose parts are stored; raises `Conflict` if its upload took too long."""
+    async def put(self, tenant: str, adapter: UploadedAdapter, source: FetchedSource | None = None) -> None:
+        """Publish an adapter whose parts are stored; raises `Conflict` if its upload took too long.
+
+        One with a `source` is deleted when nobody has named that for `input_retention_s`, and no job uses it.
+        """
         name, retention = self._keys.adapter(tenant, adapter.id), self._keys.retention
 
         async def attempt(transaction: Transaction) -> None:
@@ -69,9 +83,41 @@ class Adapters(QueueComponent):
             if size is None or float(due or 0) <= transaction.now_ms:  # the parts can be in deletion already
                 raise Conflict("the upload took too long and was given up; upload the adapter again")
             transaction.write("HSET", name, "record", adapter.model_dump_json())
-            transaction.write("ZADD", retention, _KEPT_UNTIL_DELETED, row)
+            if source is None:
+                transaction.write("ZADD", retention, _KEPT_UNTIL_DELETED, row)
+            else:
+                self._keep(transaction, tenant, source, row)
 
         await self._transact(attempt, when_full=True)
+
+    async def source(self, tenant: str, digest: str) -> tuple[FetchedSource, UploadedAdapter] | None:
+        """Return what is known of a URL, and its adapter; None if there is none, or no more."""
+        with translated():
+            wire = await self._redis.get(self._keys.adapter_source(tenant, digest))
+        if wire is None:
+            return None
+        source = FetchedSource(digest, **json.loads(wire))
+        (adapter,) = await self.get_many(tenant, [source.adapter_id])
+        return None if adapter is None else (source, adapter)
+
+    async def keep(self, tenant: str, source: FetchedSource) -> bool:
+        """Restart the retention of a fetched adapter, and store its source; False if the adapter is gone."""
+        name = self._keys.adapter(tenant, source.adapter_id)
+
+        async def attempt(transaction: Transaction) -> bool:
+            (size,) = await transaction.read(("HGET", name, "size"))
+            if size is not None:
+                self._keep(transaction, tenant, source, _row(tenant, source.adapter_id, size))
+            return size is not None
+
+        return await self._transact(attempt, when_full=True)
+
+    def _keep(self, transaction: Transaction, tenant: str, source: FetchedSource, row: str) -> None:
+        kept_ms = 1000 * self._client.policy("input_retention_s")
+        wire = json.dumps({name: value for name, value in vars(source).items() if name != "digest"})
+        transaction.write("HSET", self._keys.adapter(tenant, source.adapter_id), "source", source.digest)
+        transaction.write("SET", self._keys.adapter_source(tenant, source.digest), wire, "PX", kept_ms)
+        transaction.write("ZADD", self._keys.retention, transaction.now_ms + kept_ms, row)
 
     async def get(self, tenant: str, adapter_id: str) -> UploadedAdapter:
         """Return an adapter of the tenant, or raise `NotFound`."""
@@ -135,7 +181,9 @@ class Adapters(QueueComponent):
         name = self._keys.adapter(tenant, adapter_id)
 
         async def attempt(transaction: Transaction) -> str | None:
-            ((size, live, published),) = await transaction.read(("HMGET", name, "size", "live", "record"))
+            ((size, live, published, digest),) = await transaction.read(
+                ("HMGET", name, "size", "live", "record", "source")
+            )
             if size is None or (unfinished and published):
                 return None
             if int(live or 0) > 0 and not unfinished:
@@ -143,6 +191,8 @@ class Adapters(QueueComponent):
                 raise Conflict(message, param="id")
             row = _row(tenant, adapter_id, size)
             transaction.write("DEL", name)
+            if digest is not None:  # a newer adapter of the URL is fetched again
+                transaction.write("DEL", self._keys.adapter_source(tenant, digest))
             transaction.write("ZREM", self._keys.adapters(tenant), adapter_id)
             transaction.write("ZREM", self._keys.all_adapters, f"{tenant}|{adapter_id}")
             transaction.write("ZADD", self._keys.retention, transaction.now_ms, row)

@@ -10,6 +10,8 @@ from itertools import takewhile
 import structlog
 
 from api.jobs import job_builder
+from api.jobs.adapter_fetches import AdapterFetcher
+from api.jobs.request import JobRequest
 from api.jobs.resolve import resolve
 from api.protocols.openai.batches import batch_lines
 from api.protocols.openai.batches.batch_files import (
@@ -36,7 +38,7 @@ from api.protocols.openai.batches.batch_steps import (
     next_step,
 )
 from shared.batch import CHUNK_LINES, Batch, BatchError, BatchStatus
-from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, StorageUnavailable, Unavailable
+from shared.errors import Conflict, FusequeueError, InvalidRequest, NotFound, QueueFull, StorageUnavailable, Unavailable
 from shared.job_fields import OnDeadline, Priority
 from shared.queue import Submission
 from shared.queue.batches import BatchUpdate
@@ -47,6 +49,9 @@ log = structlog.get_logger()
 CONCURRENT_LINES = 8  # each can hold an image in memory
 FULL_MS = 15_000
 """Longest time until a batch tries again to submit lines for which the queue was full."""
+
+ADAPTERS_S = 30.0
+"""How long a line waits for adapters that are fetched; the fetch goes on for later lines."""
 
 LINES_S = 45.0
 """A step ends after this time. Its lines end before, by the timeouts of their URLs and of storage."""
@@ -172,7 +177,7 @@ class BatchRunner:
                     return
                 try:
                     checked[at] = None if known[at] else await self._submission(chunk[at][0])
-                except (InvalidRequest, QueueFull) as error:
+                except (InvalidRequest, QueueFull, Conflict) as error:  # Conflict: the tenant has too many adapters
                     checked[at] = error
                 except Unavailable as error:
                     if await fails_line(self._context, batch, error):
@@ -198,6 +203,7 @@ class BatchRunner:
         request = batch_lines.line_request(batch.endpoint, line.body(), context.catalog)
         resolved = resolve(request, context, batch.tenant)
         with tracing.new_trace("submit"):
+            request = await self._with_adapters(request)
             job = await job_builder.build_job(resolved, request, context, base_url=batch.base_url)
         left_ms = batch.expires_at_ms - self._clock.now_ms()
         time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
@@ -207,6 +213,17 @@ class BatchRunner:
         names = {"id": line_job_id(batch, line.ordinal), "batch_id": batch.id, "priority": Priority.BULK}
         job = job.model_copy(update=names | times)
         return job_builder.make_submission(job, context.catalog)
+
+    async def _with_adapters(self, request: JobRequest) -> JobRequest:
+        """Return a request with the ids of adapters that it names by URL or on the hub, which are fetched."""
+        if not request.fetches_adapters:
+            return request
+        context = self._context
+        spec = context.catalog.get(request.model)
+        fetcher = AdapterFetcher(
+            self._batch.tenant, spec, context.queue, context.storage, context.settings, wait_s=ADAPTERS_S
+        )
+        return request.model_copy(update={"adapters": await fetcher.resolve(request.adapters)})
 
     async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull]:
         """Submit jobs, and return the errors of those for which the queue is full."""

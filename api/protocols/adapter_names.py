@@ -1,0 +1,26 @@
+"""Adapters as other services name them, in one text: an id, a URL, or a repository on Hugging Face's hub."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from shared.config.adapters import HUB_ID, UPLOADED_ID
+
+MAX_CHARS = 2048
+
+_HUB_ID = re.compile(HUB_ID)
+_HUB_URL = re.compile(
+    rf"(?:https://)?(?:www\.)?huggingface\.co/({HUB_ID})(?:/(?:resolve|blob)/([^/?#]+)/([^?#]+)(?:\?download=true)?)?/?"
+)
+
+
+def adapter_named(text: str, allowed: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a choice of an adapter without its scale; `allowed` are the ids of the model's list."""
+    if text in allowed or UPLOADED_ID.fullmatch(text):
+        return {"id": text}
+    if match := _HUB_URL.fullmatch(text):
+        hub, revision, file = match.groups()
+        return {"hub": hub} if file is None else {"hub": hub, "revision": revision, "file": file}
+    if text[:8].lower().startswith(("http://", "https://")):
+        return {"url": text}
+    return {"hub": text} if _HUB_ID.fullmatch(text) else {"id": text}
