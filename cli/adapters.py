@@ -76,6 +76,7 @@ def _lines(adapter: UploadedAdapter) -> tuple[tuple[str, object], ...]:
         ("scale", f"{adapter.scale:g}, at most {adapter.max_scale:g}"),
         ("bytes", adapter.bytes),
         ("created", f"{adapter.created_at:%Y-%m-%d %H:%M:%S}"),
+        *(() if adapter.source is None else (("source", adapter.source),)),
     )
 
 

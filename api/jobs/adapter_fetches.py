@@ -148,10 +148,13 @@ class AdapterFetcher:
         etag = None if known is None else known[0].etag
         found = await adapter_download.download(guard, url, file, self.settings.adapter_hosts, etag)
         source = replace(source, etag=found.etag)
-        if known is not None and found.is_unchanged and await self._kept(replace(source, adapter_id=known[1].id)):
-            return known[1].id
+        if known is not None and found.is_unchanged:
+            if await self._kept(replace(source, adapter_id=known[1].id)):
+                return known[1].id
+            raise FetchInterrupted("its adapter was deleted at the same time")
         intake = AdapterIntake(self.tenant, self.queue, self.storage)
         sha256, _ = await intake.check(file, found.size, self.spec)
+        known = await self.queue.adapters.source(self.tenant, source.digest)  # another process can have been faster
         if known is not None and known[1].sha256 == sha256:
             source = replace(source, adapter_id=known[1].id)
             if await self._kept(source):

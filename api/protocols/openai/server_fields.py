@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api import strict_json
+from api.protocols.adapter_names import adapter_named
 from shared.errors import InvalidRequest
 from shared.job import FieldWarning
 
@@ -96,12 +97,23 @@ def _adapters(name: str, value: Any) -> tuple[list[Any], list[FieldWarning]]:
     for item in value if isinstance(value, list) else [value]:
         sent = {"id": item} if isinstance(item, str) else item
         if isinstance(sent, dict):
+            sent = _with_place(sent)
             for key in sent.keys() & _ADAPTER_IGNORED:
                 field = f"{name}.{key}"
                 warnings[field] = _ignored(field, "adapters are those of the model's allow-list, by name")
             sent = {_ADAPTER_ALIASES.get(key, key): field for key, field in sent.items() if key not in _ADAPTER_IGNORED}
         adapters.append(sent)
     return adapters, list(warnings.values())
+
+
+def _with_place(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an adapter without a name by the URL or the repository on the hub that is its path."""
+    if not sent.keys() & {"id", "url", "hub", *_ADAPTER_ALIASES.keys() - {"lora_scale"}}:
+        for key in ("path", "lora_path"):
+            place = adapter_named(sent[key], ()) if isinstance(sent.get(key), str) else {"id": ""}
+            if "id" not in place:
+                return {**{name: value for name, value in sent.items() if name != key}, **place}
+    return dict(sent)
 
 
 def _decoded(name: str, text: str) -> Any:

@@ -248,7 +248,13 @@ async def test_an_adapter_is_named_as_other_servers_do(api: httpx.AsyncClient) -
             assert job["adapters"] == [{"id": "ink", "scale": scale}]
 
 
-NOT_ALLOWED = [{"path": "/loras/ink"}, {"name": "oil"}, 7]
+NOT_ALLOWED = [
+    {"path": "/loras/ink"},
+    {"path": "owner/ink"},
+    {"lora_path": "https://files.example/a.safetensors"},
+    {"name": "oil"},
+    7,
+]
 
 
 async def test_an_adapter_that_is_not_allowed_is_an_error(api: httpx.AsyncClient) -> None:
