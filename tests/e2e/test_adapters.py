@@ -1,4 +1,4 @@
-"""Uploaded adapters on real processes: over HTTP and with the command, by jobs of their tenant, until deleted."""
+"""Uploaded and fetched adapters on real processes: over HTTP and with the command, by jobs of their tenant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -24,10 +27,34 @@ from shared.queue import Queue
 BODY = {"model": "demo", "prompt": "a red circle on a blue ground, left", "seed": 3, "steps": 4}
 
 
+class _Files(BaseHTTPRequestHandler):
+    """Sends `demo_lora(seed)` at /seed.safetensors."""
+
+    def do_GET(self) -> None:
+        body = demo_lora(int(self.path.strip("/").partition(".")[0]), strength=2.0)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 @pytest.fixture(scope="module")
-def stack(make_shared_stack: Any) -> Any:
+def files() -> Iterator[str]:
+    """The URL of a host of adapters."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Files) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def stack(make_shared_stack: Any, files: str) -> Any:
     """A service with keys, whose worker can hold the files and the weights of a few adapters only."""
-    stack = make_shared_stack(adapter_folder_bytes="30000", adapter_memory_bytes="40000").start()
+    fetches = {"adapter_hosts": "127.0.0.1", "fetch_allow_http": "1", "fetch_allow_networks": "127.0.0.0/8"}
+    fetches["fetch_ports"] = files.rpartition(":")[2]
+    stack = make_shared_stack(adapter_folder_bytes="30000", adapter_memory_bytes="40000", **fetches).start()
     key = create_key(stack, "default")
     stack.client.headers["Authorization"] = f"Bearer {key}"
     stack.env["FUSEQUEUE_API_KEY"] = key
@@ -88,6 +115,15 @@ def test_a_running_worker_uses_uploaded_adapters(stack: Any) -> None:
     for one, before in zip(ids, images, strict=True):
         assert np.abs(image(stack, one) - before).max() <= 2
     assert np.abs(image(stack) - plain).max() <= 2
+
+
+def test_a_file_by_url_makes_the_image_of_its_upload(stack: Any, files: str) -> None:
+    uploaded = image(stack, upload(stack, 21))
+    job = stack.finish(stack.submit(**BODY, adapters=[{"url": f"{files}/21.safetensors"}]))
+    assert job["status"] == "succeeded", job["error"]
+    assert np.abs(pixels(stack, job) - uploaded).max() <= 2
+    (made,) = [one for one in command(stack, "list") if one["source"] is not None]
+    assert made["source"] == f"{files}/21.safetensors"
 
 
 def test_a_file_for_other_layers_is_refused(stack: Any) -> None:
