@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.jobs.job_object import iso
 from api.jobs.request import JobRequest, valid_fields
 from api.jobs.resolve import parse_checked
-from api.protocols.adapter_names import MAX_CHARS, adapter_named
+from api.protocols.adapter_names import LoraWeight, adapters_of
 from api.protocols.field_names import FieldNames
 from api.protocols.job_logs import logs
 from api.protocols.model_names import owner_and_name
@@ -55,15 +55,6 @@ class ImageSize(BaseModel):
 
     width: int
     height: int
-
-
-class LoraWeight(BaseModel):
-    """An adapter in `loras`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    path: str = Field(max_length=MAX_CHARS, description="Id of an adapter, a URL, or `owner/name` on the hub.")
-    scale: float | None = None
 
 
 class FalFields(BaseModel):
@@ -138,8 +129,7 @@ def _converted(fields: FalFields, request: Mapping[str, Any], spec: ModelSpec, f
     if fields.loras and "adapters" in request:
         faults.found.append(InvalidRequest("loras: send either loras or adapters", param="loras"))
     elif fields.loras:
-        ids = {one.id for one in spec.adapter}
-        job["adapters"] = [{**adapter_named(lora.path, ids), "scale": lora.scale} for lora in fields.loras]
+        job["adapters"] = adapters_of(fields.loras, spec)
     return job
 
 

@@ -14,10 +14,11 @@ from api.http.openapi import operation_ids, problems, request_body
 from api.http.streaming import StreamedResponse, count_response, with_first_read
 from api.jobs.request import JobRequest, valid_fields, validated
 from api.jobs.resolve import parse_checked
+from api.protocols.adapter_names import LoraWeight, adapters_of
 from api.protocols.sync_calls import RequestDigest, SyncCall, request_digest, submit, submit_with_key
 from api.protocols.text_errors import TextProblem
 from api.submission import IdempotencyKey
-from shared.config.models_file import Catalog
+from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord
 from shared.job_fields import OutputFormat, Priority
@@ -37,6 +38,14 @@ class TargetSize(BaseModel):
 
     width: int
     height: int
+
+
+class Loras(BaseModel):
+    """`loras`, as clients of fal's models send them through Hugging Face's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loras: tuple[LoraWeight, ...]
 
 
 class InferenceRequest(BaseModel):
@@ -67,6 +76,9 @@ def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog
         size = values.pop("target_size")
         with faults.collected():
             values |= validated(TargetSize, size).model_dump()
+    if "loras" in values:
+        with faults.collected():
+            values["adapters"] = _adapters(values, spec)
     if "prompt" in values:
         is_url = inference.inputs.startswith("data:")
         values["image"] = inference.inputs if is_url else f"data:;base64,{inference.inputs}"
@@ -84,6 +96,14 @@ def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog
     if task.makes_video:
         raise _makes_videos(model)
     return request
+
+
+def _adapters(values: dict[str, Any], spec: ModelSpec) -> list[dict[str, Any]]:
+    """Return the adapters of `loras`, which are taken out of the parameters; raises `InvalidRequest`."""
+    sent = validated(Loras, {"loras": values.pop("loras")})
+    if "adapters" in values:
+        raise InvalidRequest("loras: send either loras or adapters", param="loras")
+    return adapters_of(sent.loras, spec)
 
 
 def _makes_videos(model: str) -> InvalidRequest:

@@ -69,6 +69,8 @@ def test_the_accept_header_selects_the_image_format(accept: str, kind: OutputFor
         ({"inputs": "x", "parameters": {"n": 2}}, "n"),
         ({"inputs": "x", "parameters": {"image": "in_a"}}, "parameters.image"),
         ({"inputs": "x", "parameters": {"model": "other"}}, "parameters.model"),
+        ({"inputs": "x", "parameters": {"loras": [{"scale": 1}]}}, "loras.0.path"),
+        ({"inputs": "x", "parameters": {"loras": [{"path": "ink"}], "adapters": []}}, "loras"),
         ({"inputs": "iVBORw0KGgoAAAANSUhEUg==", "parameters": {"strength": 0.5}}, "parameters.prompt"),
         ({"inputs": "x", "parameters": {"prompt": "y", "target_size": {"width": 64}}}, "height"),
     ],

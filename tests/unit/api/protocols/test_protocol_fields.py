@@ -210,6 +210,12 @@ def test_each_own_field_of_a_protocol_reaches_the_job_request(protocol: str) -> 
     assert wrong == {}
 
 
+def test_adapters_of_hugging_face_reach_the_job_request() -> None:
+    loras = [{"path": "ink", "scale": 0.5}, {"path": "owner/oil"}]
+    request = hugging_face({"model": "painter", "prompt": "x", "loras": loras})
+    assert [(one.id, one.hub, one.scale) for one in request.adapters] == [("ink", None, 0.5), (None, "owner/oil", None)]
+
+
 def test_the_size_of_hugging_face_reaches_the_job_request() -> None:
     request = hugging_face({"model": "painter", "prompt": "x", "target_size": {"width": 128, "height": 256}})
     assert (request.width, request.height) == (128, 256)
