@@ -45,7 +45,8 @@ class GroupedDeletions:
     def _next_group(self) -> list[_Entry]:
         group: list[_Entry] = []
         count = 0
-        while self._waiting and count + len(self._waiting[0][0]) <= MOST_KEYS:
+        # A caller with more keys than that goes alone: it gets the server's error.
+        while self._waiting and (not group or count + len(self._waiting[0][0]) <= MOST_KEYS):
             keys, deleted = self._waiting.popleft()
             if not deleted.done():  # its caller is gone
                 group.append((keys, deleted))

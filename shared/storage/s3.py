@@ -224,13 +224,16 @@ class S3Storage:
         return keys, page.get("NextContinuationToken")
 
     def _delete_keys(self, keys: list[str]) -> dict[str, Exception]:
-        """Delete objects, and return the error of each that is left."""
+        """Delete objects, and return the error of each that is left, or raise one that names none of them."""
         objects = [{"Key": key} for key in keys]
         response = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-        return {
-            fault["Key"]: ClientError({"Error": {"Code": fault["Code"], "Message": fault["Message"]}}, "DeleteObjects")
-            for fault in response.get("Errors", ())
-        }
+        errors: dict[str, Exception] = {}
+        for fault in response.get("Errors", ()):
+            named = {"Code": fault.get("Code", "Unknown"), "Message": fault.get("Message", "")}
+            if (key := fault.get("Key")) not in keys:
+                raise _UnnamedFault({"Error": named}, "DeleteObjects")
+            errors[key] = ClientError({"Error": named}, "DeleteObjects")
+        return errors
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._translated(self._threads.run(work))
@@ -308,8 +311,14 @@ class S3Storage:
         return f"bucket {self._bucket!r} at {self._client.meta.endpoint_url}"
 
 
+class _UnnamedFault(ClientError):  # type: ignore[misc]
+    """An object could not be deleted, and the server does not say which."""
+
+
 def _is_fault_of_a_key(error: Exception) -> bool:
-    """Return whether a request was refused as it is: one with fewer keys can be accepted."""
+    """Return whether a request was refused as it is, or in a part: one with fewer keys can be accepted."""
+    if isinstance(error, _UnnamedFault):
+        return True
     if not isinstance(error, ClientError):
         return False
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -24,6 +24,7 @@ IGNORES_RANGES = "returns the whole object instead of a range"
 NEEDS_MD5 = "refuses DeleteObjects without Content-MD5"
 FIRST_NAME_GONE = "loses what is stored under the first name"
 KEEPS_NOTHING = "loses what is stored"
+NAMES_NO_KEY, NAMES_ANOTHER_KEY = "deletes nothing, and names no key", "deletes nothing, and names another key"
 DAMAGES = "returns other bytes than those of the checksum"
 
 
@@ -114,6 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         if NEEDS_MD5 in self.server.oddities and "Content-MD5" not in self.headers:
             return self._refuse(400, "MissingContentMD5")
+        if self.server.oddities & {NAMES_NO_KEY, NAMES_ANOTHER_KEY}:
+            key = b"<Key>b</Key>" if NAMES_ANOTHER_KEY in self.server.oddities else b""
+            error = b"<Error>" + key + b"<Code>AccessDenied</Code><Message>no</Message></Error>"
+            return self._reply(200, b"<DeleteResult>" + error + b"</DeleteResult>")
         for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
             self.server.objects.pop(key, None)
         return self._reply(200, b"<DeleteResult/>")

@@ -13,6 +13,8 @@ from harness.odd_s3 import (
     IGNORES_RANGES,
     KEEPS_FRAMES,
     KEEPS_NOTHING,
+    NAMES_ANOTHER_KEY,
+    NAMES_NO_KEY,
     NEEDS_MD5,
     REFUSES_FRAMES,
     SUMS_WHOLE,
@@ -94,6 +96,19 @@ async def test_a_server_that_changes_objects_is_refused(
     assert server.objects == {}
     assert len(server.puts) == (3 if oddity == REFUSES_FRAMES else 1)
     await storage.check(writes=False)
+
+
+@pytest.mark.parametrize("oddity", [NAMES_NO_KEY, NAMES_ANOTHER_KEY])
+async def test_a_deletion_that_fails_without_its_key_is_no_success(
+    server: OddS3, open_storage: Open, oddity: str
+) -> None:
+    """Otherwise its object is forgotten, and stays for ever."""
+    storage = open_storage()
+    await storage.put("a/b", IMAGE, "image/png")
+    server.oddities = {oddity}
+    with pytest.raises(StorageUnavailable, match="AccessDenied"):
+        await storage.delete_prefix("a")
+    assert server.objects == {"a/b": IMAGE}
 
 
 async def test_an_api_before_a_server_that_changes_objects_is_not_ready(

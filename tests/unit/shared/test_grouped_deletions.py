@@ -130,3 +130,13 @@ def test_it_goes_on_in_another_event_loop() -> None:
     asyncio.run(interrupted(deletions))
     asyncio.run(again(deletions))
     assert server[0].requests[-1] == ["again"]
+
+
+async def test_a_caller_with_too_many_keys_does_not_stop_the_others(
+    server: Server, deletions: GroupedDeletions
+) -> None:
+    server.refused = {"0"}
+    many = [str(number) for number in range(MOST_KEYS + 1)]
+    first, second = await deleted(server, deletions, many, ["a"])
+    assert isinstance(first, Refused)
+    assert second is None
