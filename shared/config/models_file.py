@@ -196,6 +196,10 @@ class ModelSpec(_Table):
             raise ValueError('compile needs offload = "none": offloading changes the compiled forward')
         if self.compile is True and self.adapter:
             raise ValueError('compile = true needs no adapters, which change the compiled forward; use "blocks"')
+        if self.compile is True and self.prompt_syntax == "weights":
+            raise ValueError(
+                'compile = true needs prompt_syntax = "plain": prompts of other lengths would be compiled; use "blocks"'
+            )
         if self.quantization is not None and (self.offload != "none" or self.compile):
             raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
         if self.layerwise_casting and (fault := casting_fault(self.quantization, self.offload, self.compile)):

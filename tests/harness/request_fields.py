@@ -91,6 +91,7 @@ MODULES = "changes the pipeline's modules, not its call: tests/integration/engin
 RESULT = "after the pipeline, or before it on its images: tests/unit/engine/pipelines/test_inpainting.py"
 SCHEDULER = "set on the pipeline: tests/integration/engine/test_schedulers.py"
 STEPS = "decides which forwards are skipped, not the call: tests/integration/engine/test_step_caching.py"
+FETCHED = "the job has the id of what was fetched: tests/integration/api/test_adapter_urls.py"
 PUT, PUT_2 = "https://bucket.example/a?signature=1", "https://bucket.example/b?signature=1"
 SCHEDULE = {"every": 3, "first": 4, "last": 3, "order": "linear", "of": "output"}
 
@@ -165,6 +166,7 @@ ROWS: dict[str, Row] = {
     "step_cache.of": of_schedule("of", "residual"),
     "adapters.id": of_adapters({"id": "ink"}, {"id": "wash"}, {"id": "wash", "scale": 1.0}),
     "adapters.scale": of_adapters({"id": "ink"}, {"id": "ink", "scale": 0.5}, {"id": "ink", "scale": 0.5}),
+    **dict.fromkeys(("adapters.url", "adapters.hub", "adapters.file", "adapters.revision"), Row({}, *(FETCHED,) * 3)),
     "task": same("chooses the pipeline's class", {"image": "red", "task": "image_to_image"}, task="edit"),
     "image": Row(
         {"image": "blue"}, {"images": ["blue"]}, {"image": "blue", "images": ["blue"]}, {"image": "blue"}, INPAINT

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compel import Compel, ReturnedEmbeddingsType, SplitLongTextMode
+from compel import Compel, EmbeddingsProvider, ReturnedEmbeddingsType, SplitLongTextMode
 from harness.adapters import load_pipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec, input_files
 from parity.running import ALIKE, TOLERANCE, as_floats
@@ -293,6 +293,24 @@ def test_any_prompt_makes_an_image_and_a_warning_quotes_what_is_left_out(tiny_mo
         f"negative{at}": ["negative_prompt"] for at in range(len(HUGE))
     }
     assert all(len(one.message) < 400 for ended in recorder.finished.values() for one in ended.warnings)
+
+
+def test_of_a_huge_prompt_only_what_is_read_or_shown_is_tokenized(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 25,000 weighted fragments would hold up all jobs of the engine for seconds."""
+    tokenized: list[int] = []
+    get_token_ids = EmbeddingsProvider.get_token_ids
+
+    def counted(self: Any, texts: list[str], **options: Any) -> Any:
+        tokenized.append(len(texts))
+        return get_token_ids(self, texts, **options)
+
+    monkeypatch.setattr(EmbeddingsProvider, "get_token_ids", counted)
+    recorder = run(weighted_spec(tiny_model("sd")), [a_job("huge", prompt="(a)b" * 12_500, steps=1)])
+    (warning,) = recorder.finished["huge"].warnings
+    assert "longer than 16 chunks" in warning.message
+    assert 16 * 75 < sum(tokenized) < 2 * 24 * 75
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from inspect import Parameter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ MOST_CHUNKS = 16
 
 SHOWN_CHUNKS = 8
 """Of what is left out."""
+
+_FRAGMENTS_AT_ONCE = 64
 
 _LIBRARY = "compel"  # imported when a model needs it, as it imports many pipelines
 _DENOISERS = ("UNet2DConditionModel", "UNetMotionModel")
@@ -65,7 +68,9 @@ def weights_refused(pipeline: Pipeline) -> str | None:
     if not encoders or not all(isinstance(one, CLIPTextModel | CLIPTextModelWithProjection) for one in encoders):
         return "its text encoders are not CLIP only"
     denoiser = getattr(pipeline, "unet", None).__class__.__name__  # of a module proxy that of its module
-    if denoiser not in _DENOISERS or "prompt_embeds" not in call_parameters(pipeline):
+    parameters = call_parameters(pipeline)
+    takes_embeddings = "prompt_embeds" in parameters and parameters["prompt"].default is not Parameter.empty
+    if denoiser not in _DENOISERS or not takes_embeddings:
         return f"{type(pipeline).__name__} is not supported"
     return None
 
@@ -127,15 +132,31 @@ class PromptEncoder:
         """Return the chunks of a prompt: cached, as each image of a job reads it."""
         read: PromptChunks | None = self._tokenizer.prompts.get(prompt)
         if read is None:
-            most = self._tokenizer.model_max_length - 2  # beside the marks of its start and its end
-            parts = (divide(self._tokens(part), most, self._ends_word) for part in parse_prompt(prompt))
-            chunks = [chunk for part in parts for chunk in part]
+            chunks = self._chunks(parse_prompt(prompt))
             left_out = [token.id for chunk in chunks[MOST_CHUNKS:][:SHOWN_CHUNKS] for token in chunk]
             read = PromptChunks(chunks[:MOST_CHUNKS], str(self._tokenizer.decode(left_out)) if left_out else "")
             self._tokenizer.prompts[prompt] = read
         return read
 
+    def _chunks(self, parts: Iterable[Sequence[Fragment]]) -> list[Chunk]:
+        """Return the chunks of a prompt, of a longer one those that are read or shown: more would take seconds."""
+        most = self._tokenizer.model_max_length - 2  # beside the marks of its start and its end
+        chunks: list[Chunk] = []
+        for part in parts:
+            tokens: list[Token] = []
+            for start in range(0, len(part), _FRAGMENTS_AT_ONCE):
+                if len(tokens) > (MOST_CHUNKS + SHOWN_CHUNKS) * most:
+                    break
+                tokens += self._tokens(part[start : start + _FRAGMENTS_AT_ONCE])
+            chunks += divide(tokens, most, self._ends_word)
+            if len(chunks) > MOST_CHUNKS + SHOWN_CHUNKS:
+                break
+        return chunks
+
     def _tokens(self, part: Sequence[Fragment]) -> list[Token]:
+        part = [fragment for fragment in part if fragment.text.strip()]  # the others have no tokens
+        if not part:
+            return []
         texts = [self._convert(fragment.text, self._tokenizer) for fragment in part]
         ids = self._provider.get_token_ids(texts, include_start_and_end_markers=False)
         return [Token(one, fragment.weight) for fragment, some in zip(part, ids, strict=True) for one in some]
