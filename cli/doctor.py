@@ -98,7 +98,23 @@ def _models(config: Settings) -> Iterator[Finding]:
         yield Finding("models file", FAILED, error.message, "correct the file, or set FUSEQUEUE_MODELS to another")
         return
     yield Finding("models file", OK, f"{config.models}: {', '.join(spec.id for spec in catalog)}")
-    yield from map(_source, catalog)
+    for spec in catalog:
+        yield _source(spec)
+        yield from _files(spec)
+
+
+def _files(spec: ModelSpec) -> Iterator[Finding]:
+    """Check the files that replace weights of the source, as far as their headers say what is wrong."""
+    from shared.config.checkpoints import checkpoint_fault, vae_fault
+
+    checks = {"checkpoint": (spec.checkpoint, checkpoint_fault), "vae": (spec.vae, vae_fault)}
+    for key, (path, check) in checks.items():
+        if path is not None:
+            fault = check(Path(path), Path(spec.source) if spec.is_folder else None)
+            seen, _, remedy = (fault or "").partition("; ")
+            verdict = OK if fault is None else FAILED
+            found = path if fault is None else f"{path}: {seen}"
+            yield Finding(f"{key} of {spec.id}", verdict, found, remedy or (fault and f"correct `{key}`") or "")
 
 
 def _source(spec: ModelSpec) -> Finding:
@@ -113,7 +129,7 @@ def _source(spec: ModelSpec) -> Finding:
     folder = Path(spec.source)
     if not (folder / "model_index.json").is_file():
         return Finding(name, FAILED, f"{folder} has no model_index.json", "set `source` to a folder of save_pretrained")
-    if not next(folder.rglob("*.safetensors"), None):
+    if spec.checkpoint is None and not next(folder.rglob("*.safetensors"), None):
         return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
     return Finding(name, OK, str(folder))
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
+from shared.config.checkpoints import source_hint
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
@@ -141,7 +142,8 @@ class References(_Table):
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
 
-    Requests can name it by one of its `aliases` too.
+    Requests can name it by one of its `aliases` too. `checkpoint` is a file whose weights replace those of `source`,
+    and `vae` a file or folder that replaces its VAE.
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
     `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
@@ -151,7 +153,9 @@ class ModelSpec(_Table):
 
     id: Identifier
     aliases: tuple[Identifier, ...] = ()
-    source: str
+    source: str = ""
+    checkpoint: str | None = None
+    vae: str | None = None
     revision: str | None = None
     variant: str | None = None
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
@@ -181,6 +185,10 @@ class ModelSpec(_Table):
     @model_validator(mode="after")
     def _is_consistent(self) -> ModelSpec:
         limits, frames, layers = self.limits, self.usual_frames, self.defaults.layers
+        if not self.source and self.checkpoint is None:
+            raise ValueError("source is missing: set it to a folder or a hub id")
+        if self.quantization is not None and self.checkpoint is not None:
+            raise ValueError("quantization excludes checkpoint: it quantizes the weights of source only")
         if limits.max_images > self.max_batch:
             raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
         if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
@@ -222,6 +230,7 @@ class ModelSpec(_Table):
             "quantization": self.quantization is not None,
             "layerwise_casting": self.layerwise_casting is not None,
             "offload": self.offload != "none",
+            "checkpoint": self.checkpoint is not None,
         }
         return [key for key, is_used in used.items() if is_used]
 
@@ -241,6 +250,11 @@ class ModelSpec(_Table):
     @property
     def is_folder(self) -> bool:
         return Path(self.source).is_absolute()
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The names of `checkpoint` and `vae`; their folders can have different paths on different machines."""
+        return tuple(f"{key}={Path(path).name}" for key in ("checkpoint", "vae") if (path := getattr(self, key)))
 
     @property
     def own_scheduler(self) -> OwnScheduler:
@@ -342,9 +356,17 @@ def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     update["control"] = tuple(control.resolve_path(folder) for control in spec.control)
     if spec.quantization is not None:
         update["quantization"] = spec.quantization.resolve_paths(folder)
+    if spec.checkpoint is not None:
+        update["checkpoint"] = str((folder / spec.checkpoint).resolve())
+    if spec.vae is not None:
+        update["vae"] = str((folder / spec.vae).resolve())
+    if not spec.source:
+        raise ValueError(f"model {spec.id!r} has no source: {source_hint(Path(str(update['checkpoint'])))}")
     source = (folder / spec.source).resolve()
     if source.is_file():
-        raise ValueError(f"source of model {spec.id!r} is a file: {spec.source}; it must be a diffusers folder")
+        raise ValueError(
+            f"source of model {spec.id!r} is a file: {spec.source}; it must be a diffusers folder, beside `checkpoint`"
+        )
     if source.is_dir():
         update["source"] = str(source)
         if size_step(source) > 1:

@@ -29,12 +29,12 @@ _STATUS = {
 
 
 def model_version(spec: ModelSpec) -> str:
-    """Return the hash of a model's id, hub source, revision and variant.
+    """Return the hash of a model's id, hub source, revision and variant, and the names of files of weights.
 
     The path of a folder is excluded, because it can differ between machines.
     """
     facts = (spec.id, "" if spec.is_folder else spec.source, spec.revision or "", spec.variant or "")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return hashlib.sha256("\n".join((*facts, *spec.file_names)).encode()).hexdigest()
 
 
 def model_of_version(version: str, catalog: Catalog) -> ModelSpec:

@@ -208,7 +208,7 @@ def _row(tenant: str, adapter_id: str, size: str) -> str:
 
 def _weights(spec: ModelSpec) -> str:
     """Return what names the weights of a model; folders can have different paths on different machines."""
-    return f"{spec.source.rstrip('/').rpartition('/')[2]}@{spec.revision or ''}"
+    return "+".join((f"{spec.source.rstrip('/').rpartition('/')[2]}@{spec.revision or ''}", *spec.file_names))
 
 
 def _no_adapter(adapter_id: str) -> NotFound:

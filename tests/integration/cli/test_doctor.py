@@ -12,6 +12,7 @@ import pytest
 from harness.http_server import ROOT
 from harness.odd_s3 import KEEPS_FRAMES, odd_s3
 from redis import Redis
+from tiny.safetensors_file import demo_lora, file_of
 
 from cli.doctor import Finding, Verdict, deployment_findings
 from shared.queue.redis_keys import RedisKeys
@@ -100,6 +101,19 @@ def _no_weights(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
 
 
+def _with_file(key: str, contents: bytes) -> Callable[[Redis, Path, pytest.MonkeyPatch], None]:
+    def change(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
+        source = folder / "weights"
+        source.mkdir()
+        (source / "model_index.json").write_text(json.dumps({"unet": ["diffusers", "UNet2DConditionModel"]}))
+        (folder / "a.safetensors").write_bytes(contents)
+        (source / "part.safetensors").touch()
+        (folder / "models.toml").write_text(f'{MODEL.format(source="weights")}{key} = "a.safetensors"\n')
+        env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
+
+    return change
+
+
 def _no_source(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     (folder / "models.toml").write_text(MODEL.format(source="./none"))
     env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
@@ -127,6 +141,20 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_no_redis, ("redis", "failed", "127.0.0.1:9", "FUSEQUEUE_REDIS_URL")),
         (_open_folder, ("storage", "warning", "open to every user", "chmod o=")),
         (_no_folder, ("storage", "failed", "file/storage", "FUSEQUEUE_STORAGE_DIR")),
+        (
+            _with_file("checkpoint", file_of({"double_blocks.0.weight": ([1], [0.0])})),
+            (
+                "checkpoint of demo",
+                "failed",
+                "it has no weights of a UNet2DConditionModel",
+                "set source to such a model",
+            ),
+        ),
+        (
+            _with_file("checkpoint", demo_lora(0)),
+            ("checkpoint of demo", "failed", "a.safetensors: it is a LoRA file", "make it a [[model.adapter]]"),
+        ),
+        (_with_file("vae", b"<html>"), ("vae of demo", "failed", "its header cannot be read", "download it again")),
         (_no_models, ("models file", "failed", "none.toml", "FUSEQUEUE_MODELS")),
         (_no_weights, ("model demo", "failed", "no safetensors", "safe_serialization")),
         (_no_source, ("model demo", "failed", "no such folder", "`source`")),

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tiny.safetensors_file import file_of
 
 from shared.config import models_file
 from shared.config.batch_rules import BatchRule, BatchRules, load_batch_rules
@@ -106,7 +107,19 @@ def write(folder: Path, text: str) -> Path:
             VALID + "[model.defaults]\nscheduler = { karras = 3 }\n",
             "model.0.defaults.scheduler: karras: Input should be a valid boolean",
         ),
-        ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
+        ('[[model]]\nid = "a"\n', "model.0: Value error, source is missing: set it to a folder or a hub id"),
+        (
+            '[[model]]\nid = "a"\ncheckpoint = "c.safetensors"\n',
+            "model 'a' has no source: set it to a folder or a hub id of a model of the same architecture",
+        ),
+        (
+            VALID + 'checkpoint = "c.safetensors"\n[model.quantization]\ndenoiser = "torchao-int8"\n',
+            "model.0: Value error, quantization excludes checkpoint",
+        ),
+        (
+            VALID + 'checkpoint = "c.safetensors"\ndevices = 2\n',
+            "model.0: Value error, devices = 2 excludes check",
+        ),
         ("[[model", "Expected "),
     ],
 )
@@ -138,6 +151,18 @@ def test_a_source_that_is_a_file_is_no_hub_id(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"weights")
     with pytest.raises(ConfigurationError, match="source of model 'a' is a file: b"):
         models_file.load(write(tmp_path, VALID))
+
+
+def test_a_checkpoint_and_a_vae_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Without a source, the one that the file looks like is named."""
+    keys = 'checkpoint = "files/c.safetensors"\nvae = "v"\n'
+    spec = models_file.load(write(tmp_path, VALID + keys)).get("a")
+    assert (spec.checkpoint, spec.vae) == (str(tmp_path / "files" / "c.safetensors"), str(tmp_path / "v"))
+    (tmp_path / "files").mkdir()
+    names = ("model.diffusion_model.input_blocks.0.0.weight", "conditioner.embedders.1.model.ln_final.weight")
+    (tmp_path / "files" / "c.safetensors").write_bytes(file_of({name: ([1], [0.0]) for name in names}))
+    with pytest.raises(ConfigurationError, match='like Stable Diffusion XL, set it to "stabilityai/stable-'):
+        models_file.load(write(tmp_path, f'[[model]]\nid = "a"\n{keys}'))
 
 
 def test_files_of_quantized_weights_are_relative_to_the_file(tmp_path: Path) -> None:

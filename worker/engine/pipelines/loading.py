@@ -53,6 +53,7 @@ from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
 from worker.engine.protocol import Output
 from worker.engine.weights.attention import use_attention
+from worker.engine.weights.checkpoint import checkpoint_parts
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.weights.downloads import fetch
 from worker.engine.weights.load_failures import is_unmounted, passing_cause
@@ -225,13 +226,12 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
                 fetch(control)
         found = (folder / "model_index.json").is_file()
         unmounted = not found and is_unmounted(folder)
+        lost = next((one for one in (spec.checkpoint, spec.vae) if one is not None and is_unmounted(Path(one))), None)
     except Exception as error:  # of the hub's libraries too, which share no base class
         raise load_error(spec, error, downloading=spec.is_on_hub) from None
-    if unmounted:
-        raise LoadPostponed(
-            f"model {spec.id!r}: nothing is at {spec.source}, nor beside it (no model_index.json); is its file system "
-            "mounted?"
-        )
+    if unmounted or lost is not None:
+        place = f"{spec.source}, nor beside it (no model_index.json)" if unmounted else f"{lost}, nor beside it"
+        raise LoadPostponed(f"model {spec.id!r}: nothing is at {place}; is its file system mounted?")
     if not found:
         raise ModelUnavailable(
             f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
@@ -254,7 +254,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             ranks = RankGroup(spec, folder, device)
         with _ONE_LOAD, all_weights_found():
             options = {"dtype": dtype, "use_safetensors": True, "variant": spec.variant, "local_files_only": True}
-            parts = unwanted | quantized_parts(spec, folder, index, device)
+            parts = unwanted | quantized_parts(spec, folder, index, device) | checkpoint_parts(spec, folder, index)
             pipeline: Pipeline = _LOADER.from_pretrained(folder, **options, **parts)
             denoisers = {name: part for name, part in _modules(pipeline).items() if name in DENOISERS}
             nets = load_control_nets(spec, list(denoisers.values()), device, dtype)

@@ -1,8 +1,10 @@
 """Downloads from the hub: bounded requests, a limit on silence, and the cached copy while the hub cannot be reached."""
 
 import functools
+import json
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import structlog
 from diffusers import DiffusionPipeline
 from huggingface_hub import constants
 
+from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
 from worker.engine.weights.load_failures import passing_cause
@@ -25,7 +28,7 @@ _LOADER: Any = DiffusionPipeline
 _CONTROL_FILES = ("config.json", "*_model.safetensors", "*_model-*.safetensors", "*_model.safetensors.index.json")
 _TIMEOUTS = ("connect", "read", "write", "pool")
 _Spec = ModelSpec | ControlSpec
-_Source = tuple[str, str | None, str | None]
+_Source = tuple[str, str | None, str | None, str | None]
 _running: dict[_Source, Future[Path]] = {}  # one that stalls is given up, and awaited again by the next load
 
 
@@ -84,12 +87,27 @@ def _download(spec: _Spec, *, local_files_only: bool) -> Path:
             download(spec.source, revision=spec.revision, allow_patterns=allowed, local_files_only=local_files_only)
         )
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
+    if spec.checkpoint is not None:
+        options |= dict.fromkeys(_parts_of_checkpoint(spec, Path(spec.checkpoint), local_files_only))
     return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
+
+
+def _parts_of_checkpoint(spec: ModelSpec, file: Path, local_files_only: bool) -> Iterable[str]:
+    """Return the parts whose weights are not downloaded, as they are in a file; their configurations are."""
+    download: Any = huggingface_hub.snapshot_download
+    patterns = ["model_index.json", "*/config.json"]
+    folder = download(spec.source, revision=spec.revision, allow_patterns=patterns, local_files_only=local_files_only)
+    index = json.loads((Path(folder) / "model_index.json").read_text("utf-8"))
+    try:
+        return names_by_part(read_header(file), index).keys()
+    except ValueError as error:
+        raise ValueError(f"checkpoint {file}: {error}") from None
 
 
 def _wait_for(spec: _Spec, stall_s: float) -> Path:
     """Wait for the download while it makes progress; join one that was given up."""
-    source = (spec.source, spec.revision, spec.variant)
+    checkpoint = spec.checkpoint if isinstance(spec, ModelSpec) else None
+    source = (spec.source, spec.revision, spec.variant, checkpoint)
     future = _running.get(source)
     if future is None or future.done():
         future = _running[source] = _start(spec)

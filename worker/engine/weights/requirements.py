@@ -3,6 +3,7 @@
 Imports no diffusers, so that `fusequeue doctor` starts fast.
 """
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -13,6 +14,7 @@ from typing import Any, get_args
 
 import huggingface_hub
 
+from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
@@ -57,10 +59,32 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
 
     Raises `OSError` for a missing GGUF file.
     """
-    components = [component for component in folder.iterdir() if component.is_dir()]
+    replaced = _replaced_parts(spec, folder)
+    components = [one for one in folder.iterdir() if one.is_dir() and one.name not in replaced]
     item_bytes = ITEM_BYTES[spec.dtype]
     of_controls = (file_bytes(file, item_bytes, None) for one in spec.control for file in _control_files(one))
-    return sum(component_bytes(component, spec) for component in components) + sum(of_controls)
+    of_folder = (component_bytes(component, spec) for component in components)
+    return sum(of_folder) + sum(replaced.values()) + sum(of_controls)
+
+
+def _replaced_parts(spec: ModelSpec, folder: Path) -> dict[str, int]:
+    """Return the bytes in memory of the parts that `checkpoint` and `vae` replace; none of a file that is wrong."""
+    item_bytes, parts = ITEM_BYTES[spec.dtype], dict[str, int]()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the load reports what is wrong
+        if spec.checkpoint is not None:
+            tensors = read_header(Path(spec.checkpoint))
+            index = json.loads((folder / "model_index.json").read_text("utf-8"))
+            for part, names in names_by_part(tensors, index).items():
+                held_as = spec.layerwise_casting if part in DENOISERS else None
+                parts[part] = math.ceil(
+                    sum(tensor_bytes(name, tensors[name].shape, item_bytes, held_as) for name in names)
+                )
+        if spec.vae is not None:
+            path = Path(spec.vae)
+            own = path if (path / "config.json").is_file() or path.is_file() else path / "vae"
+            files = [own] if own.is_file() else _weight_files(own, None)
+            parts["vae"] = sum(file_bytes(file, item_bytes, None) for file in files)
+    return parts
 
 
 def cached_folder(control: ControlSpec) -> Path | None:

@@ -169,3 +169,7 @@ def test_a_version_is_served_until_its_weights_change() -> None:
 
 def test_the_path_of_a_folder_does_not_change_the_version() -> None:
     assert model_version(DEMO) == model_version(DEMO.model_copy(update={"source": "/other/demo"}))
+    files = [DEMO.model_copy(update={"checkpoint": path}) for path in ("/x/a.safetensors", "/y/a.safetensors", "/x/b")]
+    versions = [model_version(spec) for spec in files]
+    assert versions[0] == versions[1]
+    assert len({model_version(DEMO), *versions}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import huggingface_hub
 import pytest
 from diffusers import DiffusionPipeline
+from tiny.safetensors_file import file_of
 
 from shared.config.models_file import ModelSpec
 from worker.engine.weights import downloads
@@ -69,6 +71,34 @@ def test_cached_files_do_not_replace_a_repository_that_is_gone(
     use(download)
     with pytest.raises(ValueError, match="pickles"):
         fetch(spec)
+
+
+def test_weights_that_a_checkpoint_has_are_not_downloaded(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their configurations are; another model of the same source gets all weights."""
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(file_of({"double_blocks.0.img_mod.lin.weight": ([1], [0.0])}))
+    index = {"transformer": ["diffusers", "FluxTransformer2DModel"], "vae": ["diffusers", "AutoencoderKL"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    asked: list[dict[str, Any]] = []
+
+    def snapshot(_source: str, *, allow_patterns: list[str], **_options: Any) -> str:
+        asked.append({"patterns": allow_patterns})
+        return str(tmp_path)
+
+    def download(_source: str, **options: Any) -> str:
+        asked.append({name: value for name, value in options.items() if name in index})
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    use(download)
+    fetch(spec.model_copy(update={"checkpoint": str(file)}))
+    fetch(spec)
+    assert asked == [{"patterns": ["model_index.json", "*/config.json"]}, {"transformer": None}, {}]
+    file.write_bytes(b"<html>")
+    with pytest.raises(ValueError, match=f"checkpoint {file}: its header cannot be read"):
+        fetch(spec.model_copy(update={"checkpoint": str(file)}))
 
 
 def test_a_download_without_data_is_given_up_and_awaited_again(
