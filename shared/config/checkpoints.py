@@ -15,7 +15,7 @@ FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 DENOISER_PREFIX = "model.diffusion_model."
 _LONGEST_HEADER = 100 * 1024 * 1024
-_LORA_MARKS = (".lora_", "lora_unet_", "lora_te", ".lora.up.", "lora_A.", "lora_B.")
+_LORA_MARKS = (".lora_", "lora_unet_", "lora_te", ".lora.up.", "lora_A.", "lora_B.", ".hada_w", ".lokr_w")
 _SCALES = (".scale_weight", ".weight_scale", ".weight_scale_2", ".comfy_quant", ".absmax")
 # Weights of other parts, or for training: they are not those of a denoiser without a prefix.
 _OTHERS = ("model_ema.", "first_stage_model.", "vae.", "cond_stage_model.", "conditioner.", "text_encoders.")
@@ -62,12 +62,12 @@ class Tensor(NamedTuple):
 
 def read_header(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file; raises `ValueError` if it is no complete safetensors file of plain weights."""
-    if file.suffix != ".safetensors":
-        raise ValueError(
-            "it is no .safetensors file; others, such as .ckpt, can run code when they are read: convert it"
-        )
     if not file.is_file():
         raise ValueError("there is no such file; correct the path")
+    if file.suffix != ".safetensors":
+        raise ValueError(
+            "it is no .safetensors file; convert it: others, such as .ckpt, can run code when they are read"
+        )
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -92,11 +92,33 @@ _FLUX_SINGLE = {
     "proj_out.": "linear2.",
 }
 
+_SD3 = {
+    "pos_embed.pos_embed": "pos_embed",
+    "pos_embed.proj.": "x_embedder.proj.",
+    "time_text_embed.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
+    "time_text_embed.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
+    "time_text_embed.text_embedder.linear_1.": "y_embedder.mlp.0.",
+    "time_text_embed.text_embedder.linear_2.": "y_embedder.mlp.2.",
+    "norm_out.linear.": "final_layer.adaLN_modulation.1.",
+}
+_SD3_BLOCK = {
+    "norm1_context.linear.": "context_block.adaLN_modulation.1.",
+    "norm1.linear.": "x_block.adaLN_modulation.1.",
+    "ff_context.net.0.proj.": "context_block.mlp.fc1.",
+    "ff_context.net.2.": "context_block.mlp.fc2.",
+    "ff.net.0.proj.": "x_block.mlp.fc1.",
+    "ff.net.2.": "x_block.mlp.fc2.",
+    "attn.to_out.0.": "x_block.attn.proj.",
+    "attn.to_add_out.": "context_block.attn.proj.",
+}
+_QKV = (("x_block", ("attn.to_q", "attn.to_k", "attn.to_v")),)
+_QKV += (("context_block", ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")),)
+
 
 def weights_of(pipeline: Any) -> State:
-    """Return the weights of Stable Diffusion 1.x or XL with all its parts, or those of the denoiser of FLUX.1."""
+    """Return all weights of Stable Diffusion 1.x or XL, or those of the denoiser of SD3 or FLUX.1."""
     if hasattr(pipeline, "transformer"):
-        return flux(pipeline.transformer)
+        return (sd3 if hasattr(pipeline, "text_encoder_3") else flux)(pipeline.transformer)
     state = _with_prefix("model.diffusion_model.", unet(pipeline.unet)) | _with_prefix(
         "first_stage_model.", vae(pipeline.vae)
     )
@@ -104,6 +126,16 @@ def weights_of(pipeline: Any) -> State:
         return state | _with_prefix("cond_stage_model.transformer.", _clip(pipeline.text_encoder))
     first = _with_prefix("conditioner.embedders.0.transformer.", _clip(pipeline.text_encoder))
     return state | first | _with_prefix("conditioner.embedders.1.model.", _open_clip(pipeline.text_encoder_2))
+
+
+def all_of_flux(pipeline: Any) -> State:
+    """Return the weights of FLUX.1 with those of its VAE and text encoders, as ComfyUI saves them."""
+    return (
+        _with_prefix("model.diffusion_model.", flux(pipeline.transformer))
+        | _with_prefix("vae.", vae(pipeline.vae))
+        | _with_prefix("text_encoders.clip_l.transformer.", _clip(pipeline.text_encoder))
+        | _with_prefix("text_encoders.t5xxl.transformer.", pipeline.text_encoder_2.state_dict())
+    )
 
 
 def save(state: Mapping[str, torch.Tensor], file: Path) -> Path:
@@ -157,6 +189,24 @@ def _open_clip(module: Any) -> State:
             joined = torch.cat([state[name.replace(".q_proj.", f".{one}_proj.")] for one in "qkv"])
             renamed[_replaced(name, _OPEN_CLIP).replace("q_proj.", "in_proj_")] = joined
     return renamed
+
+
+def sd3(module: Any) -> State:
+    state, renamed = module.state_dict(), {}
+    last = f"transformer_blocks.{module.config.num_layers - 1}.norm1_context."
+    for name, tensor in state.items():
+        kind, at, rest = (*name.split(".", 2), "", "")[:3]
+        value = torch.cat(tensor.chunk(2)[::-1]) if name.startswith((last, "norm_out.")) else tensor
+        if kind != "transformer_blocks":
+            new = f"final_layer.linear.{at}" if kind == "proj_out" else _replaced(name, _SD3)
+            renamed[new] = value
+        elif not any(part in rest for _, parts in _QKV for part in parts):
+            renamed[f"joint_blocks.{at}.{_replaced(rest, _SD3_BLOCK)}"] = value
+        elif rest.startswith("attn.to_q."):
+            end = rest.rpartition(".")[2]
+            for block, parts in _QKV:
+                renamed[f"joint_blocks.{at}.{block}.attn.qkv.{end}"] = _cat(state, f"{kind}.{at}.", end, *parts)
+    return _with_prefix("model.diffusion_model.", renamed)
 
 
 def flux(module: Any) -> State:

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("shared_models"),
 ]
 CPU = torch.device("cpu")
-FAMILIES = ("sd", "sdxl", "flux")
+FAMILIES = ("sd", "sdxl", "sd3", "flux")
 FLUX_WIDTH, TINY_WIDTH = 3072, 32
 
 
@@ -52,7 +52,7 @@ def changed_copy(folder: Path, to: Path, *parts: str) -> Path:
     return to
 
 
-PARTS = {"sd": ("unet", "vae", "text_encoder"), "flux": ("transformer",)}
+PARTS = {"sd": ("unet", "vae", "text_encoder"), "sd3": ("transformer",), "flux": ("transformer",)}
 PARTS["sdxl"] = (*PARTS["sd"], "text_encoder_2")
 
 
@@ -70,6 +70,24 @@ def test_images_of_a_file_equal_those_of_the_folder_it_was_made_from(
         assert np.abs(fused.images[key] - expected).max() <= 1e-4
     assert locate(spec)[1] == pytest.approx(locate(a_spec(folder))[1], rel=0.02)
     assert checkpoint_fault(file, configs) is None
+
+
+@pytest.mark.parametrize("named_twice", [False, True])
+def test_a_file_of_flux_can_have_all_parts(named_twice: bool, tiny_models: Path, tmp_path: Path) -> None:
+    """The embeddings of T5 have two names; a file has one or both."""
+    folder = tiny_models / "flux"
+    state = checkpoint_file.all_of_flux(pipeline_of(folder))
+    t5 = "text_encoders.t5xxl.transformer."
+    state.pop(f"{t5}encoder.embed_tokens.weight", None)
+    if named_twice:
+        state[f"{t5}encoder.embed_tokens.weight"] = state[f"{t5}shared.weight"]
+    file = checkpoint_file.save(state, tmp_path / "a.safetensors")
+    parts = ("transformer", "vae", "text_encoder", "text_encoder_2")
+    images = run_batch(
+        a_spec(changed_copy(folder, tmp_path / "configs", *parts), checkpoint=str(file)), mixed_jobs()
+    ).images
+    for key, expected in run_batch(a_spec(folder), mixed_jobs()).images.items():
+        assert np.abs(images[key] - expected).max() <= 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
