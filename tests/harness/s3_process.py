@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.config import Config
 
 
 def wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -23,6 +24,12 @@ def wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -
 
 
 def admin(url: str) -> Any:
+    """Return a client; boto3's presigned URLs of the first version would fix the type of what is sent to them."""
     return boto3.session.Session().client(
-        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(signature_version="s3v4"),
     )
