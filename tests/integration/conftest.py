@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -86,6 +87,11 @@ def module_server(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an S3 server with the bucket `images` and the credentials `test`: a new moto, or `TEST_S3_URL`."""
+    if given := os.environ.get("TEST_S3_URL"):
+        admin(given).create_bucket(Bucket="images")
+        yield given
+        return
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = tmp_path_factory.mktemp("moto") / "log"

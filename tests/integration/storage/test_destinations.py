@@ -281,6 +281,7 @@ def presigned(s3_server: str, bucket: str, key: str) -> str:
     return url
 
 
+@pytest.mark.every_s3
 async def test_artifacts_of_a_bucket_are_read_through_the_api_and_stay_when_the_job_is_deleted(
     start: Callable[..., Server], s3_server: str, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -334,6 +335,7 @@ async def test_artifacts_of_a_bucket_are_read_through_the_api_and_stay_when_the_
         await queue.close()
 
 
+@pytest.mark.every_s3
 async def test_a_bucket_that_cannot_be_used_fails_the_job(
     make_fleet: MakeFleet, make_job: MakeJob, eventually: Eventually, s3_server: str
 ) -> None:

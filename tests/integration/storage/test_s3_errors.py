@@ -60,6 +60,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _seconds: None))
 
 
+@pytest.mark.every_s3
 async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:
     """It is an operator error, not a `NotFound` for the client."""
     storage = connect(_s3(s3_server, s3_bucket="nowhere"))
@@ -70,11 +71,12 @@ async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:
         storage.read("a/b"),
         storage.delete_prefix("a"),
     ):
-        with pytest.raises(StorageUnavailable, match=r"'nowhere' at http://127.0.0.1:.*FUSEQUEUE_S3_BUCKET"):
+        with pytest.raises(StorageUnavailable, match=f"'nowhere' at {s3_server}.*FUSEQUEUE_S3_BUCKET"):
             await call
     await storage.close()
 
 
+@pytest.mark.every_s3
 async def test_a_versioned_bucket_keeps_one_probe_of_all_checks(s3_server: str) -> None:
     """Another one follows a fault."""
     client, bucket = admin(s3_server), "versioned"

@@ -24,7 +24,7 @@ def _s3(url: str, **changes: Any) -> Settings:
     return Settings(**({"s3_bucket": "images", "s3_endpoint_url": url, **CREDENTIALS} | changes))
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.every_s3)])
 async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage]:
     if request.param == "folder":
         opened = connect(Settings(storage_dir=tmp_path / "objects"))
@@ -195,6 +195,7 @@ async def test_check_leaves_no_object(storage: Storage) -> None:
     assert await storage.delete_prefix("health") == 0
 
 
+@pytest.mark.every_s3
 async def test_presigned_url_reads_without_credentials(s3_server: str) -> None:
     """It names the public endpoint."""
     public = s3_server.replace("127.0.0.1", "localhost")
