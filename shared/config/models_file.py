@@ -206,7 +206,7 @@ class ModelSpec(_Table):
             raise ValueError('compile = true needs no adapters, which change the compiled forward; use "blocks"')
         if self.compile is True and self.prompt_syntax == "weights":
             raise ValueError(
-                'compile = true needs prompt_syntax = "plain": prompts of other lengths would be compiled; use "blocks"'
+                'compile = true needs prompt_syntax = "plain", as new lengths would be compiled: use "blocks"'
             )
         if self.quantization is not None and (self.offload != "none" or self.compile):
             raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')

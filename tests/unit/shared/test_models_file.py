@@ -68,7 +68,10 @@ def write(folder: Path, text: str) -> Path:
             VALID + STYLE.format("a") + STYLE.format("b"),
             "model.0: Value error, a model has at most one",
         ),
-        (VALID + 'compile = true\nprompt_syntax = "weights"\n', 'compile = true needs prompt_syntax = "plain"'),
+        (
+            VALID + 'compile = true\nprompt_syntax = "weights"\n',
+            'model.0: Value error, compile = true needs prompt_syntax = "plain"',
+        ),
         (VALID + "compile = true\n" + STYLE.format("a"), "model.0: Value error, an ip_adapter needs compile = false"),
         (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
         (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
