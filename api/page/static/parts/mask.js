@@ -54,12 +54,18 @@ function Painter({ image, onPainted, onClose }) {
     canvas.current.getContext("2d").clearRect(0, 0, size.width, size.height);
     setPainted(false);
   };
-  const use = async () => {
-    onPainted(await upload(await maskFile(canvas.current)));
+  const isOpen = useRef(true);
+  const close = () => {
+    isOpen.current = false; // an upload in progress ends without effect
     onClose();
   };
+  const use = async () => {
+    const mask = await upload(await maskFile(canvas.current));
+    if (isOpen.current) onPainted(mask);
+    close();
+  };
   return html`
-    <${Dialog} title="Paint what is repainted" kind="painter" onClose=${onClose}>
+    <${Dialog} title="Paint what is repainted" kind="painter" onClose=${close}>
       <div class="painting" style=${size && { width: `min(100%, ${(60 * size.width) / size.height}vh)` }}>
         <${Shown} image=${image} onLoad=${loaded} />
         ${
@@ -87,5 +93,6 @@ async function maskFile(strokes) {
   context.fillRect(0, 0, mask.width, mask.height);
   context.drawImage(strokes, 0, 0);
   const blob = await new Promise((resolve) => mask.toBlob(resolve, "image/png"));
+  if (!blob) throw new Error("The image is too large to paint on: upload a mask.");
   return new File([blob], "mask.png", { type: "image/png" });
 }
