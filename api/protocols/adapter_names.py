@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,7 +39,7 @@ def adapter_named(text: str, allowed: Collection[str]) -> dict[str, Any]:
         return {"id": text}
     if match := _HUB_URL.fullmatch(text):
         hub, revision, file = match.groups()
-        return {"hub": hub} if file is None else {"hub": hub, "revision": revision, "file": file}
+        return {"hub": hub} if file is None else {"hub": hub, "revision": unquote(revision), "file": unquote(file)}
     if text[:8].lower().startswith(("http://", "https://")):
         return {"url": text}
     return {"hub": text} if _HUB_ID.fullmatch(text) else {"id": text}

@@ -115,8 +115,9 @@ class AdapterChoice(BaseModel):
             raise PydanticCustomError("adapter", "send one of id, url and hub")
         if self.hub is None and (self.file is not None or self.revision is not None):
             raise PydanticCustomError("adapter", "file and revision need hub")
-        if any(part in ("", ".", "..") for text in (self.file, self.revision) if text for part in text.split("/")):
-            raise PydanticCustomError("adapter", "file and revision have no empty parts, '.' or '..'")
+        texts = filter(None, (self.hub, self.file, self.revision))
+        if any(part in ("", ".", "..") for text in texts for part in text.split("/")):
+            raise PydanticCustomError("adapter", "hub, file and revision have no empty parts, '.' or '..'")
         return self
 
     @property

@@ -130,4 +130,7 @@ class _Writer:
 
     async def flush(self) -> None:
         data, self._pending = bytes(self._pending), bytearray()
-        await asyncio.to_thread(self._file.write, data)
+        try:
+            await asyncio.to_thread(self._file.write, data)
+        except OSError as error:
+            raise FetchInterrupted(f"no room for the file: {error.strerror}; send the request again later") from error

@@ -1,13 +1,17 @@
 """Which hosts adapters are fetched from, and their URLs on the hub."""
 
+import errno
 import json
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shared.config.adapters import AdapterChoice
 from shared.config.settings import Settings
-from shared.errors import FetchFailed, FetchRefused
-from shared.inputs.adapter_download import check_host, file_of, hub_listing_url, hub_url
+from shared.errors import FetchFailed, FetchInterrupted, FetchRefused
+from shared.inputs.adapter_download import check_host, download, file_of, hub_listing_url, hub_url
 
 HOSTS = ("huggingface.co", "*.hf.co")
 
@@ -65,3 +69,21 @@ def test_a_repository_has_the_usual_file_or_a_single_one() -> None:
 def test_a_repository_without_a_clear_file_is_refused(listing: bytes, words: str) -> None:
     with pytest.raises(FetchFailed, match=words):
         file_of(listing)
+
+
+async def test_a_full_disk_is_worth_a_repetition() -> None:
+    class FullDisk(BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Guard:
+        def check_url(self, url: str) -> Any:
+            return SimpleNamespace(host="huggingface.co")
+
+        async def download(self, url: str, add: Any, headers: Any) -> Any:
+            await add(b"weights")
+            return SimpleNamespace(status=200, headers={})
+
+    guard: Any = Guard()
+    with pytest.raises(FetchInterrupted, match="no room for the file: No space left on device"):
+        await download(guard, "https://huggingface.co/a", FullDisk(), HOSTS)

@@ -56,6 +56,7 @@ def test_adapters_get_their_default_scale() -> None:
         ([{"hub": "owner/ink", "file": "a.ckpt"}], "adapters.0.file", "pattern"),
         ([{"hub": "owner/ink", "file": "a/../a.safetensors"}], "adapters.0", "no empty parts"),
         ([{"hub": "owner/ink", "revision": "a//b"}], "adapters.0", "no empty parts"),
+        ([{"hub": "owner/.."}], "adapters.0", "no empty parts"),
         ([{"url": "https://a.example/a", "scale": 4.1}], "adapters.0.scale", "-4.0 to 4.0"),
         ([{"url": "https://a.example/a"}] * 2, "adapters.1.url", "duplicate"),
         ([{"hub": "owner/ink"}] * 2, "adapters.1.hub", "duplicate"),

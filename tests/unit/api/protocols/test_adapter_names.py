@@ -26,6 +26,10 @@ UPLOADED = "adapter_01k5zt8e2vw8r4n6y9qbcdefgh"
             "https://huggingface.co/owner/ink/resolve/v2/a.safetensors?download=true",
             {"hub": "owner/ink", "revision": "v2", "file": "a.safetensors"},
         ),
+        (
+            "https://huggingface.co/owner/ink/resolve/refs%2Fpr%2F1/my%20ink.safetensors",
+            {"hub": "owner/ink", "revision": "refs/pr/1", "file": "my ink.safetensors"},
+        ),
         ("https://files.example/a.safetensors?token=1", {"url": "https://files.example/a.safetensors?token=1"}),
         ("HTTPS://files.example/a", {"url": "HTTPS://files.example/a"}),
         ("a/b/c", {"id": "a/b/c"}),
