@@ -15,6 +15,7 @@ from api.context import Context, RequestContext
 from api.http.lists import MAX_LIMIT, SCANS, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
 from api.jobs.job_object import JobObject, job_object
+from shared.config.models_file import Catalog
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 
@@ -68,7 +69,7 @@ class JobList(BaseModel):
 )
 async def list_jobs(request: Request, context: Context, query: Annotated[JobListQuery, Query()]) -> Response:
     """List jobs, by default newest first. `metadata.KEY=VALUE` selects jobs with that metadata."""
-    jobs = Selection.of(query, request, newest_first=query.order == "desc")
+    jobs = Selection.of(query, request, context.services.catalog, newest_first=query.order == "desc")
     async with SCANS.turn(context.tenant, 1) if jobs.is_filtered else contextlib.nullcontext():
         records, cursor = await jobs.page(context, query.after, min(query.limit, MAX_LIMIT))
     data = [job_object(record, context.base_url, sign=context.sign) for record in records]
@@ -92,8 +93,10 @@ class Selection:
     newest_first: bool
 
     @classmethod
-    def of(cls, filters: JobFilters, request: Request, *, newest_first: bool = True) -> "Selection":
+    def of(cls, filters: JobFilters, request: Request, catalog: Catalog, *, newest_first: bool = True) -> "Selection":
         """Return the selection of a query, or raise `InvalidRequest`."""
+        if filters.model is not None:
+            filters = filters.model_copy(update={"model": catalog.id_of(filters.model)})
         return cls(filters, _states(filters.status), _metadata(request.query_params.items()), newest_first)
 
     @property

@@ -172,7 +172,7 @@ async def _change(
     request: Request, context: ChangeContext, query: MatchingJobsQuery, change: _Change, key: str | None = None
 ) -> JobPiece:
     """Apply a change to the next jobs that match, or return what it would change."""
-    jobs = Selection.of(query, request, newest_first=change.newest_first)
+    jobs = Selection.of(query, request, context.services.catalog, newest_first=change.newest_first)
     if jobs.is_empty:
         raise InvalidRequest(
             "status: send at least one filter: status, model, batch_id, created_after, created_before or metadata.KEY",

@@ -88,7 +88,8 @@ async def list_usage(caller: CallerDep, services: ServicesDep, query: Annotated[
     usage = services.queue.usage
     last = query.last or await usage.today()
     first = query.first or last - timedelta(days=DEFAULT_DAYS - 1)
-    wanted = UsageQuery(first, last, _tenant(query.tenant, caller.tenant), query.model, _groups(query.group_by))
+    model = None if query.model is None else services.catalog.id_of(query.model)
+    wanted = UsageQuery(first, last, _tenant(query.tenant, caller.tenant), model, _groups(query.group_by))
     if not 0 <= (last - first).days < MAX_DAYS:
         raise InvalidRequest(f"from: {first} to {last} must be 1 to {MAX_DAYS} days; send more requests", param="from")
     async with SCANS.turn(caller.tenant, 1):

@@ -310,6 +310,11 @@ class Catalog:
         """Return a model by id or alias, None for any other value."""
         return self._names.get(model) if isinstance(model, str) else None
 
+    def id_of(self, name: str) -> str:
+        """Return the id of the model that a name means; a name of none is returned as it is."""
+        spec = self._names.get(name)
+        return name if spec is None else spec.id
+
     def for_size(self, model: str, width: int, height: int) -> ModelSpec:
         """Return a model with the `max_batch` of an image size."""
         spec = self.get(model)

@@ -13,6 +13,7 @@ from api.context import CallerDep, Context, ServicesDep
 from api.http.lists import MAX_LIMIT, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
 from api.jobs.job_object import JobObject, iso, job_object
+from shared.config.models_file import Catalog
 from shared.errors import InvalidRequest, NotFound
 from shared.queue import DeadLetter
 from shared.queue.maintenance.actions import Action
@@ -37,9 +38,9 @@ class LetterFilters(BaseModel):
         None, description="ISO 8601 or epoch seconds; exclusive.", json_schema_extra=TIME_SCHEMA
     )
 
-    @property
-    def filter(self) -> LetterFilter:
-        return LetterFilter(self.tenant, self.model, self.reason, epoch_ms(self.at_after), epoch_ms(self.at_before))
+    def filter(self, catalog: Catalog) -> LetterFilter:
+        model = None if self.model is None else catalog.id_of(self.model)
+        return LetterFilter(self.tenant, model, self.reason, epoch_ms(self.at_after), epoch_ms(self.at_before))
 
 
 class LetterListQuery(LetterFilters):
@@ -101,7 +102,10 @@ MatchingQuery = Annotated[MatchingLettersQuery, Query()]
 async def list_dead_letters(context: Context, query: Annotated[LetterListQuery, Query()]) -> DeadLetterList:
     """List dead letters, by default newest first."""
     letters, cursor = await context.services.queue.dead_letters.page(
-        query.after, min(query.limit, MAX_LIMIT), newest_first=query.order == "desc", matching=query.filter
+        query.after,
+        min(query.limit, MAX_LIMIT),
+        newest_first=query.order == "desc",
+        matching=query.filter(context.services.catalog),
     )
     return DeadLetterList(
         data=[_letter_object(letter, context.base_url) for letter in letters],
@@ -163,12 +167,13 @@ async def _change(
     change: Callable[[str], Awaitable[bool]],
 ) -> LetterPiece:
     """Change the next dead letters that match, a few at a time, or return those that would change."""
-    if query.filter == LetterFilter():
+    matching = query.filter(services.catalog)
+    if matching == LetterFilter():
         raise InvalidRequest(
             "reason: send at least one filter: tenant, model, reason, at_after or at_before", param="reason"
         )
     letters, cursor = await services.queue.dead_letters.page(
-        query.after, MAX_CHANGED, newest_first=False, matching=query.filter
+        query.after, MAX_CHANGED, newest_first=False, matching=matching
     )
     ids = [letter.id for letter in letters if affects(letter)]
     if not query.dry_run:

@@ -105,7 +105,7 @@ async def pin_model(model: str, services: ServicesDep, caller: CallerDep, reques
 @router.post("/models/{model:path}:unpin", status_code=202, openapi_extra=_TARGET, responses=_ERRORS)
 async def unpin_model(model: str, services: ServicesDep, caller: CallerDep, request: Request) -> ModelOrderObject:
     """End a pin, named as it was set. The model stays until another one needs its memory."""
-    queue, target = services.queue, await _target(request)
+    queue, target, model = services.queue, await _target(request), services.catalog.id_of(model)
     orders, workers = await queue.model_orders.all(), await queue.workers.all()
     asked = ModelOrder("", model, ModelAction.PIN, 0, target.worker_pool, target.worker)
     pins = [one for one in orders if one.model == model and one.action is ModelAction.PIN]

@@ -108,7 +108,7 @@ async def resume_everything(services: ServicesDep, caller: CallerDep) -> Respons
 @router.delete("/pauses/models/{model:path}", status_code=204, responses=_ERRORS)
 async def resume_model(model: str, services: ServicesDep, caller: CallerDep) -> Response:
     """End the pause of a model."""
-    return await _resume(services, caller, PauseKind.MODEL, model)
+    return await _resume(services, caller, PauseKind.MODEL, services.catalog.id_of(model))
 
 
 @router.delete("/pauses/tenants/{tenant}", status_code=204, responses=_ERRORS)

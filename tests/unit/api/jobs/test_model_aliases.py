@@ -73,3 +73,20 @@ async def test_an_unknown_model_is_answered_with_the_ids(api: httpx.AsyncClient)
     response = await api.post("/v1/jobs", json={"model": "gpt-image-2", "prompt": "a dog"})
     assert response.status_code == 404
     assert "available: demo" in response.text
+
+
+async def test_operators_end_by_an_alias_what_they_began_by_it(api: httpx.AsyncClient) -> None:
+    assert (await api.put(f"/v1/pauses/models/{ALIAS}")).json()["name"] == "demo"
+    assert (await api.delete(f"/v1/pauses/models/{OWNED}")).status_code == 204
+    assert (await api.get("/v1/pauses")).json()["data"] == []
+    assert (await api.post(f"/v1/models/{ALIAS}:pin")).status_code == 202
+    assert (await api.post(f"/v1/models/{OWNED}:unpin")).json()["model"] == "demo"
+
+
+async def test_filters_know_aliases(api: httpx.AsyncClient) -> None:
+    job = (await api.post("/v1/jobs", json={"model": ALIAS, "prompt": "a dog"})).json()["id"]
+    for model in (ALIAS, "demo"):
+        assert [one["id"] for one in (await api.get("/v1/jobs", params={"model": model})).json()["data"]] == [job]
+    assert (await api.get("/v1/jobs", params={"model": "another"})).json()["data"] == []
+    canceled = (await api.post("/v1/jobs:cancel", params={"model": OWNED})).json()
+    assert canceled["ids"] == [job]
