@@ -24,6 +24,7 @@ from cli.up import environment
 from fusequeue import InvalidArgument
 from fusequeue.transport import open_client
 from shared.config import settings
+from shared.config.model_index import CLASSIC, MODULAR, index_file
 from shared.errors import FusequeueError
 from shared.runtime.python_command import python_command
 
@@ -127,8 +128,10 @@ def _source(spec: ModelSpec) -> Finding:
         remedy = "pin a `revision`, so that every worker loads the same weights"
         return Finding(name, WARNING, f"{spec.source} of the hub", remedy)
     folder = Path(spec.source)
-    if not (folder / "model_index.json").is_file():
-        return Finding(name, FAILED, f"{folder} has no model_index.json", "set `source` to a folder of save_pretrained")
+    if index_file(folder) is None:
+        return Finding(
+            name, FAILED, f"{folder} has no {CLASSIC}, nor {MODULAR}", "set `source` to a folder of save_pretrained"
+        )
     if spec.checkpoint is None and not next(folder.rglob("*.safetensors"), None):
         return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
     return Finding(name, OK, str(folder))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
+from shared.config.model_index import read_index
 from shared.job import Job, matching
 from shared.job_fields import MUST_MATCH
 
@@ -113,7 +114,7 @@ def mixable_fields(denoisers: Mapping[str, str], *, has_controls: bool = False) 
 def denoisers_of(folder: Path) -> dict[str, str] | None:
     """Return name and class of a pipeline's denoisers, or None if its index cannot be read."""
     try:
-        index = json.loads((folder / "model_index.json").read_text("utf-8"))
+        index = read_index(folder)
         return {name: str(index[name][1]) for name in DENOISERS if name in index and index[name][1]}
     except (OSError, ValueError, TypeError, LookupError):
         return None  # loading the model reports the error

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shared.config.model_index import read_index
+
 FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 """Dtypes of weights, by safetensors' names; they are loaded as the model's dtype."""
 
@@ -147,7 +149,7 @@ def checkpoint_fault(file: Path, folder: Path | None) -> str | None:
     """
     try:
         tensors = read_header(file)
-        index = None if folder is None else json.loads((folder / "model_index.json").read_text("utf-8"))
+        index = None if folder is None else read_index(folder)
         if isinstance(index, dict):
             check_parts(names_by_part(tensors, index), tensors, index)
     except (OSError, ValueError) as error:

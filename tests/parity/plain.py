@@ -57,7 +57,7 @@ class PlainPipeline:
     """A model's folder, loaded by diffusers only."""
 
     def __init__(self, source: Path, device: str = DEVICE, dtype: torch.dtype = torch.float32) -> None:
-        self._loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True, dtype=dtype).to(device)
+        self._loaded = _load(source, dtype).to(device)
         self._loaded.set_progress_bar_config(disable=True)
         encoder = getattr(self._loaded, "text_encoder", None)
         if isinstance(encoder, CLIPTextModel) and not hasattr(encoder, "text_model"):
@@ -110,6 +110,14 @@ class PlainPipeline:
         return max(effects)
 
 
+def _load(source: Path, dtype: torch.dtype) -> Any:
+    if (source / "model_index.json").exists():
+        return DiffusionPipeline.from_pretrained(source, local_files_only=True, dtype=dtype)
+    pipeline = diffusers.ModularPipeline.from_pretrained(str(source), local_files_only=True)
+    pipeline.load_components(dtype=dtype, local_files_only=True)
+    return pipeline
+
+
 @contextmanager
 def _nudged(components: Mapping[str, Any], seed: int) -> Iterator[None]:
     """Change each output of the text encoders and denoisers at random by `NUDGE` of its largest value."""
@@ -151,7 +159,7 @@ def _captured() -> Iterator[list[np.ndarray]]:
 
 
 def _results(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[PlainResult]:
-    made = next(value for name in ("frames", "images", "image") if (value := getattr(result, name, None)) is not None)
+    made = next(value for name in ("frames", "videos", "images", "image") if (value := getattr(result, name, None)) is not None)
     one = made[0] if isinstance(made[0], Sequence) else made
     if not job.task.makes_video:  # layers of one image, or one image
         return [_image(image, captured[at : at + 1]) for at, image in enumerate(one)]

@@ -112,6 +112,12 @@ CALLS = {
     "OvisImagePipeline": "negative_prompt guidance_scale height width",
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
     "OmniGenPipeline": "height width guidance_scale",
+    # Modular; with a guider, guidance is its own
+    "StableDiffusionXLModularPipeline": "image mask_image height width strength negative_prompt",
+    "StableDiffusion3ModularPipeline": "image height width strength negative_prompt",
+    "FluxModularPipeline": "image height width strength guidance_scale",
+    "QwenImageModularPipeline": "image mask_image height width strength negative_prompt",
+    "ZImageModularPipeline": "image height width strength negative_prompt",
     # Control nets
     "StableDiffusionControlNetPipeline": f"image height width guidance_scale negative_prompt {_CONTROL}",
     "StableDiffusionControlNetImg2ImgPipeline": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from parity.variants import Difference, blocks_difference, int8_difference
 from tiny import controls
 
 from shared.config.controls import Control, ControlSpec
+from shared.config.model_index import index_file, read_index
 from shared.config.step_schedules import StepSchedule
 from shared.job import Job
 from shared.job_fields import Task
@@ -75,7 +75,7 @@ def run(cell: Cell, folder: Path, *, variants: bool = False) -> Outcome:
     again.
     """
     with cell.around(), as_floats():
-        source = folder if (folder / "model_index.json").exists() else cell.build(cell.tiny, folder)
+        source = folder if index_file(folder) is not None else cell.build(cell.tiny, folder)
         recorder = _together(cell, source)
         jobs = [*cell.first_jobs(), *cell.joining_jobs()]
         failed = {job.id: error.message for job in jobs if (error := recorder.finished[job.id].error) is not None}
@@ -157,7 +157,7 @@ def _cached(cell: Cell, source: Path, steps: int) -> tuple[list[int], float]:
 
 def _controlled(cell: Cell, source: Path) -> float | None:
     """Run jobs with different control images together, and each by itself in the engine."""
-    pipeline = json.loads((source / "model_index.json").read_text())["_class_name"]
+    pipeline = read_index(source)["_class_name"]
     if Task.TEXT_TO_IMAGE not in cell.tasks or pipeline not in CONTROL_PIPELINES:
         return None
     net = source.with_name(f"{source.name}-control")

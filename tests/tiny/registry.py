@@ -35,6 +35,7 @@ MODULES = {
     "more.dit": ("pixart-alpha", "lumina-next", "latte", "bria", "bria-fibo", "ovis-image", "omnigen"),
     "more.chroma": ("chroma-i2i",),
     "more.krea": ("krea-2",),
+    "images.modular": ("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(

@@ -20,7 +20,7 @@ def save(build: Callable[[], Any], folder: Path) -> Path:
     for _, part in sorted(pipeline.components.items()):
         if isinstance(part, torch.nn.Module):
             spread(part, generator)
-    pipeline.save_pretrained(folder, safe_serialization=True)
+    pipeline.save_pretrained(str(folder), safe_serialization=True)
     return folder
 
 

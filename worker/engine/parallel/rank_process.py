@@ -6,7 +6,6 @@ socket. It ends with that process, and when the socket closes.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import diffusers
 import torch
 from diffusers.utils import logging as diffusers_logging
 
+from shared.config.model_index import read_index
 from shared.config.models_file import ModelSpec
 from shared.runtime.parent_process import end_with_parent
 from shared.signature import DENOISERS
@@ -73,7 +73,7 @@ def main(descriptor: int) -> int:
 
 def _load_denoisers(spec: ModelSpec, folder: Path, device: torch.device) -> dict[str, Any]:
     """Return the denoisers by component, in the order of all ranks."""
-    index = json.loads((folder / "model_index.json").read_text())
+    index = read_index(folder)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     options = {"use_safetensors": True, "variant": spec.variant, "local_files_only": True}
     denoisers = {}

@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.guiders.guider_utils import BaseGuidance
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
+from worker.engine.pipelines.modular import is_modular, private_blocks
 from worker.engine.pipelines.noise_schedulers import avoid_waiting
 
 Pipeline = Any  # diffusers' pipelines have no types
+
+_CHANGED_BY_CALLS = (SchedulerMixin, BaseGuidance)
 
 
 class StepCounter:
@@ -60,12 +64,15 @@ class StepCounter:
 def clone_pipeline(
     template: Pipeline, scheduler: Any, steps: StepCounter, *, timesteps_on_host: bool = True
 ) -> Pipeline:
-    """Return a copy of `template` with its own noise scheduler and guider; so have the pipelines inside it."""
+    """Return a copy of `template` with its own noise schedulers and guiders; so have the pipelines inside it."""
     clone = copy.copy(template)
-    own = {"scheduler": _copy_component(scheduler), "progress_bar": steps}
-    avoid_waiting(own["scheduler"], timesteps_on_host=timesteps_on_host)
-    if getattr(clone, "guider", None) is not None:
-        own["guider"] = _copy_component(clone.guider)
+    own = {name: _copy_component(part) for name, part in vars(clone).items() if isinstance(part, _CHANGED_BY_CALLS)}
+    own["progress_bar"] = steps
+    if scheduler is not None:
+        own["scheduler"] = _copy_component(scheduler)
+        avoid_waiting(own["scheduler"], timesteps_on_host=timesteps_on_host)
+    if is_modular(template):
+        own["_blocks"] = private_blocks(template.blocks, steps)
     for name, inner in nested_pipelines(template).items():
         shares = inner.scheduler is template.scheduler
         own[name] = clone_pipeline(inner, inner.scheduler, steps, timesteps_on_host=timesteps_on_host)
@@ -97,12 +104,12 @@ def make_template(pipeline: Pipeline, stand_ins: Mapping[str, Any], device: torc
     The pipelines inside it get the same stand-ins, under their own names. Raises `ValueError` for a guider that changes
     the denoiser during a step, as image tasks share the denoiser.
     """
-    guider = getattr(pipeline, "guider", None)
-    if guider is not None and type(guider).cleanup_models is not BaseGuidance.cleanup_models:
-        raise ValueError(
-            f"its guider, {type(guider).__name__}, changes the denoiser, which jobs share; "
-            "name another one in guider/guider_config.json, such as ClassifierFreeGuidance"
-        )
+    for name, guider in vars(pipeline).items():
+        if isinstance(guider, BaseGuidance) and type(guider).cleanup_models is not BaseGuidance.cleanup_models:
+            raise ValueError(
+                f"its {name}, {type(guider).__name__}, changes the denoiser, which jobs share; "
+                f"name another one in {name}/guider_config.json, such as ClassifierFreeGuidance"
+            )
     template = copy.copy(pipeline)
     template.__class__ = _template_class(pipeline.__class__, device)
     template.__dict__.update(stand_ins)

@@ -1,6 +1,5 @@
 """Loading a diffusers pipeline: the weights' files, their size in memory, and the loaded model."""
 
-import json
 import math
 import threading
 import time
@@ -13,10 +12,11 @@ from typing import Any
 
 import structlog
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModularPipeline
 from transformers import CLIPTextModel
 
 from shared.config.controls import Control
+from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, read_index
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
@@ -47,6 +47,7 @@ from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, 
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
+from worker.engine.pipelines.modular import all_blocks
 from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
@@ -59,6 +60,7 @@ from worker.engine.weights.downloads import fetch
 from worker.engine.weights.load_failures import is_unmounted, passing_cause
 from worker.engine.weights.memory import offload_groups, save_memory
 from worker.engine.weights.missing_packages import check_classes, lacking_package, unwanted_parts
+from worker.engine.weights.modular_parts import load_modular
 from worker.engine.weights.quantization import quantized_parts
 from worker.engine.weights.requirements import model_bytes, tensors_bytes
 
@@ -224,17 +226,18 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
         for control in spec.control:
             if not control.is_folder:
                 fetch(control)
-        found = (folder / "model_index.json").is_file()
+        found = index_file(folder) is not None
         unmounted = not found and is_unmounted(folder)
         lost = next((one for one in (spec.checkpoint, spec.vae) if one is not None and is_unmounted(Path(one))), None)
     except Exception as error:  # of the hub's libraries too, which share no base class
         raise load_error(spec, error, downloading=spec.is_on_hub) from None
     if unmounted or lost is not None:
-        place = f"{spec.source}, nor beside it (no model_index.json)" if unmounted else f"{lost}, nor beside it"
+        place = f"{spec.source}, nor beside it (no {CLASSIC})" if unmounted else f"{lost}, nor beside it"
         raise LoadPostponed(f"model {spec.id!r}: nothing is at {place}; is its file system mounted?")
     if not found:
         raise ModelUnavailable(
-            f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
+            f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no {CLASSIC}, nor {MODULAR}); "
+            "check its source"
         )
     return folder, model_bytes(spec, folder)
 
@@ -245,7 +248,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     ranks: RankGroup | None = None
     try:
-        index = json.loads((folder / "model_index.json").read_text())
+        index = read_index(folder)
         unwanted = unwanted_parts(spec, index)
         check_folder(folder, index, unwanted)
         check_classes(index, unwanted)
@@ -255,7 +258,11 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         with _ONE_LOAD, all_weights_found():
             options = {"dtype": dtype, "use_safetensors": True, "variant": spec.variant, "local_files_only": True}
             parts = unwanted | quantized_parts(spec, folder, index, device) | checkpoint_parts(spec, folder, index)
-            pipeline: Pipeline = _LOADER.from_pretrained(folder, **options, **parts)
+            pipeline: Pipeline = (
+                load_modular(folder, index, options, parts)
+                if is_modular(folder)
+                else _LOADER.from_pretrained(folder, **options, **parts)
+            )
             denoisers = {name: part for name, part in _modules(pipeline).items() if name in DENOISERS}
             nets = load_control_nets(spec, list(denoisers.values()), device, dtype)
             image_adapter = load_ip_adapter(spec, pipeline)
@@ -384,6 +391,7 @@ def _vae_cast(pipeline: Pipeline, dtype: torch.dtype) -> torch.dtype | None:
     """
     vae = getattr(pipeline, "vae", None)
     forced = getattr(getattr(vae, "config", None), "force_upcast", False)
-    if not forced or dtype is torch.float32 or not hasattr(pipeline, "upcast_vae"):
+    casting = all_blocks(pipeline.blocks) if isinstance(pipeline, ModularPipeline) else [pipeline]
+    if not forced or dtype is torch.float32 or not any(hasattr(one, "upcast_vae") for one in casting):
         return None
     return torch.float32 if dtype is torch.float16 else dtype

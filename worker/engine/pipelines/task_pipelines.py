@@ -10,6 +10,7 @@ import diffusers
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
+from worker.engine.pipelines.modular import is_modular, modular_for
 
 FRAME_COUNTS = ("num_frames", "frames", "video_length")
 """Names that pipelines give to their argument for the number of frames."""
@@ -39,6 +40,8 @@ _SIBLINGS: Mapping[tuple[str, Task], str] = {
 
 def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
     """Return a pipeline of the same modules that does `task`; raises `ModelUnavailable` if there is none."""
+    if is_modular(pipeline):
+        return modular_for(task, pipeline)
     if supports(task, pipeline):
         return pipeline
     sibling = _SIBLINGS.get((type(pipeline).__name__, task))

@@ -6,7 +6,6 @@ diffusers and transformers can be imported without them: classes that need one a
 import ast
 import importlib
 import importlib.util
-import json
 import linecache
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from shared.config.model_index import read_index
 from shared.config.models_file import ModelSpec
 from worker.engine.weights.load_failures import with_causes
 
@@ -105,7 +105,7 @@ def missing_package(spec: ModelSpec, folder: Path, *, load_parts: bool = True) -
     noise schedulers. What else is wrong with them is left to the load of the model.
     """
     try:
-        index = json.loads((folder / "model_index.json").read_text("utf-8"))
+        index = read_index(folder)
         parts = dict(_classes(index, unwanted_parts(spec, index)))
     except Exception as error:  # a library can raise anything for files that it does not expect
         return lacking_package(error)

@@ -16,6 +16,7 @@ import huggingface_hub
 
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
+from shared.config.model_index import read_index
 from shared.config.models_file import ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from shared.signature import DENOISERS
@@ -73,7 +74,7 @@ def _replaced_parts(spec: ModelSpec, folder: Path) -> dict[str, int]:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the load reports what is wrong
         if spec.checkpoint is not None:
             tensors = read_header(Path(spec.checkpoint))
-            index = json.loads((folder / "model_index.json").read_text("utf-8"))
+            index = read_index(folder)
             for part, names in names_by_part(tensors, index).items():
                 held_as = spec.layerwise_casting if part in DENOISERS else None
                 parts[part] = math.ceil(

@@ -1,0 +1,29 @@
+"""Tiny modular pipelines, of the parts of classic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import diffusers
+
+
+def modular(class_name: str, module: str, name: str) -> Any:
+    """Return a modular pipeline with the parts of a tiny classic one that its blocks expect."""
+    parts = import_module(f"tiny.{module}").PIPELINES[name]().components
+    pipeline = getattr(diffusers, class_name)()
+    pipeline.update_components(
+        **{part: parts[part] for part in pipeline.pretrained_component_names if parts.get(part) is not None}
+    )
+    return pipeline
+
+
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "modular-sdxl": partial(modular, "StableDiffusionXLModularPipeline", "images.stable", "sdxl"),
+    "modular-sd3": partial(modular, "StableDiffusion3ModularPipeline", "images.stable", "sd3"),
+    "modular-flux": partial(modular, "FluxModularPipeline", "images.stable", "flux"),
+    "modular-qwen-image": partial(modular, "QwenImageModularPipeline", "images.qwen", "qwen-image"),
+    "modular-z-image": partial(modular, "ZImageModularPipeline", "images.zimage", "z-image"),
+}

@@ -1,0 +1,147 @@
+"""Modular pipelines as the pipelines of tasks: which inputs a task gives, and a call that returns images or a video.
+
+A modular pipeline runs the blocks that its inputs choose. It describes itself, so nothing here knows a family.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from diffusers import ModularPipeline
+from diffusers.modular_pipelines import LoopSequentialPipelineBlocks, ModularPipelineBlocks
+
+from shared.errors import ModelUnavailable
+from shared.job_fields import Task
+
+Pipeline = Any  # diffusers' pipelines have no types
+
+MOST_CLASSES = 256
+"""Of pipelines with tasks; a process that has served more makes them again."""
+
+_GIVEN: Mapping[Task, tuple[str, ...]] = {
+    Task.TEXT_TO_IMAGE: ("prompt",),
+    Task.TEXT_TO_VIDEO: ("prompt",),
+    Task.IMAGE_TO_IMAGE: ("prompt", "image"),
+    Task.INPAINT: ("prompt", "image", "mask_image"),
+    Task.EDIT: ("prompt", "image"),
+    Task.IMAGE_TO_VIDEO: ("prompt", "image"),
+}
+_ALSO_TAKEN = ("last_image", "callback_on_step_end")  # by blocks that the inputs of a task alone do not choose
+_OUTPUTS = {"images": "images", "videos": "frames", "audio": "audio", "sampling_rate": "sampling_rate"}
+# Parts without which blocks run: diffusers asks for them only with an input that is off by default, or has a default.
+_OPTIONAL = ("upsampler", "enhancer", "duration_head", "safety_checker", "watermark", "processor")
+
+
+def is_modular(pipeline: Pipeline) -> bool:
+    return isinstance(pipeline, ModularPipeline)
+
+
+def modular_for(task: Task, pipeline: Pipeline) -> Pipeline:
+    """Return a copy of a modular pipeline whose call takes the inputs of `task` by name and returns an output.
+
+    Raises `ModelUnavailable` if no blocks of it do the task, or if one of their parts has not been loaded.
+    """
+    blocks = _blocks_for(task, pipeline)
+    missing = _missing_parts(pipeline, blocks)
+    if missing:
+        raise ModelUnavailable(f"{type(pipeline).__name__} needs {', '.join(missing)} for {task.value}; add the folder")
+    classes: tuple[Any, Any] = (type(pipeline), type(pipeline.blocks))
+    adapted = copy.copy(pipeline)
+    adapted.__class__ = _class_for(*classes, task)
+    return adapted
+
+
+def _blocks_for(task: Task, pipeline: Pipeline) -> ModularPipelineBlocks:
+    """Return the blocks that the inputs of a task choose."""
+    fault = task_fault(task, pipeline.blocks)
+    if fault is not None:
+        raise ModelUnavailable(f"{type(pipeline).__name__} does not do {task.value}: {fault}")
+    return _chosen(task, pipeline.blocks)
+
+
+def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
+    """Return why blocks do not do a task, None if they do."""
+    lacking = [name for name in _GIVEN[task] if name not in blocks.input_names]
+    if lacking:
+        return f"it takes no {lacking[0]}"
+    chosen = _chosen(task, blocks)
+    output = "videos" if task.makes_video else "images"
+    outputs = [item.name for item in chosen.outputs]
+    if output not in outputs:
+        return f"it makes {' and '.join(outputs)}, not {output}"
+    inputs = {item.name: item for item in chosen.inputs if item.name is not None}
+    unused = [name for name in _GIVEN[task] if name not in inputs]
+    if unused:
+        return f"it takes no {unused[0]} with them"
+    if task in (Task.IMAGE_TO_IMAGE, Task.EDIT) and ("strength" in inputs) != (task is Task.IMAGE_TO_IMAGE):
+        return "its images have a strength" if task is Task.EDIT else "its images have no strength"
+    needed = [name for name, item in inputs.items() if item.required and item.default is None]
+    unknown = [name for name in needed if name not in (*_GIVEN[task], *_SUPPLIED)]
+    return f"it needs {unknown[0]}, which jobs cannot give" if unknown else None
+
+
+_SUPPLIED = ("width", "height", "num_frames", "num_inference_steps", "generator", "frame_rate", "negative_prompt")
+
+
+def _chosen(task: Task, blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
+    given = dict.fromkeys(_GIVEN[task], True)
+    return blocks.get_execution_blocks(**given, num_frames=2 if task.makes_video else 1)
+
+
+def _missing_parts(pipeline: Pipeline, blocks: ModularPipelineBlocks) -> list[str]:
+    names = (part.name for part in blocks.expected_components)
+    return [name for name in names if getattr(pipeline, name) is None and not any(one in name for one in _OPTIONAL)]
+
+
+@lru_cache(MOST_CLASSES)
+def _class_for(base: Any, blocks_class: Any, task: Task) -> Any:
+    """Return a subclass whose call has the inputs of a task as its parameters."""
+    blocks = blocks_class()
+    inputs = {item.name: item.default for item in _chosen(task, blocks).inputs if item.name is not None}
+    inputs |= {name: None for name in _ALSO_TAKEN if name in (*blocks.input_names, "callback_on_step_end")}
+
+    def call(self: Any, *, callback_on_step_end: Callable[..., Any] | None = None, **values: Any) -> SimpleNamespace:
+        if callback_on_step_end is not None:
+            for loop in _loops(self._blocks):
+                loop.__dict__["loop_step"] = partial(_step_with_callback, loop, callback_on_step_end)
+        state = base.__call__(self, **values)
+        return SimpleNamespace(**{to: state.get(name) for name, to in _OUTPUTS.items() if state.get(name) is not None})
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword, default=default) for name, default in inputs.items()]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return type(base.__name__, (base,), {"__module__": base.__module__, "__call__": call})
+
+
+def _step_with_callback(loop: Any, callback: Callable[..., Any], components: Any, state: Any, **at: Any) -> Any:
+    components, state = type(loop).loop_step(loop, components, state, **at)
+    latents: torch.Tensor | None = getattr(state, "latents", None)
+    callback(components, at.get("i", 0), at.get("t"), {"latents": latents})
+    return components, state
+
+
+def private_blocks(blocks: ModularPipelineBlocks, progress_bar: Any) -> ModularPipelineBlocks:
+    """Return a copy of blocks, whose loops count their steps by `progress_bar`; they hold nothing else that changes."""
+    own = copy.copy(blocks)
+    own.sub_blocks = type(blocks.sub_blocks)(
+        (name, private_blocks(one, progress_bar)) for name, one in blocks.sub_blocks.items()
+    )
+    if isinstance(own, LoopSequentialPipelineBlocks):
+        own.__dict__["progress_bar"] = progress_bar
+    return own
+
+
+def all_blocks(blocks: ModularPipelineBlocks) -> Iterator[ModularPipelineBlocks]:
+    yield blocks
+    for one in blocks.sub_blocks.values():
+        yield from all_blocks(one)
+
+
+def _loops(blocks: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlocks]:
+    return (one for one in all_blocks(blocks) if isinstance(one, LoopSequentialPipelineBlocks))
