@@ -159,7 +159,9 @@ def _captured() -> Iterator[list[np.ndarray]]:
 
 
 def _results(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[PlainResult]:
-    made = next(value for name in ("frames", "videos", "images", "image") if (value := getattr(result, name, None)) is not None)
+    made = next(
+        value for name in ("frames", "videos", "images", "image") if (value := getattr(result, name, None)) is not None
+    )
     one = made[0] if isinstance(made[0], Sequence) else made
     if not job.task.makes_video:  # layers of one image, or one image
         return [_image(image, captured[at : at + 1]) for at, image in enumerate(one)]

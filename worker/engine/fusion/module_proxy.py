@@ -73,7 +73,8 @@ class SharedMethod:
         self.lean = lean and (self.stage >= Stage.CONTROL or method == "decode")
         self.compiled = False
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
-        parameters = inspect.signature(getattr(module, method)).parameters.values()
+        self.signature = inspect.signature(getattr(module, method))
+        parameters = self.signature.parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [item.name for item in parameters if item.kind in positional]
         self._defaults = {item.name: item.default for item in parameters}
@@ -279,6 +280,13 @@ def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
     return park(call) if step_cache is None else step_cache.answer(call, park)
 
 
+def _parking(shared_method: SharedMethod) -> Callable[..., Any]:
+    """Return a function that parks calls; modular pipelines read from its signature what a module takes."""
+    parking = partial(_park, shared_method)
+    vars(parking)["__signature__"] = shared_method.signature
+    return parking
+
+
 class ModuleProxy:
     """Stand-in for a shared module inside the pipeline of one image task.
 
@@ -295,7 +303,7 @@ class ModuleProxy:
         if hasattr(module, "config"):  # pipelines read it at each step
             self.config = module.config
         for name, shared_method in methods.items():
-            setattr(self, name, partial(_park, shared_method))
+            setattr(self, name, _parking(shared_method))
 
     @property  # type: ignore[misc]  # isinstance() reads it
     def __class__(self) -> type:
