@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CLASSIC = "model_index.json"
 MODULAR = "modular_model_index.json"
 
 Index = dict[str, Any]
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+class PartPlace(NamedTuple):
+    """Where the files of a part of a modular pipeline are: a subfolder, of a repository if it names one."""
+
+    name: str
+    subfolder: str
+    repository: str | None
+    revision: str | None
+    variant: str | None
 
 
 def index_file(folder: Path) -> Path | None:
@@ -24,33 +38,45 @@ def is_modular(folder: Path) -> bool:
 def read_index(folder: Path) -> Index:
     """Return the index of a folder: `[library, class]` of each part by its name, and settings of the pipeline.
 
-    A modular one is brought to this form; parts that it has no files of are left out. Raises `OSError` or `ValueError`.
+    A modular one is brought to this form, without the parts that are to come from nowhere. Raises `OSError` or
+    `ValueError`.
     """
+    index = _read(folder)
+    if not is_modular(folder):
+        return index
+    placed = {place.name for place in part_places(folder)}
+    return {name: _classic_entry(one) for name, one in index.items() if name in placed or not _is_part(one)}
+
+
+def part_places(folder: Path) -> Iterator[PartPlace]:
+    """Yield the places of the parts of a modular pipeline; those of other folders are taken to be in this one."""
+    for name, entry in _read(folder).items():
+        if not _is_part(entry):
+            continue
+        source = entry[2].get("pretrained_model_name_or_path") or entry[2].get("repo")
+        if not isinstance(source, str):
+            continue
+        on_hub = _HUB_ID.fullmatch(source) is not None
+        values = (entry[2].get(key) for key in ("revision", "variant"))
+        revision, variant = (value if isinstance(value, str) else None for value in values)
+        subfolder = entry[2].get("subfolder")
+        own = subfolder if isinstance(subfolder, str) and (subfolder or on_hub) else name
+        yield PartPlace(name, own, source if on_hub else None, revision, variant)
+
+
+def _read(folder: Path) -> Index:
     index = json.loads((index_file(folder) or folder / CLASSIC).read_text("utf-8"))
     if not isinstance(index, dict):
         raise ValueError("its index is no JSON object")
-    if not is_modular(folder):
-        return index
-    return {name: _classic_entry(entry) for name, entry in index.items() if not _is_unset(entry)}
-
-
-def repository_of(entry: Any) -> str | None:
-    """Return the folder or repository that an entry of a modular index names, None if it names none."""
-    specification = entry[2] if _is_part(entry) else {}
-    named = specification.get("pretrained_model_name_or_path") or specification.get("repo")
-    return named if isinstance(named, str) else None
+    return index
 
 
 def _is_part(entry: Any) -> bool:
     return isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], dict)
 
 
-def _is_unset(entry: Any) -> bool:
-    return _is_part(entry) and repository_of(entry) is None
-
-
 def _classic_entry(entry: Any) -> Any:
-    """Return the part's `[library, class]` of a modular index; other values as they are."""
+    """Return the `[library, class]` of a part of a modular index; other values as they are."""
     if not _is_part(entry):
         return entry
     hint = entry[2].get("type_hint")

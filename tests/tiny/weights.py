@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import ModularPipeline
 
 SEED = 7
 
@@ -20,7 +21,8 @@ def save(build: Callable[[], Any], folder: Path) -> Path:
     for _, part in sorted(pipeline.components.items()):
         if isinstance(part, torch.nn.Module):
             spread(part, generator)
-    pipeline.save_pretrained(str(folder), safe_serialization=True)
+    modular = {"overwrite_modular_index": True} if isinstance(pipeline, ModularPipeline) else {}
+    pipeline.save_pretrained(str(folder), safe_serialization=True, **modular)
     return folder
 
 

@@ -13,6 +13,7 @@ import huggingface_hub
 import torch
 
 from shared.config import models_file, settings
+from shared.config.model_index import CLASSIC, MODULAR
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
@@ -76,8 +77,10 @@ def check_devices(spec: ModelSpec, first: torch.device) -> DeviceVerdict | None:
 def _folder(spec: ModelSpec) -> Path | None:
     if spec.is_folder:
         return Path(spec.source) if Path(spec.source).is_dir() else None
-    index = huggingface_hub.try_to_load_from_cache(spec.source, "model_index.json", revision=spec.revision)
-    return Path(index).parent if isinstance(index, str) else None
+    found = (
+        huggingface_hub.try_to_load_from_cache(spec.source, name, revision=spec.revision) for name in (CLASSIC, MODULAR)
+    )
+    return next((Path(index).parent for index in found if isinstance(index, str)), None)
 
 
 def _main(config: Settings) -> None:

@@ -14,6 +14,7 @@ from shared.job import Job
 from worker.engine.errors import is_device_lost
 from worker.engine.pipelines.call_arguments import to_pixels
 from worker.engine.pipelines.clones import Pipeline, StepCounter
+from worker.engine.pipelines.modular import is_modular
 from worker.engine.protocol import Pixels
 
 log = structlog.get_logger()
@@ -66,15 +67,27 @@ def _to_vae_latents(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torc
     if getattr(vae, "bn", None) is not None:
         return _unpatchify(pipeline, job, latents)
     if latents.ndim == 3:
-        unpack = getattr(pipeline, "_unpack_latents", None)
+        unpack = getattr(pipeline, "_unpack_latents", _unpack_patches if is_modular(pipeline) else None)
         if unpack is None:
             return None
         latents = unpack(latents, job.height, job.width, pipeline.vae_scale_factor)
+        if latents.ndim == 4 and "temperal_downsample" in vae.config:  # of a VAE for videos, with an axis of time
+            latents = latents.unsqueeze(2)
     channels = getattr(vae.config, "latent_channels", None) or getattr(vae.config, "z_dim", None)
     matches = latents.ndim in (4, 5) and latents.shape[0] == 1 and latents.shape[1] == channels
     if not matches or (latents.ndim == 5 and latents.shape[2] != 1):
         return None
     return _unscale(pipeline, latents)
+
+
+def _unpack_patches(latents: torch.Tensor, height: int, width: int, vae_scale_factor: int) -> torch.Tensor:
+    """Return packed latents [1, rows * columns, 4 * channels] as [1, channels, 2 * rows, 2 * columns].
+
+    The blocks of modular pipelines that pack latents do it as FLUX does, in patches of 2 x 2.
+    """
+    sides = height // (2 * vae_scale_factor), width // (2 * vae_scale_factor)
+    patches: torch.Tensor = latents.unflatten(2, (-1, 2, 2)).unflatten(1, sides)
+    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
 def _unpatchify(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Tensor | None:

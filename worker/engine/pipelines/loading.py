@@ -250,7 +250,8 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     try:
         index = read_index(folder)
         unwanted = unwanted_parts(spec, index)
-        check_folder(folder, index, unwanted)
+        if not is_modular(folder):
+            check_folder(folder, index, unwanted)
         check_classes(index, unwanted)
         if spec.devices > 1:
             check_divisible(folder, spec.devices)

@@ -127,11 +127,25 @@ def _step_with_callback(loop: Any, callback: Callable[..., Any], components: Any
 
 
 def private_blocks(blocks: ModularPipelineBlocks, progress_bar: Any) -> ModularPipelineBlocks:
-    """Return a copy of blocks, whose loops count their steps by `progress_bar`; they hold nothing else that changes."""
+    """Return a copy of a pipeline's blocks, whose loops count their steps by `progress_bar`.
+
+    They hold nothing else that changes. Their inputs are collected once, which took 4 ms of each call of XL's.
+    """
+    own = _copy_blocks(blocks, progress_bar)
+    blocks_class: Any = type(blocks)
+    own.__class__ = _with_inputs(blocks_class)
+    return own
+
+
+@lru_cache(MOST_CLASSES)
+def _with_inputs(blocks_class: Any) -> Any:
+    return type(blocks_class.__name__, (blocks_class,), {"inputs": blocks_class().inputs})
+
+
+def _copy_blocks(blocks: ModularPipelineBlocks, progress_bar: Any) -> ModularPipelineBlocks:
     own = copy.copy(blocks)
-    own.sub_blocks = type(blocks.sub_blocks)(
-        (name, private_blocks(one, progress_bar)) for name, one in blocks.sub_blocks.items()
-    )
+    copies = ((name, _copy_blocks(one, progress_bar)) for name, one in blocks.sub_blocks.items())
+    own.sub_blocks = type(blocks.sub_blocks)(copies)
     if isinstance(own, LoopSequentialPipelineBlocks):
         own.__dict__["progress_bar"] = progress_bar
     return own

@@ -13,9 +13,11 @@ import huggingface_hub
 import structlog
 from diffusers import DiffusionPipeline
 from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
+from shared.config.model_index import MODULAR, part_places
 from shared.config.models_file import ModelSpec
 from worker.engine.weights.load_failures import passing_cause
 
@@ -26,6 +28,7 @@ LOOK_EVERY_S = 5.0
 
 _LOADER: Any = DiffusionPipeline
 _CONTROL_FILES = ("config.json", "*_model.safetensors", "*_model-*.safetensors", "*_model.safetensors.index.json")
+_PART_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _TIMEOUTS = ("connect", "read", "write", "pool")
 _Spec = ModelSpec | ControlSpec
 _Source = tuple[str, str | None, str | None, str | None]
@@ -89,7 +92,27 @@ def _download(spec: _Spec, *, local_files_only: bool) -> Path:
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
     if spec.checkpoint is not None:
         options |= dict.fromkeys(_parts_of_checkpoint(spec, Path(spec.checkpoint), local_files_only))
-    return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
+    try:
+        return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
+    except EntryNotFoundError as error:  # it has no index of a classic pipeline
+        if isinstance(error, LocalEntryNotFoundError) and not local_files_only:  # the hub cannot be reached
+            raise
+        return _download_modular(spec, local_files_only)
+
+
+def _download_modular(spec: ModelSpec, local_files_only: bool) -> Path:
+    """Download a modular pipeline, and those of its parts that are in other repositories."""
+    download: Any = huggingface_hub.snapshot_download
+    own = {"revision": spec.revision, "local_files_only": local_files_only}
+    folder = Path(download(spec.source, allow_patterns=[MODULAR], **own))
+    for place in part_places(folder):
+        patterns = [f"{place.subfolder}/{pattern}".removeprefix("/") for pattern in _PART_FILES]
+        if place.repository in (None, spec.source):
+            download(spec.source, allow_patterns=patterns, **own)
+        else:
+            revision = {"revision": place.revision, "local_files_only": local_files_only}
+            download(place.repository, allow_patterns=patterns, **revision)
+    return folder
 
 
 def _parts_of_checkpoint(spec: ModelSpec, file: Path, local_files_only: bool) -> Iterable[str]:

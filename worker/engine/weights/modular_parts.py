@@ -1,14 +1,16 @@
 """Loading a modular pipeline: diffusers' own blocks, and the parts that its index names, from safetensors only."""
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import diffusers
+import huggingface_hub
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 
-from shared.config.model_index import MODULAR, Index
+from shared.config.model_index import MODULAR, Index, PartPlace, part_places
+from worker.engine.weights.completeness import REMEDY
 
 _LIBRARIES = ("diffusers", "transformers")
 
@@ -17,18 +19,17 @@ def load_modular(folder: Path, index: Index, options: Mapping[str, Any], parts: 
     """Return the pipeline of a folder with its parts.
 
     `options` are those of `from_pretrained`; `parts` replace parts of the folder, None for one that is not loaded, and
-    can hold a `quantization_config`. Raises `ValueError` for blocks that are not diffusers' own, as their code would
-    have to be run, and for a part that is not in the folder.
+    can hold a `quantization_config`. Raises `ValueError` for blocks and parts whose code is not diffusers' or
+    transformers' own, as it is not run, and for a part without files.
     """
     pipeline = _class_of(index)(pretrained_model_name_or_path=str(folder), local_files_only=True)
     quantized = getattr(parts.get("quantization_config"), "quant_mapping", {})
-    loaded = {}
-    for name, specification in pipeline._component_specs.items():
-        if name in parts:
-            loaded[name] = parts[name]
-        elif specification.default_creation_method == "from_pretrained" and name in index:
-            own = {"quantization_config": quantized[name]} if name in quantized else {}
-            loaded[name] = _load_part(folder, name, specification, {**options, **own})
+    expected = pipeline._component_specs
+    loaded = {name: part for name, part in parts.items() if name in expected}
+    for place in part_places(folder):
+        if place.name in expected and place.name not in loaded:
+            own = {"quantization_config": quantized[place.name]} if place.name in quantized else {}
+            loaded[place.name] = _load_part(folder, place, expected[place.name].type_hint, {**options, **own})
     pipeline.register_components(**loaded)
     return pipeline
 
@@ -38,32 +39,36 @@ def _class_of(index: Index) -> Any:
     for key in ("_class_name", "_blocks_class_name"):
         name = index.get(key)
         if not isinstance(name, str) or not hasattr(diffusers, name):
-            raise ValueError(f"{MODULAR} names the {key} {name!r}, which is not diffusers' own; its code is not run")
+            raise ValueError(f"{MODULAR} names {name!r} as its {key}, which is not diffusers' own: its code is not run")
     found = getattr(diffusers, index["_class_name"])
     if not (isinstance(found, type) and issubclass(found, diffusers.ModularPipeline)):
-        raise ValueError(f"{index['_class_name']} is no modular pipeline; check {MODULAR}")
+        raise ValueError(f"{index['_class_name']} is no modular pipeline; correct {MODULAR}")
     return found
 
 
-def _load_part(folder: Path, name: str, specification: Any, options: Mapping[str, Any]) -> Any:
-    library = index_library(specification.type_hint)
+def _load_part(folder: Path, place: PartPlace, kind: Any, options: Mapping[str, Any]) -> Any:
+    library = str(getattr(kind, "__module__", None)).partition(".")[0]
     if library not in _LIBRARIES:
-        raise ValueError(f"its {name} is a class of {library}; only diffusers' and transformers' are loaded")
-    place = specification.pretrained_model_name_or_path
-    if place != str(folder) and (folder / (specification.subfolder or name)).is_dir():
-        place = str(folder)  # its index names the place from which the folder was copied
-    if place != str(folder) and Path(str(place)).is_absolute():
-        raise ValueError(f"it has no folder {name}, which {MODULAR} expects in {place}; copy it into {folder}")
-    kind: Any = specification.type_hint
-    subfolder = specification.subfolder or ("" if place != str(folder) else name)
-    if not issubclass(kind, torch.nn.Module):
-        options = {"local_files_only": True}
-    elif specification.variant is not None and options.get("variant") is None:
-        options = {**options, "variant": specification.variant}
-    revision = {} if specification.revision is None or place == str(folder) else {"revision": specification.revision}
-    return kind.from_pretrained(place, subfolder=subfolder, **options, **revision)
+        raise ValueError(f"its {place.name} is no class of {' or '.join(_LIBRARIES)}, and others are not loaded")
+    own: dict[str, Any] = dict(options) if issubclass(kind, torch.nn.Module) else {"local_files_only": True}
+    if kind.__name__.startswith("Auto"):
+        own["trust_remote_code"] = False
+    if place.variant is not None and own.get("variant", "") is None:
+        own["variant"] = place.variant
+    return kind.from_pretrained(_folder_with(place, folder), subfolder=place.subfolder, **own)
 
 
-def index_library(kind: Any) -> str:
-    module = inspect.getmodule(kind)
-    return "no known library" if module is None else module.__name__.partition(".")[0]
+def _folder_with(place: PartPlace, folder: Path) -> Path:
+    """Return `folder`, or the repository on this machine, in which the files of a part are."""
+    if place.subfolder and (folder / place.subfolder).is_dir():
+        return folder
+    if place.repository is None:
+        raise ValueError(f"it has no folder {place.subfolder}, which {MODULAR} lists; {REMEDY}")
+    find: Any = huggingface_hub.snapshot_download
+    try:
+        return Path(find(place.repository, revision=place.revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise ValueError(
+            f"it has no folder {place.subfolder or place.name}, and {place.repository}, which {MODULAR} names for it, "
+            "is not on this machine; download it into the folder"
+        ) from None

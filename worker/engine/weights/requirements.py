@@ -8,7 +8,7 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +16,7 @@ import huggingface_hub
 
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
-from shared.config.model_index import read_index
+from shared.config.model_index import is_modular, part_places, read_index
 from shared.config.models_file import ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from shared.signature import DENOISERS
@@ -61,11 +61,21 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
     Raises `OSError` for a missing GGUF file.
     """
     replaced = _replaced_parts(spec, folder)
-    components = [one for one in folder.iterdir() if one.is_dir() and one.name not in replaced]
+    components = [one for one in (*folder.iterdir(), *_elsewhere(folder)) if one.is_dir() and one.name not in replaced]
     item_bytes = ITEM_BYTES[spec.dtype]
     of_controls = (file_bytes(file, item_bytes, None) for one in spec.control for file in _control_files(one))
     of_folder = (component_bytes(component, spec) for component in components)
     return sum(of_folder) + sum(replaced.values()) + sum(of_controls)
+
+
+def _elsewhere(folder: Path) -> Iterator[Path]:
+    """Yield the folders of a modular pipeline's parts that are in other repositories, of those on this machine."""
+    for place in part_places(folder) if is_modular(folder) else ():
+        if place.repository is not None and not (place.subfolder and (folder / place.subfolder).is_dir()):
+            config = f"{place.subfolder}/config.json".removeprefix("/")
+            file = huggingface_hub.try_to_load_from_cache(place.repository, config, revision=place.revision)
+            if isinstance(file, str):
+                yield Path(file).parent
 
 
 def _replaced_parts(spec: ModelSpec, folder: Path) -> dict[str, int]:

@@ -12,6 +12,7 @@ import httpx
 import huggingface_hub
 import pytest
 from diffusers import DiffusionPipeline
+from huggingface_hub.errors import EntryNotFoundError
 from tiny.safetensors_file import file_of
 
 from shared.config.models_file import ModelSpec
@@ -99,6 +100,38 @@ def test_weights_that_a_checkpoint_has_are_not_downloaded(
     file.write_bytes(b"<html>")
     with pytest.raises(ValueError, match=f"checkpoint {file}: its header cannot be read"):
         fetch(spec.model_copy(update={"checkpoint": str(file)}))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_modular_pipeline_is_downloaded_with_its_parts_of_other_repositories(
+    local: bool, spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No code and no pickles; also from the cache, while the hub cannot be reached."""
+    places = {"transformer": (spec.source, "transformer"), "vae": ("org/vae", ""), "guider": (None, "")}
+    index = {
+        name: ["diffusers", "Any", {"pretrained_model_name_or_path": source, "subfolder": subfolder, "revision": "r1"}]
+        for name, (source, subfolder) in places.items()
+    }
+    (tmp_path / "modular_model_index.json").write_text(json.dumps({"_class_name": "FluxModularPipeline", **index}))
+    asked: list[tuple[str, str | None, str]] = []
+
+    def snapshot(source: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+        if local and not local_files_only:
+            raise httpx.ConnectError("refused")
+        asked.append((source, revision, allow_patterns[0]))
+        assert not any(pattern.endswith(("*", ".py", ".bin")) for pattern in allow_patterns)
+        return str(tmp_path)
+
+    def download(_source: str, **_options: Any) -> str:
+        raise EntryNotFoundError("no model_index.json")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    use(download)
+    assert fetch(spec) == tmp_path
+    index_file, transformer, vae = asked
+    assert index_file == (spec.source, None, "modular_model_index.json")
+    assert transformer == (spec.source, None, "transformer/*.json")
+    assert vae == ("org/vae", "r1", "*.json")
 
 
 def test_a_download_without_data_is_given_up_and_awaited_again(
