@@ -60,7 +60,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, TypedDict
 
-from pydantic import BaseModel, Field, SkipValidation
+from pydantic import BaseModel, Field, JsonValue, SkipValidation
 '''
 
 

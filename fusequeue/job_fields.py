@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, TypedDict
 
-from pydantic import BaseModel, Field, SkipValidation
+from pydantic import BaseModel, Field, JsonValue, SkipValidation
 
 JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
@@ -46,6 +46,8 @@ EndpointEventName: TypeAlias = Literal[
 class SentFields(TypedDict, total=False):
     """Parameters of a job that are sent as they are."""
 
+    extra: Mapping[str, JsonValue] | None
+    """Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."""
     negative_prompt: str | None
     """What the image or video does not show. Unset: the model's default; an empty one is a text."""
     width: int | None
@@ -119,6 +121,8 @@ class ReturnedFields(BaseModel):
     """A model of `GET /v1/models`."""
     prompt: str
     """What the image or video shows."""
+    extra: dict[str, JsonValue] | None = None
+    """Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."""
     negative_prompt: str | None = None
     width: int
     height: int

@@ -4,11 +4,12 @@
 Images, and other objects that a job has in another form than its request, are declared where they are converted.
 """
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 from pydantic_core import PydanticCustomError
 
 from shared.config.scheduler_choices import Scheduler, SchedulerOptions
@@ -20,6 +21,8 @@ RANDOM_SEED = -1
 
 MAX_FPS = 120
 MAX_DEADLINE_S = 7 * 86_400
+MAX_EXTRA_INPUTS = 16
+MAX_EXTRA_BYTES = 16 * 1024
 MAX_COUNT = 2**31 - 1
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
 
@@ -119,6 +122,16 @@ def _read_step_cache(value: Any) -> Any:
         raise PydanticCustomError("step_cache", "{reason}", {"reason": reason}) from None
 
 
+def _bounded(extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    size = len(json.dumps(extra, ensure_ascii=False).encode("utf-8", "replace"))
+    if len(extra) > MAX_EXTRA_INPUTS or size > MAX_EXTRA_BYTES:
+        limits = {"inputs": MAX_EXTRA_INPUTS, "bytes": MAX_EXTRA_BYTES}
+        raise PydanticCustomError("extra_size", "it has at most {inputs} inputs and {bytes} bytes of JSON", limits)
+    return extra
+
+
+ExtraName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+Extra = Annotated[dict[ExtraName, JsonValue], AfterValidator(_bounded)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]
@@ -134,6 +147,11 @@ class PipelineFields(BaseModel):
     prompt: Annotated[
         str, MAY_DIFFER, Field(min_length=1, max_length=100_000, description="What the image or video shows.")
     ]
+    extra: Annotated[
+        Extra | None,
+        MAY_DIFFER,
+        Field(description="Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."),
+    ] = None
 
 
 class CallFields(BaseModel):

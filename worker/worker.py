@@ -274,10 +274,14 @@ class Worker:
             self._cost_curves.add(claimed.claim.signature, forward)
 
     def _model_loaded(self, event: ModelLoaded) -> None:
-        """Publish the layers of a model, which uploaded adapters are checked against."""
+        """Publish the layers of a model, which uploaded adapters are checked against, and the inputs that it has."""
         spec = self._catalog.get(event.model)
-        publish = partial(self._queue.adapters.publish_layers, spec, event.layers)
-        task = asyncio.create_task(retry_while_unavailable(publish, "layers_unpublished", until=self._draining.is_set))
+
+        async def publish() -> None:
+            await self._queue.adapters.publish_layers(spec, event.layers)
+            await self._queue.model_inputs.publish(spec, event.inputs)
+
+        task = asyncio.create_task(retry_while_unavailable(publish, "model_unpublished", until=self._draining.is_set))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 

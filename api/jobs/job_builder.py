@@ -15,8 +15,10 @@ from api.jobs.request_images import Inputs, check_proportions, store_inputs
 from api.jobs.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
 from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
 from shared.config.models_file import Catalog, ModelSpec, References
+from shared.errors import Faults
 from shared.job import InputRef, Job
 from shared.job_fields import Task
+from shared.model_inputs import extra_faults
 from shared.queue import Queue, Submission
 from shared.runtime import tracing
 from shared.runtime.clock import new_id, now_ms
@@ -51,6 +53,12 @@ async def build_job(
     `webhook_version`, its webhook receives Replicate's predictions of this model version.
     """
     tenant, spec = resolved.tenant, services.catalog.get(request.model)
+    if resolved.extra:
+        described = await services.queue.model_inputs.of(spec)
+        faults = Faults()
+        if described is not None:  # else its worker checks them
+            faults.found += extra_faults(resolved.extra, described, resolved.task, spec.id)
+        faults.check()
     fetcher = AdapterFetcher(tenant, spec, services.queue, services.storage, services.settings)
     choices = await fetcher.resolve(request.adapters) if request.fetches_adapters else request.adapters
     adapters = await current_adapters(choices, spec, tenant, services.queue)
@@ -129,7 +137,8 @@ def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = No
 
 
 _OWN = frozenset({"prompt", "prompt_2", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
-_WITHOUT_TEMPLATE = ("image", "images", "mask", "last_image", "controls", "output", "webhook", "webhook_events")
+_IMAGES = ("image", "images", "mask", "last_image", "controls")
+_WITHOUT_TEMPLATE = (*_IMAGES, "extra", "output", "webhook", "webhook_events")
 _shared_fields = attrgetter(*sorted(set(JobRequest.model_fields) - _OWN - set(_WITHOUT_TEMPLATE)))
 _fields_without_template = attrgetter(*_WITHOUT_TEMPLATE)
 _UNSET = tuple(JobRequest.model_fields[name].default for name in _WITHOUT_TEMPLATE)

@@ -19,6 +19,9 @@ def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidReques
     """Yield the faults of fields that are wrong whatever the others say."""
     yield from chain(_size_faults(request, spec), _number_faults(request, spec), own_faults(request, spec))
     yield from _sampling_faults(request, spec)
+    for name in sorted((request.extra or {}).keys() - set(spec.extra)):
+        named = f"its inputs are {', '.join(spec.extra)}" if spec.extra else "it takes none"
+        yield InvalidRequest(f"extra.{name}: model {spec.id!r} does not allow it; {named}", param=f"extra.{name}")
     try:
         resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
     except InvalidRequest as error:

@@ -15,6 +15,7 @@ from shared.config.models_file import Defaults, Limits, ModelSpec, PromptSyntax
 from shared.config.step_schedules import StepCaching
 from shared.errors import Unavailable
 from shared.job_fields import Task
+from shared.model_inputs import ModelInput
 from shared.queue import WorkerInfo
 from shared.signature import Mixable
 
@@ -64,6 +65,9 @@ class ModelObject(BaseModel):
     schedulers: tuple[str, ...] = Field(description="Values of `scheduler`; empty: only the model's default.")
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters of the model.")
     controls: tuple[ControlTypeObject, ...] = Field(description="Controls of the model.")
+    extra: tuple[ModelInput, ...] | None = Field(
+        None, description="What `extra` of a request can have. Null in lists, and until a worker has loaded the model."
+    )
     step_cache: StepCaching = Field(description="What `step_cache` of requests can be, its default, and the schedules.")
     prompt_syntax: PromptSyntax = Field(description='"weights": prompts of any length, with `(word:1.3)` and `BREAK`.')
     mixed_fields: tuple[Mixable, ...] = Field(
@@ -90,7 +94,18 @@ async def list_models(services: ServicesDep) -> ModelList:
 async def get_model(model: str, services: ServicesDep) -> ModelObject:
     """Read one model."""
     spec = services.catalog.get(model)
-    return _object(spec, await _live_workers(services))
+    return _object(spec, await _live_workers(services), await _inputs_of(spec, services))
+
+
+async def _inputs_of(spec: ModelSpec, services: Services) -> tuple[ModelInput, ...] | None:
+    """Return the inputs of a model, none without reading if it allows none; None while Redis does not respond."""
+    if not spec.extra:
+        return ()
+    try:
+        async with asyncio.timeout(_WORKERS_TIMEOUT_S):
+            return await services.queue.model_inputs.of(spec)
+    except (Unavailable, TimeoutError):
+        return None
 
 
 async def _live_workers(services: Services) -> Sequence[WorkerInfo] | None:
@@ -109,7 +124,9 @@ def _workers_of(model: str, workers: Sequence[WorkerInfo] | None) -> WorkersOfMo
     return WorkersOfModel(**{name: counts[name] for name in WorkersOfModel.model_fields})
 
 
-def _object(spec: ModelSpec, workers: Sequence[WorkerInfo] | None) -> ModelObject:
+def _object(
+    spec: ModelSpec, workers: Sequence[WorkerInfo] | None, inputs: tuple[ModelInput, ...] | None = None
+) -> ModelObject:
     return ModelObject(
         id=spec.id,
         aliases=spec.aliases,
@@ -124,6 +141,7 @@ def _object(spec: ModelSpec, workers: Sequence[WorkerInfo] | None) -> ModelObjec
             ControlTypeObject(**control.model_dump(include={"id", "kind", "scale", "max_scale"}))
             for control in spec.control
         ),
+        extra=inputs,
         step_cache=spec.step_cache,
         prompt_syntax=spec.prompt_syntax,
         mixed_fields=spec.mixed_fields,

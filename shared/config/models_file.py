@@ -142,8 +142,8 @@ class References(_Table):
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
 
-    Requests can name it by one of its `aliases` too. `checkpoint` is a file whose weights replace those of `source`,
-    and `vae` a file or folder that replaces its VAE.
+    Requests can name it by one of its `aliases` too, and give inputs of its pipeline that are in `extra`. `checkpoint`
+    is a file whose weights replace those of `source`, and `vae` a file or folder that replaces its VAE.
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
     `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
@@ -159,6 +159,7 @@ class ModelSpec(_Table):
     revision: str | None = None
     variant: str | None = None
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
+    extra: tuple[str, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)] = 1
     offload: Literal["none", "group"] = "none"

@@ -30,6 +30,7 @@ from worker.engine.lora.per_row import AdapterKey
 from worker.engine.models.adapter_loader import AdapterLoader
 from worker.engine.models.model_cache import ModelCache, ModelCacheFull, PinsInTheWay
 from worker.engine.models.order_follower import OrderFollower
+from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
@@ -290,7 +291,8 @@ class Engine:
             if not from_cpu_memory:
                 self._load_seconds[model] = seconds
             layers = adaptable_layers({name: one.module for name, one in result.adapters.modules.items()})
-            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers))
+            inputs = describe_inputs(result.templates)
+            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers, inputs))
             self._unavailable.pop(model, None)
             self._failed_loads.pop(model, None)
         elif isinstance(result, ModelCacheFull):

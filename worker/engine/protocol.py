@@ -12,6 +12,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
 from shared.job import BatchingStats, DeviceTimes, FieldWarning, Job, Phase
+from shared.model_inputs import ModelInput
 from shared.signature import shape
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, height, width, 3] of a video
@@ -149,13 +150,15 @@ class ForwardDone:
 class ModelLoaded:
     """A model is in device memory; its weights came from its files, or from CPU memory.
 
-    `layers` are the inputs and outputs of the layers of the denoisers that adapters can change, by path.
+    `layers` are the inputs and outputs of the layers of the denoisers that adapters can change, by path; `inputs` those
+    of its pipeline that jobs have no field for.
     """
 
     model: str
     seconds: float
     from_cpu_memory: bool = False
     layers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    inputs: tuple[ModelInput, ...] = ()
 
 
 @dataclass(frozen=True)

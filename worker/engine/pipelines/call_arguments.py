@@ -17,6 +17,7 @@ from shared.job import FieldWarning, Job
 from shared.job_fields import CallFields, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
+from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
@@ -58,6 +59,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_controls(job, accepted, inputs),
         **_call_fields(job),
         **_listed_steps(pipeline, job, accepted),
+        **extra_arguments(pipeline, job),
     }
     if job.layers:
         resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))

@@ -32,6 +32,7 @@ _GIVEN: Mapping[Task, tuple[str, ...]] = {
     Task.EDIT: ("prompt", "image"),
     Task.IMAGE_TO_VIDEO: ("prompt", "image"),
 }
+_IMAGES = ("image", "mask_image")  # of the job's task
 _ALSO_TAKEN = ("last_image", "callback_on_step_end")  # by blocks that the inputs of a task alone do not choose
 _OUTPUTS = {"images": "images", "videos": "frames", "audio": "audio", "sampling_rate": "sampling_rate"}
 # Parts without which blocks run: diffusers asks for them only with an input that is off by default, or has a default.
@@ -94,6 +95,17 @@ def _chosen(task: Task, blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
     return blocks.get_execution_blocks(**given, num_frames=2 if task.makes_video else 1)
 
 
+def task_inputs(task: Task, pipeline: Pipeline) -> list[Any]:
+    """Return the named inputs of the blocks that a task runs, and those that choose others: diffusers' `InputParam`."""
+    return list(_inputs(task, pipeline.blocks).values())
+
+
+def _inputs(task: Task, blocks: Any) -> dict[str, Any]:
+    chosen = {item.name: item for item in _chosen(task, blocks).inputs if item.name is not None}
+    choosing = blocks._get_trigger_inputs() - set(_IMAGES) if hasattr(blocks, "_get_trigger_inputs") else set()
+    return {item.name: item for item in blocks.inputs if item.name in choosing} | chosen
+
+
 def _missing_parts(pipeline: Pipeline, blocks: ModularPipelineBlocks) -> list[str]:
     names = (part.name for part in blocks.expected_components)
     return [name for name in names if getattr(pipeline, name) is None and not any(one in name for one in _OPTIONAL)]
@@ -103,7 +115,7 @@ def _missing_parts(pipeline: Pipeline, blocks: ModularPipelineBlocks) -> list[st
 def _class_for(base: Any, blocks_class: Any, task: Task) -> Any:
     """Return a subclass whose call has the inputs of a task as its parameters."""
     blocks = blocks_class()
-    inputs = {item.name: item.default for item in _chosen(task, blocks).inputs if item.name is not None}
+    inputs = {name: item.default for name, item in _inputs(task, blocks).items()}
     inputs |= {name: None for name in _ALSO_TAKEN if name in (*blocks.input_names, "callback_on_step_end")}
 
     def call(self: Any, *, callback_on_step_end: Callable[..., Any] | None = None, **values: Any) -> SimpleNamespace:

@@ -1,0 +1,100 @@
+"""Inputs of modular pipelines that jobs have no field for: described for clients, and taken from a job's `extra`."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import JsonValue, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+from shared.errors import UnusableInput, first_of
+from shared.job import Job
+from shared.job_fields import Task
+from shared.model_inputs import ModelInput, extra_faults
+from worker.engine.pipelines.clones import Pipeline
+from worker.engine.pipelines.modular import is_modular, task_inputs
+
+# Inputs that follow from the fields of a job, and those that only programs can give or that change what a call returns.
+_OWN = frozenset(
+    {
+        *("prompt", "prompt_2", "negative_prompt", "image", "mask_image", "last_image", "strength"),
+        *("width", "height", "num_frames", "frame_rate", "fps", "num_images_per_prompt", "num_videos_per_prompt"),
+        *("num_inference_steps", "timesteps", "sigmas", "generator", "output_type", "use_kv_cache"),
+        *("guidance_scale", "true_cfg_scale", "guidance_rescale", "max_sequence_length", "clip_skip"),
+    }
+)
+_INNER = re.compile(r"(^|_)(latents?|embeds|kwargs|mask|masks|ids|coords|tokens?|state|cache)(_|$)")
+_JSON_TYPES = frozenset({"boolean", "integer", "number", "string", "array", "object"})
+
+
+def describe_inputs(templates: Mapping[Task, Pipeline]) -> tuple[ModelInput, ...]:
+    """Return the inputs of a model that a job can give by `extra`, with the tasks that have them."""
+    found: dict[str, ModelInput] = {}
+    for task, pipeline in templates.items():
+        for one in _describe(task, pipeline):
+            earlier = found.get(one.name)
+            tasks = (*(earlier.tasks if earlier is not None else ()), task)
+            found[one.name] = one.model_copy(update={"tasks": tasks})
+    return tuple(found[name] for name in sorted(found))
+
+
+def _describe(task: Task, pipeline: Pipeline) -> Iterator[ModelInput]:
+    for item in task_inputs(task, pipeline) if is_modular(pipeline) else ():
+        if item.name in _OWN or _INNER.search(item.name):
+            continue
+        schema = _schema(_type_of(item))
+        if schema is not None:
+            default = _as_json(item.default)
+            text = " ".join(item.description.split())
+            yield ModelInput(name=item.name, description=text, schema=schema, default=default, tasks=(task,))
+
+
+def _type_of(item: Any) -> Any:
+    return item.type_hint or (type(item.default) if item.default is not None else None)
+
+
+def _schema(hint: Any) -> dict[str, Any] | None:
+    """Return the JSON Schema of a declared type; None for one that JSON cannot write."""
+    try:
+        schema = None if hint is None else TypeAdapter(hint).json_schema()
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError):
+        return None
+    return schema if schema is not None and _is_plain(schema) else None
+
+
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    parts = schema.get("anyOf") or [schema]
+    return all(part.get("type") in (*_JSON_TYPES, "null") or "enum" in part for part in parts)
+
+
+def _as_json(value: Any) -> JsonValue:
+    """Return a default as JSON writes it; None for one that it cannot."""
+    try:
+        written: JsonValue = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return None
+    return written
+
+
+def extra_arguments(pipeline: Pipeline, job: Job) -> dict[str, Any]:
+    """Return the inputs of a job's `extra` in the types that the pipeline declares.
+
+    Raises `UnusableInput` for one that it does not have, or a value of another type.
+    """
+    if not job.extra:
+        return {}
+    described = describe_inputs({job.task: pipeline})
+    faults = list(extra_faults(job.extra, described, job.task, job.model))
+    if faults:
+        first = first_of(faults)
+        raise UnusableInput(first.message, param=first.param)
+    types = {item.name: _type_of(item) for item in task_inputs(job.task, pipeline)}
+    return {name: _converted(name, types[name], value) for name, value in job.extra.items()}
+
+
+def _converted(name: str, hint: Any, value: JsonValue) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise UnusableInput(f"extra.{name}: {message}", param=f"extra.{name}") from None
