@@ -87,6 +87,16 @@ class ModelWorkers(Resource):
     not_loaded: int = 0
 
 
+class ModelInput(Resource):
+    """An input of a model that jobs have no field of their own for; `type_schema` is the JSON Schema of its values."""
+
+    name: str
+    description: str = ""
+    type_schema: dict[str, SkipValidation[Any]] = Field(default_factory=dict, alias="schema")
+    default: SkipValidation[Any] = None
+    tasks: tuple[SkipValidation[TaskName], ...] = ()
+
+
 class Model(Resource):
     """A model, with the defaults and limits of its jobs; `max_batch` images fit into one fused forward."""
 
@@ -98,6 +108,7 @@ class Model(Resource):
     schedulers: tuple[str, ...] = ()
     adapters: tuple[AdapterInfo, ...] = ()
     controls: tuple[ControlInfo, ...] = ()
+    extra: tuple[ModelInput, ...] | None = None
     step_cache: StepCacheInfo = StepCacheInfo()
     prompt_syntax: str = "plain"
     mixed_fields: tuple[str, ...] = ()

@@ -98,7 +98,7 @@ async def get_model(model: str, services: ServicesDep) -> ModelObject:
 
 
 async def _inputs_of(spec: ModelSpec, services: Services) -> tuple[ModelInput, ...] | None:
-    """Return the inputs of a model, none without reading if it allows none; None while Redis does not respond."""
+    """Return the inputs of a model; None while Redis does not respond."""
     if not spec.extra:
         return ()
     try:
@@ -141,7 +141,7 @@ def _object(
             ControlTypeObject(**control.model_dump(include={"id", "kind", "scale", "max_scale"}))
             for control in spec.control
         ),
-        extra=inputs,
+        extra=inputs if spec.extra else (),
         step_cache=spec.step_cache,
         prompt_syntax=spec.prompt_syntax,
         mixed_fields=spec.mixed_fields,

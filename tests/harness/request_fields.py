@@ -130,6 +130,7 @@ def of_output(sent: Mapping[str, Any], made: Mapping[str, Any], shown: Mapping[s
 ROWS: dict[str, Row] = {
     "model": same("chooses the pipeline", model="sketcher"),
     "prompt": same({"prompt": "y"}, prompt="y"),
+    "extra": same("for the inputs of modular pipelines", extra={}),
     "negative_prompt": same({"negative_prompt": "no"}, negative_prompt="no"),
     "width": same({"width": 256}, width=256),
     "height": same({"height": 256}, height=256),

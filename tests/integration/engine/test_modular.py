@@ -20,6 +20,7 @@ from tiny import lora
 from shared.errors import ModelUnavailable
 from shared.job import Job
 from shared.job_fields import Task
+from worker.engine.protocol import ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
@@ -129,7 +130,7 @@ def test_guiders_that_read_outputs_only_are_served(guider: str, changed: Callabl
     assert together.rows[0] == 2
 
 
-def call_plain(plain: Any, job: Job) -> np.ndarray:
+def call_plain(plain: Any, job: Job, **more: Any) -> np.ndarray:
     """Return the image [height, width, 3] of a plain modular pipeline."""
     values = {name: getattr(job, name) for name in ("prompt", "width", "height")}
     if "guider" in plain.components:
@@ -137,7 +138,7 @@ def call_plain(plain: Any, job: Job) -> np.ndarray:
     else:
         values["guidance_scale"] = job.guidance_scale
     generator = torch.Generator().manual_seed(job.seed)
-    state = plain(num_inference_steps=job.steps, generator=generator, output_type="np", **values)
+    state = plain(num_inference_steps=job.steps, generator=generator, output_type="np", **values, **more)
     return np.asarray(state.images[0])
 
 
@@ -189,3 +190,35 @@ def test_keys_of_models_work(fields: dict[str, Any], tiny_model: Callable[[str],
     recorder = EngineHarness(a_spec(tiny_model("modular-sdxl"), **fields)).run(*jobs)
     assert [recorder.finished[job.id].error for job in jobs] == [None, None]
     assert recorder.rows[0] == 2
+
+
+def test_inputs_without_a_field_of_their_own_are_given_by_extra(tiny_model: Callable[[str], Path]) -> None:
+    """As in a plain call, while batch mates have none; what the pipeline does not declare ends the job."""
+    folder = tiny_model("modular-sdxl")
+    spec = a_spec(folder, schedulers=("DDIMScheduler",), extra=("eta", "boxes"))
+    jobs = [
+        a_job(name, steps=4, scheduler="DDIMScheduler", extra=extra)
+        for name, extra in (("noisy", {"eta": 1.0}), ("quiet", None), ("wrong", {"eta": "1"}), ("none", {"boxes": []}))
+    ]
+    with as_floats():
+        recorder = EngineHarness(spec).run(*jobs)
+    errors = {name: error for name in ("wrong", "none") if (error := recorder.finished[name].error) is not None}
+    assert {name: error.param for name, error in errors.items()} == {"wrong": "extra.eta", "none": "extra.boxes"}
+    assert errors["wrong"].message == "extra.eta: '1' is not of type 'number'"
+    plain: Any = diffusers.ModularPipeline.from_pretrained(str(folder))
+    plain.load_components()
+    plain.scheduler = diffusers.DDIMScheduler.from_config(plain.scheduler.config)
+    images = {job.id: call_plain(plain, job, **(job.extra or {})) for job in jobs[:2]}
+    for name, image in images.items():
+        assert np.abs(np.moveaxis(recorder.images[name, 0], 0, -1) - image).max() <= TOLERANCE
+    assert np.abs(images["noisy"] - images["quiet"]).max() > 100 * TOLERANCE
+
+
+def test_a_loaded_model_describes_its_inputs(tiny_model: Callable[[str], Path]) -> None:
+    """Those that a job cannot give, and those with a field, are not among them."""
+    recorder = EngineHarness(a_spec(tiny_model("modular-sdxl"))).run(a_job("one", steps=1))
+    (loaded,) = (event for event in recorder.model_events if isinstance(event, ModelLoaded))
+    inputs = {one.name: one for one in loaded.inputs}
+    assert inputs.keys() == {"eta", "aesthetic_score", "negative_aesthetic_score"}
+    assert (inputs["eta"].type_schema, inputs["eta"].default) == ({"type": "number"}, 0.0)
+    assert inputs["aesthetic_score"].tasks == (Task.IMAGE_TO_IMAGE,)

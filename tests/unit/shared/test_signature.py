@@ -49,6 +49,7 @@ OTHER: dict[str, Any] = {
     "mask_padding": 32,
     "scheduler_options": SchedulerOptions(karras=True),
     "prompt_2": "second",
+    "extra": {"eta": 0.5},
     "clip_skip": 2,
     "max_sequence_length": 64,
     "true_cfg_scale": 4.0,

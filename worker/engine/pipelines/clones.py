@@ -72,7 +72,7 @@ def clone_pipeline(
         own["scheduler"] = _copy_component(scheduler)
         avoid_waiting(own["scheduler"], timesteps_on_host=timesteps_on_host)
     if is_modular(template):
-        own["_blocks"] = private_blocks(template.blocks, steps)
+        own["_blocks"] = private_blocks(template._blocks, steps)
     for name, inner in nested_pipelines(template).items():
         shares = inner.scheduler is template.scheduler
         own[name] = clone_pipeline(inner, inner.scheduler, steps, timesteps_on_host=timesteps_on_host)

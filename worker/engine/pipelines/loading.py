@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import structlog
 import torch
-from diffusers import DiffusionPipeline, ModularPipeline
-from transformers import CLIPTextModel
+from diffusers import DiffusionPipeline
 
 from shared.config.controls import Control
 from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, read_index
@@ -44,10 +42,11 @@ from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatur
 from worker.engine.pipelines.compiling import check_blocks
 from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, divide_decodes
+from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
-from worker.engine.pipelines.modular import all_blocks
+from worker.engine.pipelines.modules import modules_of, vae_cast_of
 from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
@@ -264,12 +263,12 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
                 if is_modular(folder)
                 else _LOADER.from_pretrained(folder, **options, **parts)
             )
-            denoisers = {name: part for name, part in _modules(pipeline).items() if name in DENOISERS}
+            denoisers = {name: part for name, part in modules_of(pipeline).items() if name in DENOISERS}
             nets = load_control_nets(spec, list(denoisers.values()), device, dtype)
             image_adapter = load_ip_adapter(spec, pipeline)
         check_weights(pipeline)
         check_tokenizers(pipeline)
-        save_memory(_modules(pipeline), spec, dtype)
+        save_memory(modules_of(pipeline), spec, dtype)
         if spec.offload == "group" and device.type != "cpu":
             offload_groups(pipeline, device)
         else:
@@ -290,6 +289,9 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     per_row = all(denoiser.adapters.per_row for denoiser in model.denoisers)
     if spec.adapter and "adapters" in spec.mixed_fields and not per_row:
         log.warning("adapters_do_not_mix", model=spec.id, remedy="set mixed_fields = [] in the models file")
+    unknown = set(spec.extra) - {one.name for one in describe_inputs(model.templates)}
+    if unknown:
+        log.warning("extra_inputs_unknown", model=spec.id, inputs=sorted(unknown), remedy="remove them from its extra")
     model.load_started_s = started
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model
@@ -310,8 +312,8 @@ def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = Fal
 def _assemble(
     pipeline: Pipeline, nets: Mapping[str, Any], spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> LoadedModel:
-    modules = _modules(pipeline)
-    vae_cast = _vae_cast(pipeline, dtype)
+    modules = modules_of(pipeline)
+    vae_cast = vae_cast_of(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
     stand_ins: dict[str, Any] = dict(cached_tokenizers(pipeline.components))
     for name, module in modules.items():
@@ -367,32 +369,3 @@ def _controlled(
     if nets and not templates:
         raise ValueError("none of its tasks takes controls; remove them")
     return templates
-
-
-def _modules(pipeline: Pipeline) -> dict[str, torch.nn.Module]:
-    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
-    for module in modules.values():
-        if isinstance(module, CLIPTextModel) and not hasattr(module, "text_model"):
-            # With `clip_skip`, Stable Diffusion 1.x calls `text_model.final_layer_norm`, which transformers 5 moved.
-            vars(module)["text_model"] = SimpleNamespace(final_layer_norm=partial(_normalize, module.final_layer_norm))
-    return modules
-
-
-def _normalize(norm: torch.nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
-    """Apply a layer outside of its module's forward, where an offloaded one is on another device."""
-    weight, bias = (None if one is None else one.to(hidden.device) for one in (norm.weight, norm.bias))
-    return torch.nn.functional.layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)
-
-
-def _vae_cast(pipeline: Pipeline, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the dtype of a VAE and its inputs if the pipeline casts them at every call, like XL; None otherwise.
-
-    The VAE is shared, so it stays in one dtype: float32 for a model in float16, whose largest value its activations
-    exceed. In bfloat16 pipelines decode as it is, and cast to float32 only to encode.
-    """
-    vae = getattr(pipeline, "vae", None)
-    forced = getattr(getattr(vae, "config", None), "force_upcast", False)
-    casting = all_blocks(pipeline.blocks) if isinstance(pipeline, ModularPipeline) else [pipeline]
-    if not forced or dtype is torch.float32 or not any(hasattr(one, "upcast_vae") for one in casting):
-        return None
-    return torch.float32 if dtype is torch.float16 else dtype

@@ -52,7 +52,7 @@ def modular_for(task: Task, pipeline: Pipeline) -> Pipeline:
     missing = _missing_parts(pipeline, blocks)
     if missing:
         raise ModelUnavailable(f"{type(pipeline).__name__} needs {', '.join(missing)} for {task.value}; add the folder")
-    classes: tuple[Any, Any] = (type(pipeline), type(pipeline.blocks))
+    classes: tuple[Any, Any] = (type(pipeline), type(pipeline._blocks))
     adapted = copy.copy(pipeline)
     adapted.__class__ = _class_for(*classes, task)
     return adapted
@@ -60,10 +60,10 @@ def modular_for(task: Task, pipeline: Pipeline) -> Pipeline:
 
 def _blocks_for(task: Task, pipeline: Pipeline) -> ModularPipelineBlocks:
     """Return the blocks that the inputs of a task choose."""
-    fault = task_fault(task, pipeline.blocks)
+    fault = task_fault(task, pipeline._blocks)
     if fault is not None:
         raise ModelUnavailable(f"{type(pipeline).__name__} does not do {task.value}: {fault}")
-    return _chosen(task, pipeline.blocks)
+    return _chosen(task, pipeline._blocks)
 
 
 def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
@@ -97,7 +97,7 @@ def _chosen(task: Task, blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
 
 def task_inputs(task: Task, pipeline: Pipeline) -> list[Any]:
     """Return the named inputs of the blocks that a task runs, and those that choose others: diffusers' `InputParam`."""
-    return list(_inputs(task, pipeline.blocks).values())
+    return list(_inputs(task, pipeline._blocks).values())
 
 
 def _inputs(task: Task, blocks: Any) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""`extra`: inputs of a model without a field of their own, as far as the models file allows them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import serving
+
+from shared.config.models_file import ModelSpec
+from shared.job_fields import Task
+from shared.model_inputs import ModelInput
+from shared.queue import Queue
+
+MODELS = """
+[[model]]
+id = "demo"
+source = "x"
+extra = ["boxes", "sound"]
+
+[[model]]
+id = "plain"
+source = "x"
+"""
+BOXES = ModelInput(
+    name="boxes",
+    description="Where things are.",
+    schema={"type": "array", "items": {"type": "object"}},
+    tasks=(Task.TEXT_TO_IMAGE,),
+)
+INNER = ModelInput(name="steps_2", schema={"type": "integer"}, tasks=(Task.TEXT_TO_IMAGE,))
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    (tmp_path / "models.toml").write_text(MODELS)
+    async with serving(fake_queue, tmp_path, models=tmp_path / "models.toml") as client:
+        yield client
+
+
+async def post(api: httpx.AsyncClient, extra: Any, model: str = "demo") -> httpx.Response:
+    return await api.post("/v1/jobs", json={"model": model, "prompt": "x", "extra": extra})
+
+
+async def test_allowed_inputs_reach_the_job_and_its_response(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """Also before any worker has described them; then the worker checks them."""
+    response = await post(api, {"boxes": [{"id": 1}], "sound": "yes"})
+    assert (response.status_code, response.json()["extra"]) == (202, {"boxes": [{"id": 1}], "sound": "yes"})
+    record = await fake_queue.jobs.get(response.json()["id"])
+    assert record is not None
+    assert record.job.extra == response.json()["extra"]
+
+
+async def test_described_inputs_are_listed_and_checked(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """Those that the models file does not allow are not listed."""
+    assert (await api.get("/v1/models/demo")).json()["extra"] is None
+    await fake_queue.model_inputs.publish(ModelSpec(id="demo", source="x"), [BOXES, INNER])
+    (listed,) = (await api.get("/v1/models/demo")).json()["extra"]
+    assert listed == {
+        "name": "boxes",
+        "description": "Where things are.",
+        "schema": {"type": "array", "items": {"type": "object"}},
+        "default": None,
+        "tasks": ["text_to_image"],
+    }
+    assert (await post(api, {"boxes": [{}]})).status_code == 202
+    response = await post(api, {"boxes": [3], "sound": True})
+    assert response.status_code == 422
+    faults = {fault["param"]: fault["message"] for fault in response.json()["errors"]}
+    assert faults == {
+        "extra.boxes": "extra.boxes[0]: 3 is not of type 'object'",
+        "extra.sound": "extra.sound: model 'demo' takes no such input for text_to_image",
+    }
+
+
+@pytest.mark.parametrize(
+    ("extra", "model", "param", "message"),
+    [
+        ({"other": 1}, "demo", "extra.other", "model 'demo' does not allow it; its inputs are boxes, sound"),
+        ({"boxes": []}, "plain", "extra.boxes", "model 'plain' does not allow it; it takes none"),
+        ({"Boxes": []}, "demo", "extra.Boxes", "pattern"),
+        ({"boxes": "x" * 20_000}, "demo", "extra", "at most 16 inputs and 16384 bytes of JSON"),
+        ({f"a{at}": 1 for at in range(17)}, "demo", "extra", "at most 16 inputs"),
+        ([1], "demo", "extra", "valid dictionary"),
+    ],
+)
+async def test_other_inputs_are_refused_by_name(
+    extra: Any, model: str, param: str, message: str, api: httpx.AsyncClient
+) -> None:
+    response = await post(api, extra, model)
+    assert response.status_code == 422
+    (fault,) = response.json()["errors"]
+    assert fault["param"].startswith(param)
+    assert message in fault["message"]
