@@ -71,12 +71,16 @@ def connect(settings: Settings) -> Redis:
     return client
 
 
-def check(connection: Redis) -> None:
-    """Raise `IncompatibleRedis` for a cluster: rq uses keys of many slots in one command."""
-    try:
-        info = connection.info("cluster")
-    except ResponseError:  # some services do not allow INFO
-        return
+def check(settings: Settings) -> None:
+    """Raise `IncompatibleRedis` for a cluster: rq uses keys of many slots in one command.
+
+    By a client of its own: rq raises the timeout of connections that its client opens later only.
+    """
+    with connect(settings) as connection:
+        try:
+            info = connection.info("cluster")
+        except ResponseError:  # some services do not allow INFO
+            return
     if is_cluster(info):
         raise IncompatibleRedis(f"the Redis of the chores is a cluster; {CLUSTER_REMEDY}")
 

@@ -81,9 +81,9 @@ class ChoresWorker:
     def _work(self) -> None:
         """Run one rq worker until a stop or a Redis error."""
         try:
+            asyncio.run(_check_queue(self._settings))
+            rq_queue.check(self._settings)
             with rq_queue.connect(self._settings) as connection:
-                asyncio.run(_check_queue(self._settings))
-                rq_queue.check(connection)
                 self._policies.run()
                 self._worker = RqWorker(
                     [rq_queue.rq_queue(self._settings, connection, self._kind)],

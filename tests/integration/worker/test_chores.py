@@ -21,6 +21,7 @@ from api import background
 from api.chores import maintenance, retention, rq_queue
 from api.chores.retention import sweep_chunk
 from api.chores.rq_queue import ChoreQueue
+from api.chores.rq_worker import WORKER_TTL_S, ChoresWorker, RqWorker
 from api.chores.schedule import Schedule
 from shared.config.settings import Settings
 from shared.errors import NotFound, StorageUnavailable
@@ -478,3 +479,27 @@ async def test_a_chores_worker_reconnects_after_a_redis_restart(
         await eventually(swept, "a sweep after the restart", 60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+def test_an_idle_queue_is_read_by_a_connection_that_waits_for_long(
+    redis_server: Any, settings_for: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the timeout of commands, an idle process would lose its connection at each blocking read."""
+    timeouts: list[float] = []
+
+    def work(worker: RqWorker, **_options: object) -> None:
+        pool = worker.connection.connection_pool
+        connection = pool.get_connection()
+        timeouts.append(connection.socket_timeout)
+        pool.release(connection)
+        raise KeyboardInterrupt  # ends the process
+
+    monkeypatch.setattr(RqWorker, "work", work)
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ChoresWorker(settings_for(redis_server.url), ChoreQueue.WEBHOOKS).run()
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+    (timeout,) = timeouts
+    assert timeout >= WORKER_TTL_S - 15
