@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,19 +64,24 @@ class ScriptCost:
 
 
 class MeasuredClient(QueueClient):
-    """A queue's client that asks the server after every script what it cost; for one caller at a time.
+    """A queue's client that asks the server after every script what it cost; scripts wait for each other.
 
     Not SLOWLOG: it logs the commands of scripts too, which lengthens them.
     """
 
     costs: list[ScriptCost] | None = None
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._one_at_a_time = asyncio.Lock()
+
     async def run(self, name: str, *args: str | float) -> Any:
         if self.costs is None:
             return await super().run(name, *args)
-        before = await self._usage()
-        reply = await super().run(name, *args)
-        after = await self._usage()
+        async with self._one_at_a_time:
+            before = await self._usage()
+            reply = await super().run(name, *args)
+            after = await self._usage()
         self.costs.append(ScriptCost(name, after.microseconds - before.microseconds, after.commands - before.commands))
         return reply
 
