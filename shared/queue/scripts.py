@@ -8,6 +8,7 @@ again with the same arguments, or is one of `REPLAYED`; a test runs all of them 
 """
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from importlib import resources
@@ -42,6 +43,8 @@ ClaimRow: TypeAlias = Sequence[Any]
 
 FOLDER = Path(str(resources.files("shared.queue") / "lua"))
 _NEEDS = re.compile(r"^-- NEEDS (.*)$", re.MULTILINE)
+_FUNCTION = re.compile(r"^(?:local )?function ([\w.]+)\((?:.* end$|[\s\S]*?^end$)", re.MULTILINE)
+_NAME = re.compile(r"\w+(?:\.\w+)*")
 _RUNS_WHEN_FULL = re.compile(r"^-- RUNS when Redis is full$", re.MULTILINE)
 _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 """Redis at `maxmemory` refuses a script only at its first write, and never one that begins with a deletion."""
@@ -90,7 +93,8 @@ def script_text(name: str, settings: Settings) -> str:
     texts: dict[str, str] = {}
     for part in ("prelude", name):
         _collect(part, texts)
-    body = "\n".join(texts.values())
+    own = texts.pop(name)
+    body = _without_unused("\n".join(texts.values()), own)
     first = [_WRITE_NOTHING] if runs_when_full(name) else []
     conf = _conf(settings, body)
     text = "\n".join([lua_keys(conf + body), *first, conf, lua_arguments(getattr(Scripts, name)), body])
@@ -108,6 +112,17 @@ def _collect(name: str, texts: dict[str, str]) -> None:
         if part not in texts:
             _collect(part, texts)
     texts[name] = text
+
+
+def _without_unused(parts: str, own: str) -> str:
+    """Return a script without the functions of its parts that nothing calls: each run would make them again."""
+    names = Counter(_NAME.findall(parts + own))
+    unused = [one for one in _FUNCTION.finditer(parts) if names[one[1]] == 1]
+    if not unused:
+        return f"{parts}\n{own}"
+    for one in reversed(unused):
+        parts = parts[: one.start()] + parts[one.end() :]
+    return _without_unused(parts, own)
 
 
 def _conf(settings: Settings, body: str) -> str:
