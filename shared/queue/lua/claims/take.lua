@@ -43,6 +43,9 @@ local function take_next(rank, tenant, slots)
   return true
 end
 
+local names = {}
+for at, row in ipairs(decision.take) do names[at] = row[5] end
+quota.learn(batch.limits, names)
 for _, row in ipairs(decision.take) do
   local id, _, place, rank, tenant, slots = unpack(row)
   local job = queued(row)
@@ -52,22 +55,17 @@ for _, row in ipairs(decision.take) do
     changed = changed - 1
   end
 end
-for _, row in ipairs(decision.skip) do
-  local job = queued(row)
-  if job then claim_job.skip(batch, row[1], job) end
-end
-for _, row in ipairs(decision.held_up) do
-  local job = queued(row)
-  if job then claim_job.note_passed(batch, row[1], job) end
-end
-for _, row in ipairs(decision.wait_for) do
-  if queued(row) then claim_job.wait_for(batch, row[1]) end
+for name, change in pairs({skip = claim_job.skip, held_up = claim_job.note_passed, wait_for = claim_job.wait_for}) do
+  for _, row in ipairs(decision[name]) do
+    local job = queued(row)
+    if job then change(batch, row[1], job) end
+  end
 end
 for _, id in ipairs(decision.overtaken_jobs) do
   if redis.call('HGET', key.job(id), 'state') == 'queued' then redis.call('HINCRBY', key.job(id), 'overtaken', 1) end
 end
 claim_job.count(batch)
-queue.refresh(sig, now)
+local _, ready_at = queue.refresh(sig, now)
 if batch.claims[1] then
   local had_turn = decision.overtakes.had_turn
   if had_turn ~= cjson.null then redis.call('HDEL', key.signature(sig), 'overtaken:' .. had_turn) end
@@ -75,7 +73,7 @@ if batch.claims[1] then
     local name = key.signature(row[1])
     if redis.call('EXISTS', name) == 1 then redis.call('HINCRBY', name, 'overtaken:' .. row[2], 1) end
   end
-  wakeups.claimed(worker, sig, now)
+  wakeups.claimed(worker, sig, ready_at <= now)
   bulk_share.record(decision.bulk_models, batch, decision.bulk_growth)
   if args.hold then model_loads.hold(model, worker, now) end
 end

@@ -181,7 +181,7 @@ for _, group in ipairs(added) do
   queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
   local lanes = key.lanes(group.sig, group.rank)
   if group.dated or redis.call('ZADD', lanes, 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
-    queue.update_lane(group)
+    queue.update_lanes({group})
   end
   -- A tenant at its quota wakes no worker.
   free[group.sig] = free[group.sig] or not tenants.is_deferred(group.tenant, group.model, group.rank)

@@ -50,7 +50,7 @@ function job_state.requeue(id, job, src, now)
   redis.call('HSET', key.signature(job.sig), 'model', job.model)
   redis.call('HSETNX', key.signature(job.sig), 'window', 0)
   queue.count(job.sig, job.rank, job.tenant, 1, job.slots)
-  queue.update_lane(job)
+  queue.update_lanes({job})
 end
 
 -- Remove a running job's lease and counters; the caller sets its next state. device_seconds: what it has cost its
@@ -67,7 +67,7 @@ end
 -- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
   queue.remove(id, job)
-  queue.update_lane(job)
+  queue.update_lanes({job})
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
   if tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) then wakeups.wake_noted() end
 end
@@ -87,7 +87,7 @@ function job_state.become_late(id, job, now)
     job.src, job.entry = 'lane', queue.append(id, job, '*')
     redis.call('HSET', key.job(id), 'src', 'lane', 'entry', job.entry)
     queue.note_moves(job.sig, job.rank, job.tenant, 1)
-    queue.update_lane(job)
+    queue.update_lanes({job})
   end
   latest_start.set_late(id, job, now)
 end

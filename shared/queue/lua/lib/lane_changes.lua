@@ -50,7 +50,7 @@ end
 -- Write the counters and indexes of the lanes that have changed, and with a time the readiness of their signatures.
 function lane_changes.write(now)
   for sig, changed in pairs(by_signature) do
-    for _, lane in ipairs(changed) do queue.update_lane(lane) end
+    queue.update_lanes(changed)
     queue.count_all(sig, changed)
     if now then queue.refresh(sig, now) end
   end

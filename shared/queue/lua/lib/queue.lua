@@ -84,6 +84,9 @@ function queue.first(name, rank)
   return queue.of_rank(name, rank, 0, 1)[1]
 end
 
+-- Whether jobs of a signature are queued outside of the streams of their lanes.
+function queue.has_returned(sig) return redis.call('EXISTS', key.front(sig), key.solo(sig), key.dated(sig)) > 0 end
+
 -- Since when the first returned job (released, skipped or lost) of that rank is there, or nil.
 function queue.returned_at(sig, rank)
   local at = nil
@@ -119,20 +122,21 @@ local function count_lost(sig, state)
 end
 
 -- Update the readiness of a signature, and delete the signature when nothing of it is queued or running. `arrived`: an
--- arrival never delays what is ready. Returns whether to wake workers: jobs are ready earlier, or have arrived while their
--- signature runs.
+-- arrival never delays what is ready. Returns whether to wake workers, as jobs are ready earlier after an arrival or have
+-- arrived while their signature runs, and when its first jobs are ready.
 function queue.refresh(sig, now, arrived)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
     'slots:0', 'slots:1', 'slots:2')
   local model = state[1]
-  if not model then return false end
+  local first_ready = math.huge
+  if not model then return false, first_ready end
   count_lost(sig, state)
   local slots, jobs, ready_earlier = 0, 0, false
   for rank = 0, 2 do
     slots = slots + math.max(0, tonumber(state[8 + rank] or 0) or 0)
     jobs = jobs + math.max(0, tonumber(state[5 + rank] or 0) or 0)
   end
-  local shared_facts, has_dated = nil, jobs > 0 and redis.call('EXISTS', key.dated(sig)) == 1
+  local shared_facts, has_returned = nil, jobs > 0 and queue.has_returned(sig)
   for rank = 0, 2 do
     local ready = key.ready(model, rank)
     local at = nil
@@ -145,7 +149,8 @@ function queue.refresh(sig, now, arrived)
             or max_batch)}
       end
       local head = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0, 'WITHSCORES')
-      local returned, own = queue.returned_at(sig, rank), has_dated and dated.facts(sig, rank) or nil
+      local returned, own = nil, nil
+      if has_returned then returned, own = queue.returned_at(sig, rank), dated.facts(sig, rank) end
       if head[1] or returned or own then
         local oldest = math.min(head[2] and tonumber(head[2]) or math.huge, own and own.oldest or math.huge)
         at = readiness.ready_at({now = now, oldest = oldest < math.huge and oldest or nil, slots = slots,
@@ -158,10 +163,12 @@ function queue.refresh(sig, now, arrived)
       end
     end
     if at then
-      local known = redis.call('ZSCORE', ready, sig)
-      local earlier = not known or tonumber(known) > at
-      if earlier or not arrived then redis.call('ZADD', ready, whole(at), sig) end
-      if earlier then ready_earlier = true end
+      first_ready = math.min(first_ready, at)
+      if not arrived then
+        redis.call('ZADD', ready, whole(at), sig)
+      elseif redis.call('ZADD', ready, 'LT', 'CH', whole(at), sig) == 1 then
+        ready_earlier = true
+      end
     else
       redis.call('ZREM', ready, sig)
     end
@@ -174,7 +181,7 @@ function queue.refresh(sig, now, arrived)
   end
   local wake = ready_earlier or (arrived and (tonumber(state[4]) or 0) > 0)
   if wake or (jobs > 0 and not arrived) then wakeups.note(sig) end
-  return wake
+  return wake, first_ready
 end
 
 -- Remove an entry from its lane.
@@ -227,15 +234,14 @@ function queue.remove(id, job)
   queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry)
 end
 
--- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed.
-function queue.update_lane(lane)
+local function update_lane(lane, remove)
   local stream = key.lane(lane.sig, lane.rank, lane.tenant)
   local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
   local oldest = head and stream_ms(head[1]) or math.huge
   if head then
     redis.call('ZADD', key.lanes(lane.sig, lane.rank), whole(oldest), lane.tenant)
   else
-    redis.call('ZREM', key.lanes(lane.sig, lane.rank), lane.tenant)
+    remove(key.lanes(lane.sig, lane.rank), lane.tenant)
     redis.call('DEL', stream)
   end
   local returned = redis.call('ZRANGE', key.returned(lane.sig, lane.rank, lane.tenant), 0, 0, 'WITHSCORES')
@@ -247,5 +253,16 @@ function queue.update_lane(lane)
       tonumber(redis.call('HGET', key.job(first), 'arrived') or nil) or 0
     oldest = math.min(oldest, arrived)
   end
-  if oldest < math.huge then tenants.add_lane(lane, oldest, placed) else tenants.remove_lane(lane) end
+  if oldest < math.huge then tenants.add_lane(lane, oldest, placed) else tenants.remove_lane(lane, remove) end
+end
+
+-- Update the indexes of lanes (model, sig, rank and tenant of each) after entries or returned jobs were added or removed.
+function queue.update_lanes(lanes)
+  local removed = {}
+  local function remove(set, tenant)
+    removed[set] = removed[set] or {}
+    table.insert(removed[set], tenant)
+  end
+  for _, lane in ipairs(lanes) do update_lane(lane, remove) end
+  for set, members in pairs(removed) do redis.call('ZREM', set, unpack(members)) end
 end

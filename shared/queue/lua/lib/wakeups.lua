@@ -15,14 +15,13 @@ local CLASS = 10000000000000
 local noted = {}
 
 -- Whether a worker still sends heartbeats; true for one without any.
-local function alive(worker, since)
+local function alive(worker, silent_ms)
   local beat = redis.call('ZSCORE', key.workers, worker)
-  return not beat or tonumber(beat) >= since
+  return not beat or tonumber(beat) >= clock_ms() - silent_ms
 end
 
 -- Take the worker that waits first for a topic.
 local function take(kind, name, silent_ms)
-  local since = clock_ms() - silent_ms
   local topic = key.waiting_workers(kind, name)
   local wanted = kind == 'any' and 'any' or 'busy'
   if kind == 'running' then wanted = 'busy ' .. name end
@@ -32,7 +31,7 @@ local function take(kind, name, silent_ms)
     local state = redis.call('GET', key.waiting(worker))
     if state and string.sub(state, 1, #wanted) == wanted then
       redis.call('DEL', key.waiting(worker))
-      if alive(worker, since) then return worker end
+      if alive(worker, silent_ms) then return worker end
     end
   end
 end
@@ -99,10 +98,10 @@ function wakeups.wake_again(models, digest, now)
   return true
 end
 
--- A worker has claimed jobs: it waits no more, and another is woken for what is left.
-function wakeups.claimed(worker, sig, now)
+-- A worker has claimed jobs: it waits no more, and another is woken for what is left if it is ready.
+function wakeups.claimed(worker, sig, ready)
   redis.call('DEL', key.waiting(worker))
-  if is_ready(sig, now) then wakeups.wake(sig, 0) end
+  if ready then wakeups.wake(sig, 0) end
 end
 
 -- Pass wake-ups on, one a line, that an `idle` or a busy worker could not use. Returns those that an idle one keeps, as the

@@ -175,11 +175,12 @@ function tenants.add_lane(lane, oldest, placed)
   redis.call('ZADD', key.tenant_order(lane.model, lane.rank), 'NX', score, lane.tenant)
 end
 
-function tenants.remove_lane(lane)
+-- Remove a lane from the orders; `remove` collects tenants by order.
+function tenants.remove_lane(lane, remove)
   local signatures = key.tenant_signatures(lane.tenant, lane.model, lane.rank)
-  redis.call('ZREM', key.lane_order(lane.sig, lane.rank), lane.tenant)
   redis.call('ZREM', signatures, lane.sig)
-  if redis.call('EXISTS', signatures) == 0 then redis.call('ZREM', key.tenant_order(lane.model, lane.rank), lane.tenant) end
+  remove(key.lane_order(lane.sig, lane.rank), lane.tenant)
+  if redis.call('EXISTS', signatures) == 0 then remove(key.tenant_order(lane.model, lane.rank), lane.tenant) end
 end
 
 -- The limits of tenants' running slots. `limits`: those read so far, by tenant; false for a tenant without one. `reserved` is
@@ -196,11 +197,15 @@ function quota.learn(limits, names)
     end
   end
   if not unknown[1] then return end
-  local own = redis.call('HMGET', key.tenant_limits, unpack(fields))
+  local own, running = redis.call('HMGET', key.tenant_limits, unpack(fields)), nil
   for at, tenant in ipairs(unknown) do
     local most = tonumber(own[at] or nil) or conf.max_running_slots_per_tenant
-    local used = most > 0 and tonumber(redis.call('HGET', key.running_slots, tenant) or nil) or 0
-    limits[tenant] = most > 0 and {most = most, used = used, reserved = tenants.reservation(tenant, used)}
+    limits[tenant] = false
+    if most > 0 then
+      running = running or redis.call('HMGET', key.running_slots, unpack(unknown))
+      local used = tonumber(running[at] or nil) or 0
+      limits[tenant] = {most = most, used = used, reserved = tenants.reservation(tenant, used)}
+    end
   end
 end
 

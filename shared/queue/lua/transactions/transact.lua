@@ -25,7 +25,7 @@ function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
 function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
 
 function FUNCTIONS.update_lane(model, sig, rank, tenant)
-  queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant})
+  queue.update_lanes({{model = model, sig = sig, rank = rank, tenant = tenant}})
 end
 
 function FUNCTIONS.requeue(id, src)
