@@ -184,7 +184,7 @@ class JobChooser:
     async def _read_lanes(self, signature: str, page: int = 0, tenant: str | None = None) -> SignatureQueue | None:
         """Read a page of the tenants with queued jobs of a signature, and one more of them."""
         wire = await self.scripts.read_lanes(self.worker, signature, self.slots, self.lowest, page, tenant or "")
-        return signature_queue(signature, wire)
+        return signature_queue(signature, self.worker, wire)
 
     async def _take(self, order: SignatureOrder, selection: JobSelection) -> tuple[list[ClaimRow], bool]:
         """Return the claims, and whether chosen jobs were no longer queued."""

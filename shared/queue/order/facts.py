@@ -14,6 +14,11 @@ TENANTS_READ = 8
 READY_READ = 8
 """Signatures of a model and priority on a page of those that have been ready longest."""
 
+JOB_FIELDS = (
+    *("state", "tenant", "entry", "deadline", "src", "epoch", "slots", "arrived", "returned", "start_by", "passed"),
+    *("overtaken", "waiting_worker", "waited", "on_deadline", "steps", "id", "loses_place"),
+)
+"""The row of a job from `read_lanes`: fields of its hash as texts, False where it has none, and two more."""
 
 WAITED_MS = 30_000
 """How long a worker that keeps slots free for a job counts: it asks again sooner, as its pauses are shorter."""
@@ -175,13 +180,13 @@ def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
             (model, rank): OrderFacts(
                 has_tenants,
                 [_tenant(row) for row in tenants or ()],
-                [(sig, at) for sig, at in ready or ()],
+                [(sig, float(at)) for sig, at in zip(ready[::2], ready[1::2], strict=True)],
                 holders,
                 work,
             )
             for model, rank, has_tenants, tenants, ready, holders, work in wire["orders"] or ()
         },
-        [UrgentJob(*row) for row in wire["urgent"] or ()],
+        [UrgentJob(int(at), sig, model, int(rank)) for at, sig, model, rank in wire["urgent"] or () if sig and rank],
     )
 
 
@@ -190,38 +195,63 @@ def _tenant(row: Sequence[Any]) -> TenantFacts:
     return TenantFacts(name, usage, _limit(limit), [SignatureFacts(*one) for one in signatures or ()])
 
 
-def signature_queue(signature: str, text: str) -> SignatureQueue | None:
-    """Return the facts of a reply of `read_lanes`; None for a signature without jobs."""
+def signature_queue(signature: str, worker: str, text: str) -> SignatureQueue | None:
+    """Return the facts of a reply of `read_lanes` to `worker`; None for a signature without jobs."""
     wire = json.loads(text)
     if not wire:
         return None
-    by_rank = list(zip(*wire["queued"], strict=True))
+    model, max_batch, *counts = wire["state"]
+    numbers = [max(0, int(count or 0)) for count in counts]
     return SignatureQueue(
         signature=signature,
-        model=wire["model"],
+        model=model,
         now_ms=wire["now"],
-        max_batch=wire["batch"] or None,
-        efficient_rows=wire["efficient"] or None,
-        jobs=by_rank[0],
-        slots=by_rank[1],
-        ready_ms=by_rank[2],
-        overtaken=by_rank[3],
-        claimed_jobs=wire["claimed"],
+        max_batch=int(max_batch or 0) or None,
+        efficient_rows=int(wire["efficient"] or 0) or None,
+        jobs=numbers[:3],
+        slots=numbers[3:6],
+        ready_ms=[_number(at) for at in wire["ready"]],
+        overtaken=numbers[6:],
+        claimed_jobs=int(wire["claimed"] or 0),
         run_ms=wire["mean"],
-        lanes=[_lane(row, wire["now"]) for row in wire["lanes"] or ()],
-        lost=[_lost(row, wire["now"]) for row in wire["lost"] or ()],
+        lanes=[_lane(row, worker, wire["now"]) for row in wire["lanes"] or ()],
+        lost=[_lost(row, worker, wire["now"]) for row in wire["lost"] or ()],
         has_more=wire["more"],
     )
 
 
-def _job(row: Sequence[Any], now_ms: int) -> QueuedJob:
-    waited_ms = row[-1]
-    return QueuedJob(*row)._replace(has_worker=waited_ms is not None and 0 <= now_ms - waited_ms < WAITED_MS)
+def _number(text: Literal[False] | str) -> float | None:
+    return float(text) if text else None
 
 
-def _lost(row: Sequence[Any], now_ms: int) -> LostJob:
+def _job(row: Sequence[Any], worker: str, now_ms: int) -> QueuedJob:
+    fields = dict(zip(JOB_FIELDS, row, strict=True))
+    start_by, waited_ms = _number(fields["start_by"]), _number(fields["waited"])
+    return QueuedJob(
+        id=fields["id"],
+        epoch=int(fields["epoch"] or 0),
+        place=fields["src"],
+        slots=int(fields["slots"]),
+        since_ms=_since_ms(fields, now_ms),
+        start_by=None if start_by is None else int(start_by),
+        loses_place=fields["loses_place"],
+        passed_ms=_number(fields["passed"]),
+        overtaken=int(fields["overtaken"] or 0),
+        tenant=fields["tenant"],
+        has_worker=fields["waiting_worker"] != worker and waited_ms is not None and 0 <= now_ms - waited_ms < WAITED_MS,
+    )
+
+
+def _since_ms(fields: Mapping[str, Any], now_ms: int) -> float:
+    if fields["src"] == "lane":
+        return float(fields["entry"].partition("-")[0])
+    since_ms = _number(fields["returned" if fields["src"] == "solo" else "arrived"])
+    return now_ms if since_ms is None else since_ms
+
+
+def _lost(row: Sequence[Any], worker: str, now_ms: int) -> LostJob:
     rank, tenant, usage, limit, job = row
-    return LostJob(rank, tenant, usage, _limit(limit), _job(job, now_ms))
+    return LostJob(rank, tenant, usage, _limit(limit), _job(job, worker, now_ms))
 
 
 def _limit(row: Sequence[Any]) -> Limit:
@@ -229,9 +259,9 @@ def _limit(row: Sequence[Any]) -> Limit:
     return Limit(most, used, paused, Reservation(*reserved) if reserved else None)
 
 
-def _lane(row: Sequence[Any], now_ms: int) -> LaneFacts:
+def _lane(row: Sequence[Any], worker: str, now_ms: int) -> LaneFacts:
     rank, tenant, usage, limit, start_by, returned, more, stream = row
-    first, rest = ([_job(one, now_ms) for one in rows or ()] for rows in (returned, stream))
+    first, rest = ([_job(one, worker, now_ms) for one in rows or ()] for rows in (returned, stream))
     return LaneFacts(rank, tenant, usage, _limit(limit), start_by, first, more, rest)
 
 

@@ -8,7 +8,8 @@
 --          ready longest, from 0; `tenants`: read tenants and their signatures
 -- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models,
 --          orders, urgent}, as `shared/queue/order/facts.py` reads them
-local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
+local TENANTS, SIGNATURES, URGENT = 8, 4, 8
+local READY = 8 -- signatures on a page
 -- Ready signatures of a part, after which those of no further tenant are read; interactive jobs have two parts.
 local COMPARED = 4
 local worker, page, now = args.worker, args.page, clock_ms()
@@ -61,21 +62,12 @@ local function tenants_of(model, rank)
   return out
 end
 
--- The signatures that have been ready longest.
-local function ready_of(model, rank)
-  local out = {}
-  local rows = redis.call('ZRANGE', key.ready(model, rank), page * READY, (page + 1) * READY - 1, 'WITHSCORES')
-  for at = 1, #rows, 2 do table.insert(out, {rows[at], tonumber(rows[at + 1])}) end
-  return out
-end
-
 local function urgent()
   local out = {}
   if not has_deadlines then return out end
   local rows = redis.call('ZRANGEBYSCORE', key.deadlines, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, URGENT)
   for at = 1, #rows, 2 do
-    local job = redis.call('HMGET', key.job(rows[at]), 'sig', 'model', 'rank')
-    if job[1] and job[2] and job[3] then table.insert(out, {tonumber(rows[at + 1]), job[1], job[2], tonumber(job[3])}) end
+    table.insert(out, {rows[at + 1], unpack(redis.call('HMGET', key.job(rows[at]), 'sig', 'model', 'rank'))})
   end
   return out
 end
@@ -89,10 +81,10 @@ for _, model in ipairs(pauses.without(args.models)) do
   table.insert(facts.models, {model.name, tonumber(redis.call('HGET', key.bulk_credit, model.name) or nil) or 0})
   local holders = model.load_ms ~= 0 and model_loads.others_holding(model.name, worker, now) or 0
   for rank = 0, 2 do
-    local ready = ready_of(model.name, rank)
+    local ready = redis.call('ZRANGE', key.ready(model.name, rank), page * READY, (page + 1) * READY - 1, 'WITHSCORES')
     if ready[1] then
-      local has_tenants = redis.call('EXISTS', key.tenant_order(model.name, rank)) == 1
-      local rows = with_tenants and has_tenants and tenants_of(model.name, rank) or {}
+      local rows = with_tenants and tenants_of(model.name, rank) or {}
+      local has_tenants = rows[1] ~= nil or not with_tenants and redis.call('EXISTS', key.tenant_order(model.name, rank)) == 1
       local work = holders > 0 and model_loads.queued_work(model.name, rank, now) or 0
       table.insert(facts.orders, {model.name, rank, has_tenants, rows, ready, holders, work})
     end
