@@ -148,6 +148,7 @@ class JobChooser:
 
         Jobs are read again while others took those that were chosen, or those that were read have lost their place.
         """
+        ranks = [part.rank for step in steps if queue.model in step.models for part in step.parts]
         page, last = 0, queue
         for attempt in range(MOST_LANE_READS):
             decision = Decision(overtakes=overtakes)
@@ -158,11 +159,11 @@ class JobChooser:
                 return claims, selection
             if conflict:
                 await asyncio.sleep(random.uniform(0, backoff_s(attempt + 1, CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S)))
-            elif last.has_more and not decision.remove:
+            elif last.has_more and not decision.remove and any(last.jobs[rank] for rank in ranks):
                 page += 1
             elif not decision.remove:
                 break
-            following = await self._read_lanes(queue.signature, page)
+            following = await self._read_lanes(queue.signature, page, lowest=max(ranks))
             if following is None:
                 break
             last = following
@@ -181,9 +182,12 @@ class JobChooser:
             raise Repeated(wire["claims"] or [])
         return SignatureOrder(queue_facts(wire), self.load_ms, self.lowest)
 
-    async def _read_lanes(self, signature: str, page: int = 0, tenant: str | None = None) -> SignatureQueue | None:
-        """Read a page of the tenants with queued jobs of a signature, and one more of them."""
-        wire = await self.scripts.read_lanes(self.worker, signature, self.slots, self.lowest, page, tenant or "")
+    async def _read_lanes(
+        self, signature: str, page: int = 0, *, tenant: str | None = None, lowest: int | None = None
+    ) -> SignatureQueue | None:
+        """Read a page of the tenants with queued jobs of a signature, down to a rank, and one more of them."""
+        lowest = self.lowest if lowest is None else lowest
+        wire = await self.scripts.read_lanes(self.worker, signature, self.slots, lowest, page, tenant or "")
         return signature_queue(signature, self.worker, wire)
 
     async def _take(self, order: SignatureOrder, selection: JobSelection) -> tuple[list[ClaimRow], bool]:

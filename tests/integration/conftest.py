@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from harness.api_process import Server
 from harness.ports import free_port
 from harness.s3_process import admin, wait_until_listening
 from harness.waiting import wait_until
+
+from shared.queue import QueueClient
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Any]:
@@ -54,6 +57,20 @@ def quick_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
     monkeypatch.setattr("worker.engine.models.model_cache.gc.get_freeze_count", lambda: 0)
     monkeypatch.setattr("worker.engine.models.model_cache.gc.unfreeze", lambda: None)
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the scripts that any queue of this process runs."""
+    counts: Counter[str] = Counter()
+    run = QueueClient.run
+
+    async def counted(client: QueueClient, name: str, *args: Any, **named: Any) -> Any:
+        counts[name] += 1
+        return await run(client, name, *args, **named)
+
+    monkeypatch.setattr(QueueClient, "run", counted)
+    return counts
 
 
 @pytest.fixture

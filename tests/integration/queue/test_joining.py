@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,21 @@ async def test_joining_stops_while_another_signature_is_overdue(
     assert [one.job.id for one in joined] == [urgent]  # it would go first in any case
     await claim(queue)
     assert len(await later.claims.join("w1", running.signature, 8, models=MODELS)) == 2
+
+
+async def test_tenants_that_cannot_join_are_read_once(
+    queue_with: Callable[..., Queue], make_submission: Make, scripts: Counter[str]
+) -> None:
+    """Interactive jobs could join, standard ones not: before, all pages of their tenants were read."""
+    queue = queue_with(overdue_ms=1)
+    await put(queue, make_submission(width=64))
+    (running,) = await claim(queue)
+    await put(queue, make_submission(width=128, tenant="other"))
+    await put(queue, *[make_submission(width=64, tenant=f"tenant-{at}") for at in range(100)])
+    await a_moment(5)
+    scripts.clear()
+    assert await queue.claims.join("w1", running.signature, 8, models=MODELS) == []
+    assert scripts["read_lanes"] == 1
 
 
 async def test_another_models_overdue_jobs_are_not_this_workers_matter(

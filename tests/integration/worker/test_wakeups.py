@@ -16,27 +16,13 @@ from harness.stub_engine import StubFleet
 
 from shared.auth import TenantLimits
 from shared.job import Job
-from shared.queue import Queue, QueueClient, Submission
+from shared.queue import Queue, Submission
 from worker.claims import claim_policy
 
 Eventually = Callable[..., Awaitable[None]]
 MakeJob = Callable[..., Job]
 WORKERS = 30
 CLAIMING = {"read_order", "read_lanes", "take", "defer", "list_as_waiting"}
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts the scripts that any queue of this process runs."""
-    counts: Counter[str] = Counter()
-    run = QueueClient.run
-
-    async def counted(client: QueueClient, name: str, *args: Any, **named: Any) -> Any:
-        counts[name] += 1
-        return await run(client, name, *args, **named)
-
-    monkeypatch.setattr(QueueClient, "run", counted)
-    return counts
 
 
 def claiming(scripts: Counter[str]) -> int:
