@@ -314,7 +314,7 @@ def _submit_args(submission: Submission, process: str) -> SubmitArgs:
         wire=encode(job),
         created=job.created_at_ms,
         time_limit_ms=job.time_limit_ms,
-        batch_id=job.batch_id or "",
+        batch=job.batch_id or "",
         input=" ".join(sorted({*(ref.id for ref in job.inputs.values()), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",

@@ -22,7 +22,7 @@ class SubmitArgs(NamedTuple):
     wire: str
     created: int
     time_limit_ms: int | None
-    batch_id: str
+    batch: str
     input: str
     idempotency: str
     webhook: str

@@ -16,8 +16,7 @@ local FACTS = {'state', 'tenant', 'entry', 'deadline', 'src', 'epoch', 'slots', 
   'overtaken', 'waiting_worker', 'waited', 'on_deadline', 'steps'}
 local STATE, TENANT, ENTRY, DEADLINE, LOSES_PLACE = 1, 2, 3, 4, #FACTS + 2
 local worker, sig, slots, lowest, page = args.worker, args.signature, args.slots, args.lowest_rank, args.page
-local wanted = args.tenant
-local now = clock_ms()
+local wanted, now = args.tenant, clock_ms()
 local state = redis.call('HMGET', key.signature(sig), 'model', 'batch', 'jobs:0', 'jobs:1', 'jobs:2', 'slots:0', 'slots:1',
   'slots:2', 'overtaken:0', 'overtaken:1', 'overtaken:2')
 local model = state[1]

@@ -8,8 +8,7 @@
 --          ready longest, from 0; `tenants`: read tenants and their signatures
 -- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models,
 --          orders, urgent}, as `shared/queue/order/facts.py` reads them
-local TENANTS, SIGNATURES, URGENT = 8, 4, 8
-local READY = 8 -- signatures on a page
+local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
 -- Ready signatures of a part, after which those of no further tenant are read; interactive jobs have two parts.
 local COMPARED = 4
 local worker, page, now = args.worker, args.page, clock_ms()
@@ -19,8 +18,8 @@ local limits, with_tenants = {}, args.tenants
 -- The first signatures of a tenant. With late jobs in all of them, also the first whose dated jobs are not; with dated jobs
 -- in all of them, also the first one without. Of each {signature, ready, least latest start, how often overtaken}.
 local function signatures_of(tenant, model, rank)
-  local name, rows, out = key.tenant_signatures(tenant, model, rank), nil, {}
-  rows = redis.call('ZRANGE', name, 0, SIGNATURES - 1, 'WITHSCORES')
+  local name, names, out = key.tenant_signatures(tenant, model, rank), {}, {}
+  local rows = redis.call('ZRANGE', name, 0, SIGNATURES - 1, 'WITHSCORES')
   local function add(least, most, count)
     for _, value in ipairs(redis.call('ZRANGEBYSCORE', name, least, most, 'WITHSCORES', 'LIMIT', 0, count)) do
       table.insert(rows, value)
@@ -31,7 +30,6 @@ local function signatures_of(tenant, model, rank)
     if dated.has_late(last, now) then add('(' .. whole(dated.placed(now)), '(0', SIGNATURES) end
     add(0, '+inf', 1)
   end
-  local names = {}
   for at = 1, #rows, 2 do table.insert(names, rows[at]) end
   if not names[1] then return out end
   for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model, rank), unpack(names))) do

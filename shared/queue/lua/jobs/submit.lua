@@ -6,9 +6,8 @@
 --          `sync_call`: 'digest process' of a request that waits for the job
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
 --          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', name of the one that is used up}
--- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
-local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
-  {'video', 'video'}, {'on_deadline', 'on_deadline'}, {'steps', 'steps'}}
+-- Fields of the job's hash that are left out when empty. `deadline` is now plus the time limit.
+local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps'}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
 local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, deadlines, out = {}, {}, {}, {}, {}, {}, {}, {}, {}
@@ -114,17 +113,16 @@ local function enter(job)
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
     'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived,
     'event', events.publish(job.id, job.tenant, 'queued', job.webhook)}
-  for _, field in ipairs(OPTIONAL) do
-    local value = job[field[2]]
-    if (value or '') ~= '' then
-      table.insert(fields, field[1])
-      table.insert(fields, value)
+  for _, name in ipairs(OPTIONAL) do
+    if (job[name] or '') ~= '' then
+      table.insert(fields, name)
+      table.insert(fields, job[name])
     end
   end
   redis.call('HSET', job.key, unpack(fields))
   note(key.jobs(job.tenant), job)
   if job.video then note(key.videos(job.tenant), job) end
-  if job.batch_id ~= '' then note(key.batch_jobs(job.tenant, job.batch_id), job) end
+  if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
   if not arrivals[job.sig] then
     arrivals[job.sig] = job

@@ -4,10 +4,11 @@
 local claim_job = {}
 local UNKNOWN_SLOT_S = 1
 
--- The claims of one signature by a worker. Written by `take`: claims, rows of the reply; taken, slots by rank and tenant;
--- leases, rows of key.leases; spent, seconds to charge by tenant; limits as in `quota`.
+-- The claims of one signature by a worker. Written by `take`: claims, rows of the reply; running, slots by tenant;
+-- of_rank, slots by rank; leases, rows of key.leases; spent, seconds to charge by tenant; limits as in `quota`.
 function claim_job.batch(worker, sig, model, now)
-  return {worker = worker, sig = sig, model = model, now = now, claims = {}, taken = {}, leases = {}, spent = {}, limits = {}}
+  return {worker = worker, sig = sig, model = model, now = now, claims = {}, running = {}, of_rank = {[0] = 0, 0, 0},
+    leases = {}, spent = {}, limits = {}}
 end
 
 -- Seconds that a slot of the batch is expected to cost.
@@ -29,23 +30,19 @@ function claim_job.take(batch, id, job)
   latest_start.unlist(id, job)
   table.insert(batch.leases, whole(batch.now + conf.lease_ms))
   table.insert(batch.leases, id)
-  local group = job.rank .. '|' .. job.tenant
-  if not batch.taken[group] then batch.taken[group] = {rank = job.rank, tenant = job.tenant, slots = 0} end
-  batch.taken[group].slots = batch.taken[group].slots + job.slots
+  batch.running[job.tenant] = (batch.running[job.tenant] or 0) + job.slots
+  batch.of_rank[job.rank] = batch.of_rank[job.rank] + job.slots
   batch.spent[job.tenant] = (batch.spent[job.tenant] or 0) + cost
   quota.use(batch.limits, job.tenant, job.slots, id)
   local waited = math.max(0, math.floor(batch.now - (tonumber(job.arrived) or batch.now)))
-  table.insert(batch.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited,
-    job_record.time_left(job, batch.now), job_record.slack(job, batch.now)})
+  table.insert(batch.claims, job_record.claimed(id, job, epoch, waited, batch.now))
 end
 
 -- Write the lanes and counters that a batch has changed.
 function claim_job.count(batch)
   lane_changes.write()
   if not batch.claims[1] then return end
-  local running = {}
-  for _, group in pairs(batch.taken) do running[group.tenant] = (running[group.tenant] or 0) + group.slots end
-  for tenant, slots in pairs(running) do queue.count_running(tenant, slots) end
+  for tenant, slots in pairs(batch.running) do queue.count_running(tenant, slots) end
   redis.call('HINCRBY', key.claimed_jobs, batch.worker, #batch.claims)
   redis.call('HINCRBY', key.signature(batch.sig), 'running', #batch.claims)
   queue.add_all(key.leases, batch.leases)

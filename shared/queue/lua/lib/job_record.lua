@@ -16,13 +16,16 @@ function job_record.load(id)
   return job
 end
 
--- Time until a job's deadline (ms), 0 after it, -1 without one.
-function job_record.time_left(job, now) return job.deadline and math.max(0, tonumber(job.deadline) - now) or -1 end
-
 -- Time until a job's latest start (ms), -1 after it or without one.
 function job_record.slack(job, now)
   local slack = job.start_by and tonumber(job.start_by) - now or -1
   return slack > 0 and slack or -1
+end
+
+-- The reply for a claim: `take.lua` has its columns.
+function job_record.claimed(id, job, epoch, waited, now)
+  local time_left = job.deadline and math.max(0, tonumber(job.deadline) - now) or -1
+  return {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited, time_left, job_record.slack(job, now)}
 end
 
 -- Replace the size of a job that has not ended.

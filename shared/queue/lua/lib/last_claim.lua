@@ -16,8 +16,7 @@ function last_claim.repeated(worker, token)
   for _, claim in ipairs(request.claims) do
     local job = job_record.load(claim.id)
     if job and job.state == 'running' and job.worker == worker and tonumber(job.epoch) == claim.epoch then
-      table.insert(rows, {claim.id, job.job or '', job.sig, claim.epoch, job.solo and 1 or 0, claim.waited,
-        job_record.time_left(job, clock_ms()), job_record.slack(job, clock_ms())})
+      table.insert(rows, job_record.claimed(claim.id, job, claim.epoch, claim.waited, clock_ms()))
     end
   end
   return rows

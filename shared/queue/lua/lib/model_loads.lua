@@ -26,7 +26,7 @@ local function work_of(sig, model)
   if not cost then return 0 end
   local slots = 0
   for _, count in ipairs(redis.call('HMGET', key.signature(sig), 'slots:0', 'slots:1', 'slots:2')) do
-    slots = slots + math.max(0, tonumber(count or 0) or 0)
+    slots = slots + math.max(0, tonumber(count or nil) or 0)
   end
   return 1000 * slots * tonumber(cost)
 end

@@ -73,15 +73,10 @@ function queue.record_arrival(sig, window, now)
   redis.call('PEXPIRE', name, known[3] and 3600000 or whole(60000 + 10 * window))
 end
 
--- `count` members of front:<sig> or solo:<sig> with that rank, after the first `skipped`.
+-- `count` members of front:<sig>, solo:<sig> or dated:<sig> with that rank, after the first `skipped`.
 function queue.of_rank(name, rank, skipped, count)
   return redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN), '(' .. whole((rank + 1) * PRIORITY_SPAN),
     'LIMIT', skipped, count)
-end
-
--- The first member of front:<sig> or solo:<sig> with that rank, or nil.
-function queue.first(name, rank)
-  return queue.of_rank(name, rank, 0, 1)[1]
 end
 
 -- Whether jobs of a signature are queued outside of the streams of their lanes.
@@ -91,7 +86,7 @@ function queue.has_returned(sig) return redis.call('EXISTS', key.front(sig), key
 function queue.returned_at(sig, rank)
   local at = nil
   for _, name in ipairs({key.front(sig), key.solo(sig)}) do
-    local id = queue.first(name, rank)
+    local id = queue.of_rank(name, rank, 0, 1)[1]
     if id then at = math.min(at or math.huge, tonumber(redis.call('HGET', key.job(id), 'returned') or nil) or 0) end
   end
   return at
@@ -102,7 +97,7 @@ local function has_jobs(sig, rank)
   local tenant = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0)[1]
   if tenant and redis.call('EXISTS', key.lane(sig, rank, tenant)) == 1 then return true end
   for _, name in ipairs({key.front(sig), key.solo(sig), key.dated(sig)}) do
-    local id = queue.first(name, rank)
+    local id = queue.of_rank(name, rank, 0, 1)[1]
     if id and redis.call('EXISTS', key.job(id)) == 1 then return true end
   end
   return false
@@ -111,12 +106,11 @@ end
 -- Count one job and slot of each rank that has jobs, where the counters of a signature say that nothing is queued or running:
 -- they were lost. So its jobs are ready before a recount.
 local function count_lost(sig, state)
-  local total = tonumber(state[4] or 0) or 0
-  for rank = 0, 2 do total = total + math.max(0, tonumber(state[5 + rank] or 0) or 0) end
+  if state[4] + state[5] + state[6] + state[7] > 0 then return end
   for rank = 0, 2 do
-    if total <= 0 and has_jobs(sig, rank) then
+    if has_jobs(sig, rank) then
       redis.call('HSET', key.signature(sig), 'jobs:' .. rank, 1, 'slots:' .. rank, 1)
-      state[5 + rank], state[8 + rank] = '1', '1'
+      state[5 + rank], state[8 + rank] = 1, 1
     end
   end
 end
@@ -127,20 +121,16 @@ end
 function queue.refresh(sig, now, arrived)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
     'slots:0', 'slots:1', 'slots:2')
-  local model = state[1]
-  local first_ready = math.huge
+  local model, first_ready, ready_earlier = state[1], math.huge, false
   if not model then return false, first_ready end
+  for at = 4, 10 do state[at] = math.max(0, tonumber(state[at] or nil) or 0) end
   count_lost(sig, state)
-  local slots, jobs, ready_earlier = 0, 0, false
-  for rank = 0, 2 do
-    slots = slots + math.max(0, tonumber(state[8 + rank] or 0) or 0)
-    jobs = jobs + math.max(0, tonumber(state[5 + rank] or 0) or 0)
-  end
+  local jobs, slots = state[5] + state[6] + state[7], state[8] + state[9] + state[10]
   local shared_facts, has_returned = nil, jobs > 0 and queue.has_returned(sig)
   for rank = 0, 2 do
     local ready = key.ready(model, rank)
     local at = nil
-    if (tonumber(state[5 + rank] or 0) or 0) > 0 then
+    if state[5 + rank] > 0 then
       if not shared_facts then
         local gap = redis.call('HGET', key.arrivals(sig), 'gap')
         local max_batch = tonumber(state[3] or nil) or math.huge
@@ -159,7 +149,7 @@ function queue.refresh(sig, now, arrived)
       else
         -- Counted, but in no lane or set: the entry was removed by another program.
         redis.call('HDEL', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
-        jobs = jobs - tonumber(state[5 + rank])
+        jobs = jobs - state[5 + rank]
       end
     end
     if at then
@@ -173,13 +163,13 @@ function queue.refresh(sig, now, arrived)
       redis.call('ZREM', ready, sig)
     end
   end
-  if jobs <= 0 and (tonumber(state[4] or 0) or 0) <= 0 then
+  if jobs <= 0 and state[4] <= 0 then
     redis.call('DEL', key.signature(sig))
     redis.call('ZREM', key.signatures, sig)
   else
     redis.call('ZADD', key.signatures, slots, sig)
   end
-  local wake = ready_earlier or (arrived and (tonumber(state[4]) or 0) > 0)
+  local wake = ready_earlier or (arrived and state[4] > 0)
   if wake or (jobs > 0 and not arrived) then wakeups.note(sig) end
   return wake, first_ready
 end
@@ -234,6 +224,8 @@ function queue.remove(id, job)
   queue.remove_entry(key.lane(job.sig, job.rank, job.tenant), job.entry)
 end
 
+-- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed. `remove`
+-- collects tenants to remove by index.
 local function update_lane(lane, remove)
   local stream = key.lane(lane.sig, lane.rank, lane.tenant)
   local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]

@@ -15,10 +15,7 @@ local function credit_of(model) return tonumber(redis.call('HGET', key.bulk_cred
 
 -- Record the slots that a batch has claimed. growth: of the credit of each of `models` for a slot above bulk.
 function bulk_share.record(models, batch, growth)
-  local bulk, above = 0, 0
-  for _, group in pairs(batch.taken) do
-    if group.rank == 2 then bulk = bulk + group.slots else above = above + group.slots end
-  end
+  local bulk, above = batch.of_rank[2], batch.of_rank[0] + batch.of_rank[1]
   local credit = bulk > 0 and credit_of(batch.model) or 0
   if credit > 0 then set(batch.model, math.max(-MOST_DUE, credit - bulk)) end
   if above <= 0 then return end

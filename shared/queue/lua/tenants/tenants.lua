@@ -209,11 +209,15 @@ function quota.learn(limits, names)
   end
 end
 
+local function limit_of(limits, tenant)
+  if limits[tenant] == nil then quota.learn(limits, {tenant}) end
+  return limits[tenant]
+end
+
 -- Whether a tenant can have `slots` more, for the job `id` of a rank; a paused one has none. A job above its tenant's limit
 -- starts while no other job of the tenant runs; otherwise it would never start.
 function quota.allows(limits, tenant, slots, id, rank)
-  quota.learn(limits, {tenant})
-  local own = limits[tenant]
+  local own = limit_of(limits, tenant)
   if pauses.has_tenant(tenant) then return false end
   if own and id and own.reserved and own.reserved.id ~= id and rank >= own.reserved.rank then return false end
   return not own or own.used <= 0 or own.used + slots <= own.most
@@ -221,8 +225,7 @@ end
 
 -- The row of a tenant's limit, as `Limit` in `shared/queue/order/policies.py`.
 function quota.row(limits, tenant)
-  quota.learn(limits, {tenant})
-  local limit = limits[tenant] or {most = 0, used = 0}
+  local limit = limit_of(limits, tenant) or {most = 0, used = 0}
   local reserved = limit.reserved
   return {limit.most, limit.used, pauses.has_tenant(tenant),
     reserved and {reserved.id, reserved.rank, reserved.slots} or cjson.null}

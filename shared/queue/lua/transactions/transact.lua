@@ -17,16 +17,13 @@ local FUNCTIONS = {
 function FUNCTIONS.wake(sig) if wakeups.is_queued(sig) then wakeups.note(sig) end end
 
 function FUNCTIONS.refresh_signature(sig) queue.refresh(sig, now) end
-
-function FUNCTIONS.bury(id, reason, detail) dead_letters.bury(id, reason, detail, now) end
-
-function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
-
-function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
-
 function FUNCTIONS.update_lane(model, sig, rank, tenant)
   queue.update_lanes({{model = model, sig = sig, rank = rank, tenant = tenant}})
 end
+
+function FUNCTIONS.bury(id, reason, detail) dead_letters.bury(id, reason, detail, now) end
+function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
+function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
 
 function FUNCTIONS.requeue(id, src)
   local job = job_record.load(id)
