@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from fakeredis import FakeAsyncRedis
 
+from shared.config.settings import Settings
 from shared.job_fields import Priority
 from shared.queue.maintenance.grace import decide
 from shared.queue.maintenance.recount import certain
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.script_arguments import ClaimKey, lua_arguments, parameter_names
-from shared.queue.scripts import FOLDER, PARTS, Scripts, script_files, script_methods
+from shared.queue.scripts import FOLDER, PARTS, Scripts, script_files, script_methods, script_text
 
 LIB = (
     "prelude",
@@ -102,6 +103,17 @@ async def test_a_script_reads_its_arguments_by_name_in_their_types(redis: FakeAs
     rows = [{"job_id": "job_1", "epoch": 7}, {"job_id": "job_2", "epoch": 8}]
     assert json.loads(read[0]) == {"text": "a", "count": 5, "flag": True, "named": "b", "rows": rows}
     assert json.loads(read[1]) == {"text": "a", "flag": False, "rows": rows}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_sent_with_the_functions_that_it_calls(name: str) -> None:
+    """With all of them, and no others: each run makes them again."""
+    text = re.sub(r"--.*", "", script_text(name, Settings()))
+    defined = set(re.findall(r"^function (\w+\.\w+)", text, re.MULTILINE))
+    called = set(re.findall(r"(?<![\w.])(\w+\.\w+)\(", re.sub(r"^function \w+\.\w+", "", text, flags=re.MULTILINE)))
+    assert {one for one in called if one.partition(".")[0] in NEEDS} <= defined
+    parts = {one for one in defined if one.partition(".")[0] in NEEDS}
+    assert {one for one in parts if text.count(one) == 1} == set()
 
 
 @pytest.mark.parametrize("name", script_files())

@@ -7,7 +7,7 @@
 --          as `shared/queue/order/facts.py` reads them
 local TENANTS = 64
 local SPARE = 1 -- jobs of a lane beyond its share of the slots
-local MORE_TENANTS = 2 -- than slots
+local MORE_TENANTS = 2 -- than slots, on the first page: behind it are others only if none of these can start jobs
 local LOST = 64
 local STREAM_READS = 16
 local RETURNED = 32
@@ -24,8 +24,7 @@ if not model then return '{}' end
 local limits, has_returned = {}, queue.has_returned(sig)
 local facts = {now = now, state = state, ready = {}, lost = {}, lanes = {}, more = false, mean = latest_start.run_ms(sig, now),
   efficient = redis.call('GET', key.efficient_rows(sig)), claimed = redis.call('HGET', key.claimed_jobs, worker)}
--- The first page has about as many tenants as can start jobs; behind it are others only if none of them can.
-local first_page = math.min(TENANTS, slots + MORE_TENANTS)
+local startable = 0 -- jobs that were read of tenants with free slots
 
 -- The row of a job; nil if it is gone.
 local function row_of(id)
@@ -92,10 +91,10 @@ local function stream_jobs(rank, tenant, count)
   return out
 end
 
--- The tenants on a page of those with the least usage, and the wanted one; whether there are more.
-local function tenants_of(rank)
-  local first = page == 0 and 0 or first_page + (page - 1) * TENANTS
-  local last = page == 0 and first_page or first + TENANTS
+-- The tenants on a page of those with the least usage, and the wanted one; whether there are more. `most`: jobs that can start.
+local function tenants_of(rank, most)
+  local first = page == 0 and 0 or MORE_TENANTS + (page - 1) * TENANTS
+  local last = page == 0 and math.min(TENANTS, most + MORE_TENANTS) or first + TENANTS
   local order = key.lane_order(sig, rank)
   local rows, out, has_wanted = tenants.first(order, last), {}, wanted == ''
   for at = first + 1, #rows do
@@ -109,8 +108,8 @@ local function tenants_of(rank)
 end
 
 -- Add the lanes of a priority with their first jobs to the facts.
-local function add_lanes(rank)
-  local rows, more = tenants_of(rank)
+local function add_lanes(rank, most)
+  local rows, more = tenants_of(rank, most)
   local names, each = {}, SPARE + math.ceil(slots / math.max(1, #rows))
   for at, row in ipairs(rows) do names[at] = row.tenant end
   quota.learn(limits, names)
@@ -121,6 +120,7 @@ local function add_lanes(rank)
     if quota.allows(limits, tenant, 1) then
       if has_returned then returned, more_returned = returned_jobs(rank, tenant, each) end
       stream = stream_jobs(rank, tenant, each)
+      startable = startable + #returned + #stream
     end
     table.insert(facts.lanes, {rank, tenant, row.usage, quota.row(limits, tenant),
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,
@@ -152,7 +152,9 @@ for rank = 0, 2 do
   facts.ready[rank + 1] = redis.call('ZSCORE', key.ready(model, rank), sig)
   if rank <= lowest then
     add_lost(rank)
-    if (tonumber(state[rank + 3] or nil) or 0) > 0 then add_lanes(rank) end
+    -- Bulk jobs that are not due start in the slots that others leave.
+    local is_due = rank < 2 or (tonumber(redis.call('HGET', key.bulk_credit, model) or nil) or 0) >= 1
+    if (tonumber(state[rank + 3] or nil) or 0) > 0 then add_lanes(rank, is_due and slots or math.max(0, slots - startable)) end
   end
 end
 return cjson.encode(facts)

@@ -11,7 +11,6 @@ local function is_paused(field)
 end
 
 function pauses.has_model(name) return is_paused('all') or is_paused('model|' .. name) end
-
 function pauses.has_tenant(name) return is_paused('tenant|' .. name) end
 
 -- The models that are not paused.

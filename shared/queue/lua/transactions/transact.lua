@@ -23,6 +23,7 @@ end
 
 function FUNCTIONS.bury(id, reason, detail) dead_letters.bury(id, reason, detail, now) end
 function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
+function FUNCTIONS.count_run(tenant, model, used) usage.add(tenant, model, usage.of_run(used, false), now) end
 function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
 
 function FUNCTIONS.requeue(id, src)
@@ -39,8 +40,6 @@ function FUNCTIONS.miss_start(list, id, at)
   if not job or job.state ~= 'queued' then return redis.call('ZREM', list, id) end
   if latest_start.is_missed(job, now) then job_state.expire(id, job, now) else job_state.become_late(id, job, now) end
 end
-
-function FUNCTIONS.count_run(tenant, model, used) usage.add(tenant, model, usage.of_run(used, false), now) end
 
 -- Give a queued job another priority or deadline (ms), 0 for none; a negative value keeps the old one.
 function FUNCTIONS.change_job(id, rank, deadline, steps)
