@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test test-all test-ci clients containers stores chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
+.PHONY: demo up test test-all test-ci clients containers stores chaos soak fuzz attack parity parity-more classes lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -71,6 +71,10 @@ parity: $(READY)
 parity-more: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu" tests/parity/more \
 		--more-page docs/compatibility-more.md
+
+# Which pipeline classes of the installed diffusers are fused, unfused or not served (docs/pipeline-classes.md).
+classes: $(READY)
+	$(BIN)/pytest -q tests/parity/test_classes.py --classes-page docs/pipeline-classes.md
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -12,11 +12,20 @@ import pytest
 
 OPTION = "--compatibility-page"
 MORE_OPTION = "--more-page"
+CLASSES_OPTION = "--classes-page"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(OPTION, type=Path, help="write the outcomes of a run of the whole grid to this page")
     parser.addoption(MORE_OPTION, type=Path, help="write the outcomes of a run of the second grid to this page")
+    parser.addoption(CLASSES_OPTION, type=Path, help="write the pipeline classes of diffusers to this page")
+
+
+@pytest.fixture
+def classes_page(request: pytest.FixtureRequest) -> Path | None:
+    """The page to write before it is read."""
+    page: Path | None = request.config.getoption(CLASSES_OPTION, default=None)
+    return page
 
 
 @pytest.fixture(scope="session")
