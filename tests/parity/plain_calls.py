@@ -111,6 +111,7 @@ CALLS = {
     "BriaFiboPipeline": "height width guidance_scale negative_prompt",
     "OvisImagePipeline": "negative_prompt guidance_scale height width",
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
+    "NucleusMoEImagePipeline": "negative_prompt height width guidance_scale",
     "OmniGenPipeline": "height width guidance_scale",
     # Modular; with a guider, guidance is its own
     "StableDiffusionXLModularPipeline": "image mask_image height width strength negative_prompt",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -17,6 +17,9 @@ from transformers import (
     Gemma2Model,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -80,6 +83,44 @@ def qwen_vl(vocabulary: int, layers: int = 2) -> Qwen2_5_VLForConditionalGenerat
                 "num_heads": 2,
                 "out_hidden_size": tokens.WIDTH,
             },
+        )
+    )
+
+
+def qwen3_vl(tokenizer: Qwen2Tokenizer, layers: int = 2) -> Qwen3VLForConditionalGeneration:
+    """A text encoder that also reads images."""
+    token: Callable[[str], Any] = tokenizer.convert_tokens_to_ids
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(
+            text_config={
+                "vocab_size": len(tokenizer),
+                "hidden_size": tokens.WIDTH,
+                "intermediate_size": 37,
+                "num_hidden_layers": layers,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e6,
+                    "mrope_section": [2, 3, 3],
+                    "mrope_interleaved": True,
+                },
+            },
+            vision_config={
+                "depth": 2,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_heads": 2,
+                "patch_size": 16,
+                "out_hidden_size": tokens.WIDTH,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+            image_token_id=token("<|image_pad|>"),
+            video_token_id=token("<|video_pad|>"),
+            vision_start_token_id=token("<|vision_start|>"),
+            vision_end_token_id=token("<|vision_end|>"),
         )
     )
 

@@ -36,11 +36,12 @@ MODULES = {
     "more.chroma": ("chroma-i2i",),
     "more.krea": ("krea-2",),
     "images.modular": ("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
+    "more.nucleus": ("nucleus-image",),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
-    | {"cosmos-2-t2i", "omnigen"}
+    | {"cosmos-2-t2i", "omnigen", "nucleus-image"}
 )
 
 

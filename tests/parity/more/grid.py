@@ -25,6 +25,7 @@ IMAGES: tuple[Family, ...] = (
     image("Bria FIBO", "BriaFiboPipeline", "bria-fibo"),
     image("Ovis-Image", "OvisImagePipeline", "ovis-image"),
     image("Krea 2", "Krea2Pipeline", "krea-2"),
+    image("NucleusMoE-Image", "NucleusMoEImagePipeline", "nucleus-image"),
     image("OmniGen", "OmniGenPipeline", "omnigen"),
     image("Latent consistency", "LatentConsistencyModelPipeline", "lcm"),
     image("InstructPix2Pix", "StableDiffusionInstructPix2PixPipeline", "pix2pix", task=Task.EDIT, quick=True),

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models import AutoencoderKLQwenImage21, QwenImage21Transformer2DModel
 from diffusers.pipelines.qwenimage21 import QwenImage21Pipeline, pipeline_qwenimage21
-from tiny import tokens
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from tiny import components, tokens
 
 CHANNELS = 8
 
 
 def qwen_image_2_1() -> QwenImage21Pipeline:
     tokenizer = tokens.qwen()
-    token: Callable[[str], Any] = tokenizer.convert_tokens_to_ids
     return QwenImage21Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=AutoencoderKLQwenImage21(
@@ -29,39 +26,7 @@ def qwen_image_2_1() -> QwenImage21Pipeline:
             latents_mean=[0.1] * CHANNELS,
             latents_std=[0.5] * CHANNELS,
         ),
-        text_encoder=Qwen3VLForConditionalGeneration(
-            Qwen3VLConfig(
-                text_config={
-                    "vocab_size": len(tokenizer),
-                    "hidden_size": tokens.WIDTH,
-                    "intermediate_size": 37,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 1,
-                    "head_dim": 16,
-                    "rope_parameters": {
-                        "rope_type": "default",
-                        "rope_theta": 1e6,
-                        "mrope_section": [2, 3, 3],
-                        "mrope_interleaved": True,
-                    },
-                },
-                vision_config={
-                    "depth": 2,
-                    "hidden_size": 16,
-                    "intermediate_size": 24,
-                    "num_heads": 2,
-                    "patch_size": 16,
-                    "out_hidden_size": tokens.WIDTH,
-                    "num_position_embeddings": 16,
-                    "deepstack_visual_indexes": [0],
-                },
-                image_token_id=token("<|image_pad|>"),
-                video_token_id=token("<|video_pad|>"),
-                vision_start_token_id=token("<|vision_start|>"),
-                vision_end_token_id=token("<|vision_end|>"),
-            )
-        ),
+        text_encoder=components.qwen3_vl(tokenizer),
         processor=tokens.qwen3_vl(tokenizer),
         transformer=QwenImage21Transformer2DModel(
             in_channels=CHANNELS,

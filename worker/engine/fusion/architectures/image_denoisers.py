@@ -180,6 +180,15 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
     "Krea2Transformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "encoder_attention_mask", timestep=ROWS, position_ids=SAME
     ),
+    # Experts choose among the tokens of each row, and get those of all rows, which can change the last bits.
+    "NucleusMoEImageTransformer2DModel": forward(
+        "hidden_states",
+        exact=False,
+        timestep=ROWS,
+        img_shapes=REPEATED,
+        encoder_hidden_states=_MASKED_TEXT,
+        encoder_hidden_states_mask=_TEXT_MASK,
+    ),
     "OvisImageTransformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", timestep=ROWS, img_ids=SAME, txt_ids=SAME
     ),
