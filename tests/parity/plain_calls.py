@@ -111,6 +111,8 @@ CALLS = {
     "BriaFiboPipeline": "height width guidance_scale negative_prompt",
     "OvisImagePipeline": "negative_prompt guidance_scale height width",
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
+    "KolorsPipeline": "height width guidance_scale negative_prompt",
+    "KolorsImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",
     "NucleusMoEImagePipeline": "negative_prompt height width guidance_scale",
     "OmniGenPipeline": "height width guidance_scale",
     # Modular; with a guider, guidance is its own

@@ -25,6 +25,8 @@ IMAGES: tuple[Family, ...] = (
     image("Bria FIBO", "BriaFiboPipeline", "bria-fibo"),
     image("Ovis-Image", "OvisImagePipeline", "ovis-image"),
     image("Krea 2", "Krea2Pipeline", "krea-2"),
+    image("Kolors", "KolorsPipeline", "kolors"),
+    image("Kolors", "KolorsImg2ImgPipeline", "kolors-i2i", task=Task.IMAGE_TO_IMAGE),
     image("NucleusMoE-Image", "NucleusMoEImagePipeline", "nucleus-image"),
     image("OmniGen", "OmniGenPipeline", "omnigen"),
     image("Latent consistency", "LatentConsistencyModelPipeline", "lcm"),
