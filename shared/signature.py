@@ -18,7 +18,7 @@ from shared.job import Job, matching
 from shared.job_fields import MUST_MATCH
 
 # Names of the pipeline modules that are called at least once per step.
-DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior", "prior_prior")
+DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "unet_2", "prior", "prior_prior")
 
 Mixable = Literal["adapters", "controls", "size"]
 

@@ -48,6 +48,8 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         "output_type": "pt",
         # FLUX.1 Kontext: input images have their final size, and the output gets the job's size.
         "_auto_resize": False,
+        # Ideogram 4 guides by a list of its own unless there is none.
+        "guidance_schedule": None,
         "max_area": job.width * job.height,
         # Calls with their own keys and values cannot share a forward.
         "use_kv_cache": False,

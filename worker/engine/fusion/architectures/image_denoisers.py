@@ -189,6 +189,10 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         encoder_hidden_states=_MASKED_TEXT,
         encoder_hidden_states_mask=_TEXT_MASK,
     ),
+    # Text of all prompts is padded to one length, and `segment_ids` mask the padding.
+    "Ideogram4Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "position_ids", "segment_ids", "indicator", timestep=ROWS
+    ),
     "OvisImageTransformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", timestep=ROWS, img_ids=SAME, txt_ids=SAME
     ),
