@@ -145,6 +145,8 @@ CALLS = {
     # Videos
     "WanPipeline": "negative_prompt height width num_frames guidance_scale",
     "WanImageToVideoPipeline": "image last_image negative_prompt height width num_frames guidance_scale",
+    "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
+    "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
     "WanVACEPipeline": "negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoPipeline": "negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",

@@ -36,6 +36,7 @@ MODULES = {
     "more.chroma": ("chroma-i2i",),
     "more.krea": ("krea-2",),
     "images.modular": ("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
+    "more.anyflow": ("anyflow", "chrono-edit"),
     "more.ideogram": ("ideogram-4",),
     "more.kolors": ("kolors", "kolors-i2i"),
     "more.nucleus": ("nucleus-image",),

@@ -54,6 +54,8 @@ VIDEOS: tuple[Family, ...] = (
     video("SkyReels-V2", "SkyReelsV2Pipeline", "skyreels-v2"),
     video("SkyReels-V2", "SkyReelsV2ImageToVideoPipeline", "skyreels-v2-i2v", task=Task.IMAGE_TO_VIDEO),
     video("Wan VACE", "WanVACEPipeline", "wan-vace"),
+    video("AnyFlow", "AnyFlowPipeline", "anyflow"),
+    video("ChronoEdit", "ChronoEditPipeline", "chrono-edit", Clip(5), task=Task.IMAGE_TO_VIDEO),
     video("SANA-Video", "SanaVideoPipeline", "sana-video", around="small_sana_videos"),
     video("Latte", "LattePipeline", "latte", Clip(5, 1)),
     video("AnimateDiff", "AnimateDiffPipeline", "animatediff", Clip(5, 1)),

@@ -52,7 +52,7 @@ def _vae() -> AutoencoderKLWan:
     )
 
 
-def _parts() -> dict[str, Any]:
+def parts() -> dict[str, Any]:
     tokenizer = tokens.t5(512)
     return {
         "tokenizer": tokenizer,
@@ -66,12 +66,12 @@ def vace() -> WanVACEPipeline:
     transformer = WanVACETransformer3DModel(
         in_channels=4, out_channels=4, vace_layers=[0], vace_in_channels=2 * 4 + 64, **SIZES
     )
-    return WanVACEPipeline(**_parts(), transformer=transformer)
+    return WanVACEPipeline(**parts(), transformer=transformer)
 
 
 def skyreels() -> SkyReelsV2Pipeline:
     transformer = SkyReelsV2Transformer3DModel(in_channels=4, out_channels=4, **SIZES)
-    return SkyReelsV2Pipeline(**_parts(), transformer=transformer)
+    return SkyReelsV2Pipeline(**parts(), transformer=transformer)
 
 
 def skyreels_image() -> SkyReelsV2ImageToVideoPipeline:
@@ -80,7 +80,7 @@ def skyreels_image() -> SkyReelsV2ImageToVideoPipeline:
         in_channels=12, out_channels=4, image_dim=16, added_kv_proj_dim=24, **SIZES
     )
     return SkyReelsV2ImageToVideoPipeline(
-        **_parts(),
+        **parts(),
         transformer=transformer,
         image_encoder=CLIPVisionModelWithProjection(
             CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=16, **vision)
