@@ -147,6 +147,8 @@ CALLS = {
     "WanImageToVideoPipeline": "image last_image negative_prompt height width num_frames guidance_scale",
     "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
     "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "MotifVideoPipeline": "negative_prompt height width num_frames",
+    "MotifVideoImage2VideoPipeline": "image negative_prompt height width num_frames",
     "WanVACEPipeline": "negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoPipeline": "negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",

@@ -39,6 +39,7 @@ MODULES = {
     "more.anyflow": ("anyflow", "chrono-edit"),
     "more.ideogram": ("ideogram-4",),
     "more.kolors": ("kolors", "kolors-i2i"),
+    "more.motif": ("motif-video", "motif-video-i2v"),
     "more.nucleus": ("nucleus-image",),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }

@@ -56,6 +56,8 @@ VIDEOS: tuple[Family, ...] = (
     video("Wan VACE", "WanVACEPipeline", "wan-vace"),
     video("AnyFlow", "AnyFlowPipeline", "anyflow"),
     video("ChronoEdit", "ChronoEditPipeline", "chrono-edit", Clip(5), task=Task.IMAGE_TO_VIDEO),
+    video("Motif-Video", "MotifVideoPipeline", "motif-video"),
+    video("Motif-Video", "MotifVideoImage2VideoPipeline", "motif-video-i2v", task=Task.IMAGE_TO_VIDEO),
     video("SANA-Video", "SanaVideoPipeline", "sana-video", around="small_sana_videos"),
     video("Latte", "LattePipeline", "latte", Clip(5, 1)),
     video("AnimateDiff", "AnimateDiffPipeline", "animatediff", Clip(5, 1)),

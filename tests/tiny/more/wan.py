@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _vae() -> AutoencoderKLWan:
+def vae() -> AutoencoderKLWan:
     return AutoencoderKLWan(
         base_dim=8,
         dim_mult=[1, 2, 2, 2],
@@ -57,7 +57,7 @@ def parts() -> dict[str, Any]:
     return {
         "tokenizer": tokenizer,
         "text_encoder": UMT5EncoderModel(UMT5Config(**components.t5_sizes(len(tokenizer)))),
-        "vae": _vae(),
+        "vae": vae(),
         "scheduler": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
     }
 
@@ -94,7 +94,7 @@ def sana_video() -> SanaVideoPipeline:
     return SanaVideoPipeline(
         tokenizer=tokenizer,
         text_encoder=components.gemma_2(len(tokenizer)),
-        vae=_vae(),
+        vae=vae(),
         transformer=SanaVideoTransformer3DModel(
             in_channels=4,
             out_channels=4,

@@ -132,6 +132,9 @@ VIDEO_DENOISERS: Mapping[str, Methods] = {
     "LatteTransformer3DModel": forward(
         "hidden_states", "encoder_hidden_states", "encoder_attention_mask", timestep=TIMES
     ),
+    "MotifVideoTransformer3DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", "image_embeds", timestep=TIMES
+    ),
     # Two times per row and frame: the step's own, and that of the next one.
     "AnyFlowTransformer3DModel": forward("hidden_states", "encoder_hidden_states", timestep=TIMES, r_timestep=TIMES),
     # Wan 2.1 that edits an image by way of a short video.
