@@ -73,6 +73,7 @@ CALLS = {
     "Flux2KleinInpaintPipeline": "image mask_image height width strength guidance_scale",
     # Other images
     "ZImagePipeline": "height width guidance_scale negative_prompt",
+    "ZImageOmniPipeline": "height width guidance_scale negative_prompt",
     "ZImageImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",
     "ZImageInpaintPipeline": "image mask_image strength height width guidance_scale negative_prompt",
     "QwenImagePipeline": "negative_prompt true_cfg_scale height width",

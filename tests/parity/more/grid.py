@@ -29,6 +29,7 @@ IMAGES: tuple[Family, ...] = (
     image("Kolors", "KolorsPipeline", "kolors"),
     image("Kolors", "KolorsImg2ImgPipeline", "kolors-i2i", task=Task.IMAGE_TO_IMAGE),
     image("NucleusMoE-Image", "NucleusMoEImagePipeline", "nucleus-image"),
+    image("Z-Image Omni", "ZImageOmniPipeline", "z-image-omni"),
     image("OmniGen", "OmniGenPipeline", "omnigen"),
     image("Latent consistency", "LatentConsistencyModelPipeline", "lcm"),
     image("InstructPix2Pix", "StableDiffusionInstructPix2PixPipeline", "pix2pix", task=Task.EDIT, quick=True),

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
-from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from typing import Any
+
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    ZImageOmniPipeline,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
 from tiny import components, tokens
-from transformers import Qwen3Config, Qwen3Model
+from transformers import (
+    Qwen3Config,
+    Qwen3Model,
+    Siglip2ImageProcessorPil,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
+)
+
+
+def _transformer(**more: Any) -> ZImageTransformer2DModel:
+    return ZImageTransformer2DModel(
+        in_channels=4,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=tokens.WIDTH,
+        axes_dims=[4, 6, 6],
+        axes_lens=[1024, 64, 64],
+        **more,
+    )
 
 
 def z_image() -> ZImagePipeline:
@@ -24,18 +52,17 @@ def z_image() -> ZImagePipeline:
             )
         ),
         tokenizer=tokenizer,
-        transformer=ZImageTransformer2DModel(
-            in_channels=4,
-            dim=32,
-            n_layers=2,
-            n_refiner_layers=1,
-            n_heads=2,
-            n_kv_heads=2,
-            cap_feat_dim=tokens.WIDTH,
-            axes_dims=[4, 6, 6],
-            axes_lens=[1024, 64, 64],
-        ),
+        transformer=_transformer(),
     )
 
 
-PIPELINES = {"z-image": z_image}
+def z_image_omni() -> ZImageOmniPipeline:
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return ZImageOmniPipeline(
+        **z_image().components | {"transformer": _transformer(siglip_feat_dim=vision["hidden_size"])},
+        siglip=Siglip2VisionModel(Siglip2VisionConfig(patch_size=16, num_patches=16, **vision)),
+        siglip_processor=Siglip2ImageProcessorPil(max_num_patches=16),
+    )
+
+
+PIPELINES = {"z-image": z_image, "z-image-omni": z_image_omni}

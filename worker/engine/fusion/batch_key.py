@@ -61,7 +61,7 @@ def exact_key(rules: StackingRules, arguments: Arguments) -> Hashable:
         if kind is Kind.PADDED:
             key.append((name, _tree_key(value)))
         elif kind is Kind.LISTED:
-            key.append((name, tuple(sorted({tuple(item.shape) for item in value}))))
+            key.append((name, frozenset(_shape_key(item) for item in value)))
         elif kind is Kind.MASK and value is not None:
             key.append((name, (id(value),)))
         elif kind is Kind.JOINT_MASK:
@@ -107,6 +107,10 @@ def _tree_key(value: Any) -> Hashable:
 
 def _shape_key(value: Any) -> Hashable:
     return _map_leaves(value, lambda leaf: (leaf.shape, leaf.dtype) if _is_tensor(leaf) else _value_key(leaf))
+
+
+def _form_key(value: Any) -> Hashable:
+    return _map_leaves(value, lambda leaf: (leaf.ndim, leaf.dtype) if _is_tensor(leaf) else _value_key(leaf))
 
 
 def _length_free_key(value: Any) -> Hashable:
@@ -162,7 +166,7 @@ KEYS: dict[Kind, Callable[[Any], Hashable]] = {
     Kind.SHARED: _shape_key,
     Kind.PADDED: _length_free_key,
     Kind.LONGEST: lambda value: (value.shape[1:], value.dtype),
-    Kind.LISTED: lambda value: frozenset((item.ndim, item.dtype) for item in value),
+    Kind.LISTED: lambda value: frozenset(_form_key(item) for item in value),
     Kind.ROWS: lambda value: value.dtype if isinstance(value, torch.Tensor) else "number",
     Kind.EQUAL: _value_key,
     Kind.SAME: _content_key,

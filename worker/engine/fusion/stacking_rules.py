@@ -14,7 +14,7 @@ class Kind(StrEnum):
     ADDED = "added"  # fresh tensors that the model adds to its own; zeros for calls without them
     GROUPED = "grouped"  # stacked, with several entries per row, the same number in all calls
     LAYERED = "layered"  # stacked along dim 1; dim 0 is layers of an encoder
-    LISTED = "listed"  # a list with one entry per row, each of its own shape
+    LISTED = "listed"  # a list with one entry per row, each of its own shape, or a list of such
     SHARED = "shared"  # a function of shapes only: the first call's value serves all
     ROWS = "rows"  # a number, a 0-dim tensor or one entry per row: becomes one entry per row
     PADDED = "padded"  # stacked, dim 1 can differ: padded with zeros and masked; a list is padded entry by entry

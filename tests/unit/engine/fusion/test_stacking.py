@@ -140,6 +140,15 @@ def test_lists_of_any_shapes_are_joined() -> None:
     assert stacked["t"].tolist() == [1, 1, 2]
 
 
+def test_listed_entries_can_be_lists_of_as_many_tensors() -> None:
+    """Z-Image Omni: the images of each row, or a row without any."""
+    one, other, two, none = ([[torch.zeros(1, size)] * count] for count, size in ((1, 2), (1, 3), (2, 2), (0, 2)))
+    keys = [batch_key(LISTS, {"x": value, "t": 1.0}) for value in (one, other, two, none, [None])]
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 4
+    assert Stacker(LISTS).stack([{"x": one, "t": 1.0}, {"x": other, "t": 1.0}], [1, 1])["x"] == [one[0], other[0]]
+
+
 def test_padding_is_masked_if_the_pipeline_gave_no_mask() -> None:
     """Pipelines drop a mask that is all ones; without one, attention would include the padding."""
     calls = [{"x": torch.zeros(1, 2), "text": torch.ones(1, length, 3)} for length in (2, 4)]

@@ -91,8 +91,17 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
     "Flux2Transformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "guidance", timestep=ROWS, img_ids=SAME, txt_ids=SAME
     ),
+    # The last two are those of Omni, whose entries are lists of images and texts.
     "ZImageTransformer2DModel": {
-        "forward": StackingRules("x", {"x": LISTED, "cap_feats": LISTED, "t": ROWS, "return_dict": FORM}, True)
+        "forward": StackingRules(
+            "x",
+            {
+                **dict.fromkeys(("x", "cap_feats", "siglip_feats", "image_noise_mask"), LISTED),
+                "t": ROWS,
+                "return_dict": FORM,
+            },
+            True,
+        )
     },
     "QwenImageTransformer2DModel": forward(
         "hidden_states",
