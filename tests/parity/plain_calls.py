@@ -107,6 +107,7 @@ CALLS = {
     "Kandinsky3Pipeline": "guidance_scale negative_prompt height width",
     "Kandinsky5T2IPipeline": "negative_prompt height width guidance_scale",
     "IFPipeline": "guidance_scale negative_prompt height width",
+    "PRXPipeline": "negative_prompt height width guidance_scale",
     "PRXPixelPipeline": "negative_prompt height width guidance_scale",
     "BriaPipeline": "height width guidance_scale negative_prompt",
     "BriaFiboPipeline": "height width guidance_scale negative_prompt",
@@ -115,6 +116,7 @@ CALLS = {
     "Ideogram4Pipeline": "height width guidance_scale guidance_schedule",
     "KolorsPipeline": "height width guidance_scale negative_prompt",
     "KolorsImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",
+    "LongCatImagePipeline": "negative_prompt height width guidance_scale",
     "NucleusMoEImagePipeline": "negative_prompt height width guidance_scale",
     "OmniGenPipeline": "height width guidance_scale",
     # Modular; with a guider, guidance is its own

@@ -20,7 +20,7 @@ MODULES = {
     "images.glm": ("glm-image",),
     "images.inpaint": ("sd-inpaint", "sdxl-inpaint", "sd3-16", "sd3.5-medium", "sd3.5-large"),
     "images.kandinsky": ("kandinsky-2.1", "kandinsky-2.2", "kandinsky-3"),
-    "images.deepfloyd": ("deepfloyd-if", "prx-pixel"),
+    "images.deepfloyd": ("deepfloyd-if", "prx-pixel", "prx"),
     "images.unlisted": ("pixart-sigma", "aura-flow", "lumina-2", "chroma"),
     "videos.wan": ("wan-2.1-t2v", "wan-2.2-t2v", "wan-2.2-ti2v", "wan-2.1-i2v", "wan-2.1-flf2v", "wan-2.2-i2v"),
     "videos.hunyuan": ("hunyuan-video", "hunyuan-video-i2v", "hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
@@ -39,13 +39,14 @@ MODULES = {
     "more.anyflow": ("anyflow", "chrono-edit"),
     "more.ideogram": ("ideogram-4",),
     "more.kolors": ("kolors", "kolors-i2i"),
+    "more.longcat": ("longcat-image",),
     "more.motif": ("motif-video", "motif-video-i2v"),
     "more.nucleus": ("nucleus-image",),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
-    | {"cosmos-2-t2i", "omnigen", "nucleus-image"}
+    | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image"}
 )
 
 

@@ -1,21 +1,23 @@
-"""Tiny pipelines that denoise pixels, without a VAE: the first stage of DeepFloyd IF, and PRX-Pixel."""
+"""Tiny pipelines that denoise pixels, without a VAE: the first stage of DeepFloyd IF, and PRX-Pixel; and PRX."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import torch
 from diffusers import (
     DDPMScheduler,
     FlowMatchEulerDiscreteScheduler,
     IFPipeline,
+    PRXPipeline,
     PRXPixelPipeline,
     PRXTransformer2DModel,
     UNet2DConditionModel,
 )
 from diffusers.pipelines.deepfloyd_if import IFSafetyChecker, IFWatermarker
-from diffusers.pipelines.prx import pipeline_prx_pixel
+from diffusers.pipelines.prx import pipeline_prx, pipeline_prx_pixel
 from tiny import components, tokens
 from transformers import CLIPConfig, CLIPImageProcessorPil, Qwen3Config, Qwen3Model
 
@@ -106,6 +108,34 @@ def prx_pixel() -> PRXPixelPipeline:
     )
 
 
+def prx() -> PRXPipeline:
+    tokenizer = tokens.gemma()
+    tokenizer.model_max_length = 64
+    return PRXPipeline(
+        transformer=PRXTransformer2DModel(
+            patch_size=2,
+            in_channels=4,
+            context_in_dim=tokens.WIDTH,
+            hidden_size=16,
+            mlp_ratio=2.0,
+            num_heads=2,
+            depth=1,
+            axes_dim=[4, 4],
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        text_encoder=components.gemma_2(len(tokenizer)),
+        tokenizer=tokenizer,
+        vae=components.flow_vae(),
+    )
+
+
+@contextmanager
+def small_latents() -> Iterator[None]:
+    """Replace the list of sizes from which PRX chooses by a small one."""
+    with mock.patch.object(pipeline_prx, "ASPECT_RATIO_BINS", {pipeline_prx.DEFAULT_RESOLUTION: {"1.0": [64, 64]}}):
+        yield
+
+
 @contextmanager
 def small_images() -> Iterator[None]:
     """Replace the list of sizes from which PRX-Pixel chooses, about a megapixel each, by a small one."""
@@ -117,4 +147,4 @@ def small_images() -> Iterator[None]:
         pipeline_prx_pixel.ASPECT_RATIO_BINS = bins
 
 
-PIPELINES = {"deepfloyd-if": deepfloyd_if, "prx-pixel": prx_pixel}
+PIPELINES = {"deepfloyd-if": deepfloyd_if, "prx-pixel": prx_pixel, "prx": prx}
