@@ -9,11 +9,12 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from shared.errors import AdapterRejected
+from shared.inputs.lycoris_shapes import MAGNITUDE, PART, Size, by_layer, check_norms, product_size
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 """The header of a large adapter of SDXL has 0.4 MB; trainers add up to 1 MB of notes. It takes 60 ms to decode."""
@@ -23,16 +24,20 @@ MAX_TENSORS = 20_000
 MAX_RANK = 512
 """Rows of a forward share its time, and an adapter costs time by its rank."""
 
-UNSUPPORTED = ("dora_scale", "lora_magnitude_vector", "hada_", "lokr_", "lora_mid", "oft_", "lora_embedding")
-"""Parts of names of weights that diffusers' readers ignore, or that are no low-rank update."""
+_UNSUPPORTED = {
+    "oft_": "OFT and BOFT rotate the outputs of layers, and rows take additions only",
+    "lora_embedding": "a LoRA of embeddings changes the table of tokens, which has no rows",
+}
+"""Parts of names of weights that cannot be applied, and why."""
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _INTEGERS = {"I32": 4, "I64": 8}  # of scalars only: some trainers write the alpha as one
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,512}")
 _DOWN = re.compile(r"lora_A|lora_down|lora[12]?\.down|lora_linear_layer\.down")
 _UP = re.compile(r"lora_B|lora_up|lora[12]?\.up|lora_linear_layer\.up")
-_USUAL = re.compile(rf"(?:{_DOWN.pattern}|{_UP.pattern}).*\.(?:weight|bias)$|\.alpha$")
+_USUAL = re.compile(rf"(?:{_DOWN.pattern}|{_UP.pattern}|lora_mid).*\.(?:weight|bias)$|\.alpha$")
 _PEFT_NAME = re.compile(r"([a-z][a-z0-9_]*)\.(.+)\.lora_([AB])\.weight")
+_PEFT_LAYER = re.compile(r"([a-z][a-z0-9_]*)\.(.+)")
 _MAX_DIMENSIONS = 5
 _READ_BYTES = 1024 * 1024
 
@@ -138,12 +143,20 @@ def _are_whole(values: Any, most: int) -> bool:
     return all(type(value) is int and 0 <= value < 1 << 40 for value in values)
 
 
+def unsupported_format(names: Iterable[str]) -> str | None:
+    """Return why weights of some of these names cannot be applied, None if all can."""
+    for name in sorted(names):
+        for part, reason in _UNSUPPORTED.items():
+            if part in name:
+                return f"weights such as {name} are not supported: {reason}"
+    return None
+
+
 def _check_weights(tensors: Sequence[TensorEntry]) -> None:
     """Raise `AdapterRejected` for weights that cannot be applied."""
-    names = {tensor.name for tensor in tensors}
-    if unsupported := next((name for name in sorted(names) if any(part in name for part in UNSUPPORTED)), None):
-        _refuse(f"weights such as {unsupported} are not supported")
-    found = False
+    if (refusal := unsupported_format(tensor.name for tensor in tensors)) is not None:
+        _refuse(refusal)
+    found = bool(_check_products(tensors))
     for tensor in tensors:
         rank_at = 0 if _DOWN.search(tensor.name) else 1 if _UP.search(tensor.name) else None
         if rank_at is None or not tensor.name.endswith(".weight"):
@@ -157,15 +170,36 @@ def _check_weights(tensors: Sequence[TensorEntry]) -> None:
         _refuse("it holds no LoRA weights")
 
 
+def _check_products(tensors: Sequence[TensorEntry]) -> dict[str, Size]:
+    """Return the sizes of the layers of LoHa and LoKr; raises `AdapterRejected` for tensors that do not fit."""
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    sizes: dict[str, Size] = {}
+    try:
+        for layer, names in by_layer(shapes).items():
+            sizes[layer] = product_size(names, shapes)
+            if sizes[layer].rank > MAX_RANK:
+                _refuse(f"{layer} has rank {sizes[layer].rank}; at most {MAX_RANK} is allowed")
+        check_norms(shapes, sizes)
+    except ValueError as error:
+        _refuse(str(error))
+    return sizes
+
+
 def unusual_weights(tensors: Sequence[TensorEntry]) -> str | None:
-    """Return a warning about weights that are no part of a low-rank update; None: there are none.
+    """Return a warning about weights that are no part of an update; None: there are none.
 
     Which of them have an effect depends on the model: a worker that reads the file names those that it leaves out.
     """
-    names = sorted(tensor.name for tensor in tensors if not _USUAL.search(tensor.name))
+    names = sorted(tensor.name for tensor in tensors if not _is_usual(tensor.name))
     if not names:
         return None
-    return f"{len(names)} weights, such as {names[0]}, are no LoRA matrices; a job names those that have no effect"
+    return (
+        f"{len(names)} weights, such as {names[0]}, are no weights of an adapter; a job names those that have no effect"
+    )
+
+
+def _is_usual(name: str) -> bool:
+    return any((_USUAL.search(name), PART.fullmatch(name), MAGNITUDE.fullmatch(name)))
 
 
 def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[int]], component: str | None) -> None:
@@ -177,16 +211,28 @@ def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[i
     components = {path.partition(".")[0] for path in layers}
     for tensor in tensors:
         match = _PEFT_NAME.fullmatch(tensor.name)
-        named = match[1] if match else ""
-        if match is None or named not in components:
+        if match is None or match[1] not in components:
             continue
-        path = f"{component or named}.{match[2]}"
-        if path not in layers:
-            _refuse(f"it changes {path}, which the model does not have")
+        path = _known_path(match[1], match[2], layers, component)
         at, what = (0, "inputs") if match[3] == "A" else (1, "outputs")
         found = tensor.shape[1 - at]
         if found != layers[path][at]:
             _refuse(f"{tensor.name} has {found} {what}, but the layer of the model has {layers[path][at]}")
+    for layer, size in _check_products(tensors).items():
+        match = _PEFT_LAYER.fullmatch(layer)
+        if match is None or match[1] not in components:
+            continue
+        inputs, outputs = layers[_known_path(match[1], match[2], layers, component)]
+        if size.outputs != outputs or size.columns % inputs:
+            has = f"{size.outputs} outputs and {size.columns} inputs"
+            _refuse(f"the product of {layer} has {has}, but the layer of the model {outputs} and {inputs}")
+
+
+def _known_path(named: str, path: str, layers: Mapping[str, Sequence[int]], component: str | None) -> str:
+    whole = f"{component or named}.{path}"
+    if whole not in layers:
+        _refuse(f"it changes {whole}, which the model does not have")
+    return whole
 
 
 def _pieces(file: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:

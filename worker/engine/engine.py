@@ -25,7 +25,7 @@ from worker.engine.checks.self_check import run_self_check
 from worker.engine.checks.warm_up import warm_up_model
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, use_full_float32
 from worker.engine.fusion.task_greenlet import run_on_trampoline
-from worker.engine.lora.adapter_files import adaptable_layers
+from worker.engine.lora.fitting import adaptable_layers
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.models.adapter_loader import AdapterLoader
 from worker.engine.models.model_cache import ModelCache, ModelCacheFull, PinsInTheWay

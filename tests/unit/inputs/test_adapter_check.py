@@ -114,7 +114,6 @@ def test_types_of_weights_and_notes_are_accepted(dtype: str, size: int) -> None:
         (raw_file({"": entry(0, 8)}, bytes(8)), "no name of a weight"),
         (raw_file({"a" * 513: entry(0, 8)}, bytes(8)), "no name of a weight"),
         (file_of({"unet.conv.weight": ([1], [1])}), "no LoRA weights"),
-        (file_of({**GOOD, "unet.x.dora_scale": ([1], [1])}), "dora_scale are not supported"),
         (file_of({A: ([1], [1])}), "is no matrix"),
         (file_of({A: ([MAX_RANK + 1, 1], [0] * (MAX_RANK + 1))}), f"at most {MAX_RANK}"),
         (file_of({B: ([1, MAX_RANK + 1], [0] * (MAX_RANK + 1))}), f"at most {MAX_RANK}"),

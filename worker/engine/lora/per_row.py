@@ -1,18 +1,18 @@
 """LoRA adapters per row of one forward, added to the outputs of the layers that they change."""
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from shared.config.adapters import Adapter
 from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.errors import StackingError
 from worker.engine.lora.adaptable import make_adaptable
-from worker.engine.lora.adapter_files import Changes, LowRank
+from worker.engine.lora.applying import add_update
+from worker.engine.lora.layer_update import Changes, LayerUpdate
 
 AdapterKey = tuple[tuple[str, float], ...]
 """The adapters of a job and their scales; empty for none."""
@@ -70,14 +70,14 @@ class _Layer:
 
     path: str
     forward: _Forward
-    changes: dict[Hashable, LowRank] = field(default_factory=dict)
+    changes: dict[Hashable, LayerUpdate] = field(default_factory=dict)
 
     def __call__(self, layer: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         forward = self.forward
         if forward.whole:
             change = self.changes.get(forward.whole)
             if change is not None:
-                output += _update(layer, args[0], change)
+                add_update(layer, args[0], output, change)
         elif forward.spans:
             self._add_to_spans(layer, args[0], output)
         return output
@@ -94,25 +94,7 @@ class _Layer:
                 continue
             for first in range(0, inputs.shape[0], self.forward.rows * consecutive):
                 rows = slice(first + start * consecutive, first + stop * consecutive)
-                output[rows] += _update(layer, inputs[rows], change)
-
-
-def _update(layer: torch.nn.Module, inputs: torch.Tensor, change: LowRank) -> torch.Tensor:
-    if change.down is None or change.up is None:
-        return _of_bias(layer, change.bias)
-    inputs = inputs.to(change.down.dtype)
-    if isinstance(layer, torch.nn.Linear):
-        return F.linear(F.linear(inputs, change.down), change.up, change.bias)
-    convolve: Callable[..., torch.Tensor] = F.conv2d if isinstance(layer, torch.nn.Conv2d) else F.conv3d
-    inner = convolve(inputs, change.down, None, layer.stride, layer.padding, layer.dilation)
-    return convolve(inner, change.up, change.bias)
-
-
-def _of_bias(layer: torch.nn.Module, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the update of a layer's bias alone, in a shape that is added to the layer's outputs."""
-    assert bias is not None
-    kernel: tuple[int, ...] = getattr(layer, "kernel_size", ())
-    return bias.reshape(-1, *(1 for _ in kernel))
+                add_update(layer, inputs[rows], output[rows], change)
 
 
 class RowAdapters:
@@ -137,12 +119,12 @@ class RowAdapters:
     def changed_by(self, key: AdapterKey) -> bool:
         return key in self._paths
 
-    def attach(self, key: AdapterKey, changes: Mapping[str, LowRank]) -> None:
+    def attach(self, key: AdapterKey, changes: Mapping[str, LayerUpdate]) -> None:
         """Attach `changes`, which must fit the module, for rows with `key`."""
         for _ in self.attach_layers(key, changes):
             pass
 
-    def attach_layers(self, key: AdapterKey, changes: Mapping[str, LowRank]) -> Iterator[None]:
+    def attach_layers(self, key: AdapterKey, changes: Mapping[str, LayerUpdate]) -> Iterator[None]:
         """Attach one layer of `changes` for each item of the iterator; rows use the key only when all are attached."""
         for path, change in changes.items():
             if path not in self._layers:

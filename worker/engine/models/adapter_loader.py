@@ -13,18 +13,10 @@ import torch
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
-from worker.engine.lora.adapter_files import (
-    AdapterFile,
-    Changes,
-    Pace,
-    check_fit,
-    check_rank,
-    combine,
-    locate,
-    move,
-    no_pace,
-    read,
-)
+from worker.engine.lora.adapter_files import AdapterFile, locate, read
+from worker.engine.lora.fitting import check_fit, check_rank, combine, move
+from worker.engine.lora.layer_update import Changes
+from worker.engine.lora.pacing import Pace, no_pace
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.loading import LoadedModel
 
@@ -182,11 +174,21 @@ def changes_for(
             check_fit(file.changes, modules)
             if name in {spec.id for spec in uploaded}:
                 check_rank(file.changes)
+            _check_weights_stay(file.changes, model)
         except AdapterUnavailable as error:
             raise AdapterUnavailable(f"adapter {name!r} does not fit {model.spec.id!r}: {error.message}") from None
         scaled.append((file.changes, scale))
         warnings += file.warnings
     try:
-        return AdapterFile(move(combine(scaled, pace), modules, device, pace), tuple(warnings))
+        return AdapterFile(move(combine(scaled, modules, pace), modules, device, pace), tuple(warnings))
     except torch.OutOfMemoryError:
         raise AdapterUnavailable("the adapters do not fit into the device's memory") from None
+
+
+def _check_weights_stay(changes: Changes, model: LoadedModel) -> None:
+    """Raise `AdapterUnavailable` for a DoRA whose layers' weights are moved while forwards run."""
+    needs_weights = any(update.magnitude is not None for layers in changes.values() for update in layers.values())
+    if needs_weights and model.spec.offload != "none":
+        raise AdapterUnavailable(
+            f'DoRA needs the weights of its layers, and offload = "{model.spec.offload}" moves them'
+        )

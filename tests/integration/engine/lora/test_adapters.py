@@ -108,7 +108,7 @@ def test_an_adapter_that_does_not_load_fails_its_own_job(tiny_models: Path, file
         "missing": "holds no safetensors file",
         "pickle": "holds no safetensors file",
         "junk": "cannot be loaded",
-        "dora": "dora_scale are not supported",
+        "dora": "the norms of unet.conv_in are 1, but its outputs 16",
         "narrow": "but the layer takes",
         "half": "lacks one half",
         "whole": "unet.conv_in.weight",

@@ -10,7 +10,9 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import convert_state_dict_to_diffusers
+from harness.adapters import changes_of, file_of
 from harness.engine import EngineHarness, a_job, a_spec
+from harness.lora_modules import module_output
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -19,13 +21,12 @@ from tiny import lora
 from shared.config.adapters import Adapter, AdapterSpec
 from shared.errors import AdapterUnavailable
 from worker.engine.fusion.module_proxy import shared_methods_of
-from worker.engine.lora.adapter_files import AdapterFile, Changes, check_fit, check_rank, combine, locate, move, read
+from worker.engine.lora.fitting import check_rank, combine
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 
 KEY: AdapterKey = (("file", 1.0),)
-CPU = torch.device("cpu")
 Write = Callable[[Any, Path], None]
 
 
@@ -125,45 +126,6 @@ def of_xlabs(pipeline: Any, file: Path) -> None:
     save_file(state, file)
 
 
-def file_of(pipeline: Any, file: Path, **fields: Any) -> AdapterFile:
-    spec = AdapterSpec(id="file", source=str(file.parent), weight_name=file.name, **fields)
-    return read(spec, locate(spec), pipeline)
-
-
-def changes_of(pipeline: Any, file: Path, **fields: Any) -> Changes:
-    changes = file_of(pipeline, file, **fields).changes
-    check_fit(changes, pipeline.components)
-    return move(combine([(changes, 1.0)]), pipeline.components, CPU)
-
-
-def call(component: str, module: torch.nn.Module) -> Any:
-    """Return the output of a module for two random rows."""
-    rng = torch.Generator().manual_seed(9)
-    if component == "text_encoder":
-        return module(input_ids=torch.arange(20).reshape(2, 10)).last_hidden_state
-    if type(module).__name__ == "FluxTransformer2DModel":
-        return flux_output(module, rng)
-    latents = (2, 4, 1, 8, 8) if component == "transformer" else (2, 4, 8, 8)
-    text = torch.randn(2, 6, 32, generator=rng)
-    return module(torch.randn(latents, generator=rng), torch.tensor([7.0, 300.0]), text, return_dict=False)[0]
-
-
-def flux_output(module: torch.nn.Module, rng: torch.Generator) -> Any:
-    config: Any = module.config
-    latents = torch.randn(2, 4, config.in_channels, generator=rng)
-    text = torch.randn(2, 6, config.joint_attention_dim, generator=rng)
-    return module(
-        hidden_states=latents,
-        encoder_hidden_states=text,
-        pooled_projections=torch.randn(2, config.pooled_projection_dim, generator=rng),
-        timestep=torch.tensor([0.7, 0.2]),
-        img_ids=torch.zeros(4, 3),
-        txt_ids=torch.zeros(6, 3),
-        guidance=torch.ones(2),
-        return_dict=False,
-    )[0]
-
-
 @pytest.mark.parametrize(
     ("model", "write", "changed"),
     [
@@ -189,17 +151,17 @@ def test_a_file_changes_the_same_layers_as_with_diffusers_and_peft(
     assert sorted(changes) == changed
     for component in changed:
         module = getattr(ours, component)
-        before = call(component, module)
+        before = module_output(component, module)
         adapters = RowAdapters(module)
         adapters.attach(KEY, changes[component])
         with adapters.applied([KEY, ()], [1, 1], merge=True):
-            after = call(component, module)
-        expected = call(component, getattr(theirs, component))
+            after = module_output(component, module)
+        expected = module_output(component, getattr(theirs, component))
         torch.testing.assert_close(after[:1], expected[:1], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(after[1:], before[1:], atol=1e-6, rtol=1e-5)
         assert (expected[:1] - before[:1]).abs().max() > 1e-2
         adapters.detach(KEY)
-        torch.testing.assert_close(call(component, module), before)
+        torch.testing.assert_close(module_output(component, module), before)
 
 
 def test_every_layer_has_its_own_alpha(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -241,7 +203,7 @@ def test_rows_of_a_video_model_have_their_own_adapters(
     keys = [tuple(row.items()) for row in rows]
     for key, row in zip(keys, rows, strict=True):
         if row:
-            both = combine([(changes[name], scale) for name, scale in row.items()])
+            both = combine([(changes[name], scale) for name, scale in row.items()], ours.components)
             method.adapters.attach(key, both["transformer"])
 
     rng = torch.Generator().manual_seed(9)

@@ -11,7 +11,7 @@ from tiny import lora, tokens
 from tiny.images import qwen
 
 from shared.config.adapters import Adapter
-from worker.engine.lora.adapter_files import LowRank
+from worker.engine.lora.layer_update import LayerUpdate
 from worker.engine.lora.per_row import ModelAdapters, RowAdapters, Span, adapter_key, spans
 
 A, B = (("a", 1.0),), (("b", 0.5),)
@@ -48,7 +48,7 @@ def test_rows_use_their_own_adapters_and_hooks_are_removed() -> None:
     adapters.per_row = True
     x = torch.randn(3, 3)
     plain = module(x)
-    changes = {key: LowRank(torch.randn(2, 3), torch.randn(4, 2)) for key in (A, B)}
+    changes = {key: LayerUpdate(torch.randn(2, 3), torch.randn(4, 2)) for key in (A, B)}
     for key, change in changes.items():
         adapters.attach(key, {"0": change})
     assert not adapters.idle
@@ -74,7 +74,9 @@ def test_rows_whose_timesteps_are_embedded_with_zeros_use_their_own_adapters() -
     for seed, key in enumerate((A, B)):
         state = lora.weights(module, seed, lambda path: "img_mod" in path or "timestep_embedder" in path)
         paths = {name.partition(".lora_")[0] for name in state}
-        adapters.attach(key, {at: LowRank(state[f"{at}.lora_A.weight"], state[f"{at}.lora_B.weight"]) for at in paths})
+        adapters.attach(
+            key, {at: LayerUpdate(state[f"{at}.lora_A.weight"], state[f"{at}.lora_B.weight"]) for at in paths}
+        )
     keys: list[Any] = [A, (), B]
     hidden, text = torch.randn(3, 8, 24), torch.randn(3, 5, tokens.WIDTH)
     times = torch.tensor([0.9, 0.5, 0.2])
@@ -99,7 +101,7 @@ def test_rows_whose_timesteps_are_embedded_with_zeros_use_their_own_adapters() -
 def test_least_recently_used_adapters_are_removed_first() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 4))
     adapters = ModelAdapters({"unet": RowAdapters(module)})
-    change = LowRank(torch.zeros(1, 3), torch.zeros(4, 1))
+    change = LayerUpdate(torch.zeros(1, 3), torch.zeros(4, 1))
     keys = [((name, 1.0),) for name in "abcd"]
     for key in keys:
         adapters.attach(key, {"unet": {"0": change}})
@@ -127,7 +129,7 @@ def test_a_change_of_the_bias_alone_is_added_to_the_outputs_of_its_rows(
     plain = module(inputs)
     adapters = RowAdapters(module)
     key = (("one", 1.0),)
-    adapters.attach(key, {"0": LowRank(None, None, bias)})
+    adapters.attach(key, {"0": LayerUpdate(None, None, bias)})
     with adapters.applied([(), key], [1, 1], merge=True):
         changed = module(inputs)
     across = bias.reshape(5, 1, 1) if isinstance(layer, torch.nn.Conv2d) else bias

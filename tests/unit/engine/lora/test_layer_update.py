@@ -1,0 +1,139 @@
+"""Updates of single layers: what they add to the outputs of rows, their memory, and their weights at a scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from worker.engine.lora.layer_update import Hadamard, Kronecker, LayerUpdate, Magnitude, added_up, at_scale
+from worker.engine.lora.per_row import AdapterKey, RowAdapters
+
+KEY: AdapterKey = (("one", 1.0),)
+LAYERS: dict[str, tuple[torch.nn.Module, tuple[int, ...]]] = {
+    "linear": (torch.nn.Linear(6, 4), (3, 5, 6)),
+    "convolution": (torch.nn.Conv2d(6, 4, 3, stride=2, padding=1), (3, 6, 5, 7)),
+    "volumes": (torch.nn.Conv3d(6, 4, (1, 3, 2), dilation=(1, 1, 2)), (3, 6, 2, 5, 6)),
+}
+ROWS = torch.tensor([3, 1, 6, 5])
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def update_of(kind: str, kernel: int) -> tuple[LayerUpdate, torch.Tensor]:
+    """Return an update of a layer with 6 inputs and 4 outputs, and the matrix [out, in * kernel] that it is."""
+    if kind.startswith("hadamard"):
+        rank = 1 if kind == "hadamard of low rank" else 3
+        up, down = randn(4, rank), randn(rank, 6 * kernel)
+        up_2, down_2 = randn(4, rank, seed=1), randn(rank, 6 * kernel, seed=2)
+        matrix = (up @ down) * (up_2 @ down_2)
+        return LayerUpdate(None, None, products=(Hadamard(up, down, up_2, down_2),)), matrix
+    halves = kind == "kronecker of halves"
+    left = (randn(2, 3), randn(2, 2, seed=1)) if halves else (randn(2, 3),)
+    right = (randn(1, 2 * kernel, seed=2), randn(2, 1, seed=3)) if halves else (randn(2, 2 * kernel, seed=2),)
+    if kind == "rows of a kronecker":
+        left = (randn(4, 3),)
+        product = Kronecker(left, right, rows=ROWS)
+        return LayerUpdate(None, None, products=(product,)), torch.kron(left[0], right[0])[ROWS]
+    whole = [one[1] @ one[0] if halves else one[0] for one in (left, right)]
+    return LayerUpdate(None, None, products=(Kronecker(left, right),)), torch.kron(*whole)
+
+
+def assert_second_row_has_weight(layer: Any, inputs: torch.Tensor, update: LayerUpdate, weight: torch.Tensor) -> None:
+    """Check one of three rows against a layer of this weight, and the others against the plain layer."""
+    module = torch.nn.Sequential(layer)
+    plain, original = module(inputs), layer.weight.detach().clone()
+    adapters = RowAdapters(module)
+    adapters.per_row = True
+    adapters.attach(KEY, {"0": update})
+    with adapters.applied([(), KEY, ()], [1, 1, 1], merge=True):
+        mixed = module(inputs)
+    with adapters.applied([KEY], [3], merge=True):
+        whole = module(inputs)
+    adapters.detach(KEY)
+    layer.weight.copy_(weight.reshape(original.shape))
+    expected = module(inputs)
+    layer.weight.copy_(original)
+    torch.testing.assert_close(mixed, torch.stack([plain[0], expected[1], plain[2]]), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-4)
+
+
+KINDS = ["hadamard", "hadamard of low rank", "kronecker", "kronecker of halves", "rows of a kronecker"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_a_product_is_added_to_its_rows(name: str, kind: str) -> None:
+    layer, shape = LAYERS[name]
+    weight = layer.weight.flatten(1)
+    update, matrix = update_of(kind, weight.shape[1] // 6)
+    halved = at_scale(update, 0.5, lambda: weight)
+    assert_second_row_has_weight(layer, randn(*shape), halved, weight + 0.5 * matrix)
+
+
+@pytest.mark.parametrize("interpolated", [True, False])
+@pytest.mark.parametrize("of_inputs", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_weights_of_rows_get_the_norms_of_a_dora(name: str, kind: str, of_inputs: bool, interpolated: bool) -> None:
+    """At the scale of a job: all of the change of scale 1 times the scale, or the norms of the scaled change."""
+    layer, shape = LAYERS[name]
+    weight = layer.weight.detach()
+    update, matrix = update_of(kind, weight[0].numel() // 6)
+    norms = randn(6 if of_inputs else 4).abs() + 0.5
+    across = norms.reshape(1 if of_inputs else 4, 6 if of_inputs else 1, 1)
+
+    def decomposed(scale: float) -> torch.Tensor:
+        changed = (weight.flatten(1) + scale * matrix).reshape(4, 6, -1)
+        return across * changed / torch.linalg.vector_norm(changed, dim=(0, 2) if of_inputs else (1, 2), keepdim=True)
+
+    whole = weight.reshape(4, 6, -1)
+    expected = whole + 0.5 * (decomposed(1.0) - whole) if interpolated else decomposed(0.5)
+    with_norms = LayerUpdate(None, None, None, update.products, magnitude=Magnitude(norms, of_inputs, interpolated))
+    assert_second_row_has_weight(layer, randn(*shape), at_scale(with_norms, 0.5, lambda: weight), expected)
+
+
+@torch.no_grad()
+def test_a_sum_of_updates_is_added_to_a_layer_of_compiled_blocks() -> None:
+    layer = torch.nn.Linear(6, 4)
+    module = torch.nn.Sequential(layer)
+    adapters = RowAdapters(module)
+    adapters.prepare_for_compiler([module])
+    inputs, weight, bias = randn(3, 5, 6), layer.weight.detach(), layer.bias.detach()
+    product, matrix = update_of("kronecker", 1)
+    low_rank = LayerUpdate(randn(2, 6), randn(4, 2), randn(4))
+    gains = LayerUpdate(None, None, gain=randn(4), input_gain=randn(6))
+    adapters.attach(KEY, {"0": added_up([product, low_rank, gains])})
+    plain = module(inputs)
+    with adapters.applied([(), KEY, ()], [1, 1, 1], merge=True):
+        mixed = module(inputs)
+    assert low_rank.up is not None
+    assert low_rank.down is not None
+    assert low_rank.bias is not None
+    assert gains.gain is not None
+    changed = weight + matrix + low_rank.up @ low_rank.down + gains.gain[:, None] * weight + weight * gains.input_gain
+    expected = torch.nn.functional.linear(inputs[1], changed, bias + low_rank.bias)
+    torch.testing.assert_close(mixed, torch.stack([plain[0], expected, plain[2]]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rank", "is_divided"), [(1, True), (2, False)])
+def test_a_hadamard_product_is_divided_where_that_takes_less_work(rank: int, is_divided: bool) -> None:
+    """A rank of 1 makes 1 x (4 + 6) products for each token, of 2 4 x (4 + 6), and the whole matrix 4 x 6."""
+    product = Hadamard(randn(4, rank), randn(rank, 6), randn(4, rank, seed=1), randn(rank, 6, seed=2))
+    halves = product.halves()
+    assert (halves is not None) == is_divided
+    if halves is not None:
+        torch.testing.assert_close(halves[1] @ halves[0], product.weight())
+
+
+def test_a_product_takes_the_memory_of_its_factors() -> None:
+    update, _ = update_of("kronecker of halves", 1)
+    assert update.nbytes == 4 * (6 + 4 + 2 + 2)
+    assert update.rank == 2
+    doubled = update.converted(lambda tensor: tensor.double())
+    assert doubled.nbytes == 2 * update.nbytes

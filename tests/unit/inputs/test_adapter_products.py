@@ -1,0 +1,113 @@
+"""Uploads of LoHa, LoKr and DoRA are accepted if their tensors fit each other; else the first one is named."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from tiny.safetensors_file import file_of
+
+from shared.errors import AdapterRejected
+from shared.inputs.adapter_check import TensorEntry, check_file, check_layers, unusual_weights
+
+Shapes = Mapping[str, Sequence[int]]
+
+LOHA = {"hada_w1_a": (4, 2), "hada_w1_b": (2, 6), "hada_w2_a": (4, 3), "hada_w2_b": (3, 6)}
+CORE = {"hada_w1_a": (2, 4), "hada_w1_b": (2, 6), "hada_t1": (2, 2, 3, 3)}
+LOHA_CORES = {**CORE, **{name.replace("1", "2", 1): shape for name, shape in CORE.items()}}
+LOKR = {"lokr_w1": (2, 3), "lokr_w2": (2, 2)}
+LOKR_HALVES = {"lokr_w1_a": (2, 1), "lokr_w1_b": (1, 3), "lokr_w2_a": (2, 1), "lokr_w2_b": (1, 2)}
+LOKR_CORE = {"lokr_w1": (2, 3), "lokr_w2_a": (1, 2), "lokr_w2_b": (1, 2), "lokr_t2": (1, 1, 3, 3)}
+LORA = {"lora_down.weight": (2, 6), "lora_up.weight": (4, 2)}
+FORMS: dict[str, Shapes] = {
+    "loha": LOHA,
+    "loha-cores": LOHA_CORES,
+    "lokr": LOKR,
+    "lokr-halves": LOKR_HALVES,
+    "lokr-core": LOKR_CORE,
+    "lokr-convolution": {"lokr_w1": (2, 3), "lokr_w2": (2, 2, 3, 3)},
+}
+
+
+def check(shapes: Shapes, layer: str = "lora_unet_x", value: float = 0.5) -> Sequence[TensorEntry]:
+    tensors = {f"{layer}.{part}": (list(shape), [value] * math.prod(shape)) for part, shape in shapes.items()}
+    data = file_of(tensors)
+    return check_file(io.BytesIO(data), len(data))[1]
+
+
+@pytest.mark.parametrize("norms", [{}, {"dora_scale": (4, 1)}, {"dora_scale": (1, 6)}])
+@pytest.mark.parametrize("layer", ["lora_unet_x", "transformer.x.0", "base_model.model.x", "lycoris_x"])
+@pytest.mark.parametrize("form", ["loha", "lokr", "lokr-halves"])
+def test_layers_of_lycoris_are_accepted(form: str, layer: str, norms: Shapes) -> None:
+    assert unusual_weights(check({**FORMS[form], "alpha": (1,), **norms}, layer)) is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_of_their_tensors_are_accepted(form: str) -> None:
+    assert unusual_weights(check(FORMS[form])) is None
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [{"dora_scale": (4, 1)}, {"dora_scale": (1, 6)}, {"lora_magnitude_vector": (4,)}, {"dora_scale": (4, 1, 1, 1)}],
+)
+def test_norms_of_lora_matrices_are_accepted(norms: Shapes) -> None:
+    assert unusual_weights(check({**LORA, **norms})) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({**LOHA, "hada_w1_b": (3, 6)}, r"lora_unet_x\.hada_w1_b has rank 3, but hada_w1_a has 2"),
+        ({**LOHA, "hada_w2_b": (3, 5)}, r"lora_unet_x\.hada_w1_a and _b make \[4, 6\], but hada_w2_a and _b \[4, 5\]"),
+        ({name: LOHA[name] for name in LOHA if name != "hada_w2_b"}, r"lora_unet_x\.hada_w2_b is missing"),
+        ({**LOHA, "hada_w1_a": (4,)}, r"lora_unet_x\.hada_w1_a is no matrix"),
+        ({**LOHA_CORES, "hada_t1": (2, 3, 3, 3)}, r"lora_unet_x\.hada_t1 is \[2, 3, 3, 3\]"),
+        ({name: LOHA_CORES[name] for name in LOHA_CORES if name != "hada_t2"}, r"lora_unet_x\.hada_t2 is missing"),
+        ({**LOHA, "hada_w1_a": (4, 513), "hada_w1_b": (513, 6)}, "lora_unet_x has rank 513; at most 512"),
+        ({"lokr_w1": (2, 3)}, r"lora_unet_x\.lokr_w2_a is missing"),
+        ({**LOKR, "lokr_w1": (2,)}, r"lora_unet_x\.lokr_w1 is no matrix"),
+        ({**LOKR_HALVES, "lokr_w2_b": (2, 2)}, r"lora_unet_x\.lokr_w2_b has rank 2, but lokr_w2_a has 1"),
+        ({**LOKR_CORE, "lokr_t2": (1, 1)}, r"lora_unet_x\.lokr_t2 is \[1, 1\]"),
+        ({**LOKR, **LOHA}, "lora_unet_x has weights of both LoHa and LoKr"),
+        ({**LORA, "dora_scale": (3, 1)}, r"lora_unet_x\.dora_scale is \[3, 1\], but its layer has 4 outputs"),
+        ({**LORA, "dora_scale": (1, 5)}, r"lora_unet_x\.dora_scale is \[1, 5\]"),
+        ({**LOKR, "dora_scale": (5, 1)}, r"lora_unet_x\.dora_scale is \[5, 1\]"),
+        ({**LORA, "lora_magnitude_vector": (6,)}, r"lora_unet_x\.lora_magnitude_vector is \[6\]"),
+        ({"dora_scale": (4, 1)}, r"lora_unet_x\.dora_scale has no weights that it is for"),
+        ({**LORA, "oft_blocks": (2, 2, 2)}, "oft_blocks are not supported: OFT and BOFT rotate the outputs"),
+        ({**LORA, "lora_embedding_A": (2, 2)}, "lora_embedding_A are not supported: a LoRA of embeddings"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(shapes: Shapes, reason: str) -> None:
+    with pytest.raises(AdapterRejected, match=reason):
+        check(shapes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_that_are_not_finite_are_named(form: str) -> None:
+    with pytest.raises(AdapterRejected, match=r"lora_unet_x\.(hada_|lokr_)\w+ has values that are not finite"):
+        check(FORMS[form], value=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes", "reason"),
+    [
+        ("unet.x", LOKR, None),
+        ("unet.x", FORMS["lokr-convolution"], None),
+        ("lora_unet_z", LOKR, None),
+        ("unet.z", LOHA, r"it changes unet\.z, which the model does not have"),
+        ("unet.x", {**LOKR, "lokr_w1": (1, 3)}, r"the product of unet\.x has 2 outputs and 6 inputs, but the layer"),
+        ("unet.x", {**LOKR, "lokr_w1": (2, 2)}, "has 4 outputs and 4 inputs, but the layer of the model 4 and 6"),
+    ],
+)
+def test_products_by_known_names_are_compared_with_the_layers(layer: str, shapes: Any, reason: str | None) -> None:
+    tensors = check(shapes, layer)
+    if reason is None:
+        check_layers(tensors, {"unet.x": (6, 4)}, None)
+    else:
+        with pytest.raises(AdapterRejected, match=reason):
+            check_layers(tensors, {"unet.x": (6, 4)}, None)
