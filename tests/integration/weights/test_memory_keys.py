@@ -14,11 +14,14 @@ from diffusers.models.autoencoders.vae import Decoder
 from harness.adapters import adapters_of, load_pipeline, mixable, spec_with
 from harness.engine import DIFFUSERS_AND_NUMPY, a_job, a_spec
 from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
-from tiny import lora
+from safetensors.torch import save_file
+from tiny import lora, lycoris
 
 from shared.config.models_file import Limits
+from shared.errors import AdapterUnavailable
 from shared.job import Job
 from shared.job_fields import Task
+from worker.engine.models.adapter_loader import changes_for
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.weights.memory import save_memory
 
@@ -111,6 +114,25 @@ def test_vaes_are_on_the_device_while_the_other_weights_are_offloaded(
     dtype = torch.float32 if family == "sdxl" else torch.float16
     assert {(weight.device.type, weight.dtype) for weight in modules.pop("vae").parameters()} == {("meta", dtype)}
     assert {weight.device.type for module in modules.values() for weight in module.parameters()} == {"cpu"}
+
+
+def test_a_dora_is_refused_while_its_layers_weights_are_moved(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other adapters are not: they need no weights of the model."""
+    monkeypatch.setattr(DiffusionPipeline, "enable_group_offload", lambda *_args, **_options: None)
+    folder, layer = tiny_model("sd"), "unet.mid_block.attentions.0.proj_in"
+    pipeline = load_pipeline(folder)
+    module, rng = pipeline.unet.mid_block.attentions[0].proj_in, torch.Generator()
+    loha, _ = lycoris.loha(module, rng)
+    loha = {f"{layer}.{part}": tensor for part, tensor in loha.items()}
+    save_file(loha, tmp_path / "loha.safetensors")
+    save_file(loha | {f"{layer}.dora_scale": lycoris.norms(module.weight.detach(), rng)}, tmp_path / "dora.safetensors")
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("loha", "dora")}
+    model = load(spec_with(folder, files, offload="group"), folder, CPU)
+    changes_for(model, (("loha", 1.0),), CPU)
+    with pytest.raises(AdapterUnavailable, match='DoRA needs the weights of its layers, and offload = "group"'):
+        changes_for(model, (("dora", 1.0),), CPU)
 
 
 class Whole(torch.nn.Module):

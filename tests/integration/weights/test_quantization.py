@@ -14,12 +14,13 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from harness.adapters import adapters_of, mixable, spec_with
-from harness.engine import DIFFUSERS_AND_NUMPY, EventRecorder, a_job, a_spec
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
 from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
+from safetensors.torch import save_file
 from tiny import gguf_file, lora
 
 from shared.config.weight_formats import Quantization
-from shared.errors import ModelUnavailable
+from shared.errors import AdapterUnavailable, ModelUnavailable
 from worker.engine.pipelines.loading import load, locate
 
 pytestmark = [
@@ -76,6 +77,42 @@ def test_rows_of_quantized_weights_have_their_own_adapters(tiny_models: Path, tm
 
 
 @needs("torchao")
+def a_dora(folder: Path, file: Path) -> Path:
+    """Write norms beside a LoRA of some layers, which halve the output of each."""
+    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    state: lora.State = {}
+    for name, tensor in lora.weights(pipeline.transformer, 1, lora.attention).items():
+        path = name.partition(".lora_")[0]
+        weight = pipeline.transformer.get_submodule(path).weight.detach()
+        state[f"transformer.{name}"] = tensor * 0.01
+        state[f"transformer.{path}.dora_scale"] = weight.norm(dim=1, keepdim=True) / 2
+    save_file(state, file)
+    return file
+
+
+@needs("torchao")
+def test_norms_of_a_dora_are_those_of_rounded_weights(tiny_models: Path, tmp_path: Path) -> None:
+    """Its images with quantized weights are nearly those with the full ones."""
+    folder = tiny_models / "flux"
+    files = {"ink": a_dora(folder, tmp_path / "dora.safetensors")}
+    jobs = [mixable(a_job("dora", adapters=adapters_of(("ink", 1.0)))), mixable(a_job("none"))]
+    rounded = run_batch(spec_with(folder, files, quantization=Quantization(denoiser="torchao-int8")), jobs)
+    full = run_batch(spec_with(folder, files), jobs)
+    assert np.abs(full.images["dora", 0] - full.images["none", 0]).max() > 1e-2
+    assert_like(rounded, full, 0.1)
+
+
+@needs("gguf")
+def test_a_dora_of_packed_weights_is_refused(tiny_models: Path, tmp_path: Path) -> None:
+    folder = tiny_models / "flux"
+    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    packed = Quantization(gguf={"transformer": str(gguf_file.save(pipeline.transformer, tmp_path / "flux-q8.gguf"))})
+    spec = spec_with(folder, {"ink": a_dora(folder, tmp_path / "dora.safetensors")}, quantization=packed)
+    failed = EngineHarness(spec).run(a_job("dora", adapters=adapters_of(("ink", 1.0)))).finished["dora"].error
+    assert isinstance(failed, AdapterUnavailable)
+    assert "DoRA needs the weights of transformer." in failed.message
+
+
 @needs("gguf")
 def test_weights_of_a_gguf_file_replace_those_of_the_folder(tiny_models: Path, tmp_path: Path) -> None:
     pipeline: Any = DiffusionPipeline.from_pretrained(tiny_models / "flux", local_files_only=True)
