@@ -33,4 +33,4 @@ def test_the_end_of_a_prompt_that_is_left_out_is_named(
     warnings = recorder.finished["x"].warnings
     assert [one.param for one in warnings] == named
     assert all(WORDS in one.message for one in warnings)
-    assert all(('prompt_syntax = "weights"' in one.message) == (model == "sdxl") for one in warnings)
+    assert all(('prompt_syntax = "weights"' in one.message) == (model != "flux") for one in warnings)

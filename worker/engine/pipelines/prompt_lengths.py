@@ -9,8 +9,9 @@ from transformers import CLIPTokenizer, T5Tokenizer
 
 from shared.job import FieldWarning, Job
 from worker.engine.pipelines.clones import Pipeline
+from worker.engine.pipelines.prompt_syntax import has_weights
 from worker.engine.pipelines.task_pipelines import call_parameters
-from worker.engine.pipelines.weighted_prompts import MOST_CHUNKS, prompt_encoders, weights_refused
+from worker.engine.pipelines.weighted_prompts import MOST_CHUNKS, has_t5, prompt_encoders, weights_refused
 
 MOST_SHOWN = 200
 """Characters of the text that is left out."""
@@ -35,15 +36,20 @@ def cut_prompts(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
 
 
 def cut_weighted_prompts(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
-    """Return warnings about the ends of prompts that are left out although they are read in chunks."""
+    """Return warnings about the ends of prompts that are left out although they are read in chunks, and about weights
+    that count for some of the text encoders only."""
     encoders = list(prompt_encoders(pipeline))
     second = job.prompt_2 if len(encoders) > 1 else None
+    reads_t5 = has_t5(pipeline) and getattr(pipeline, "text_encoder_3", None) is not None
     texts = {"prompt": job.prompt, "negative_prompt": job.negative_prompt, "prompt_2": second}
     warnings = []
     for param, text in texts.items():
         encoder = encoders[-1 if param == "prompt_2" else 0]
         if text and (left_out := encoder.read(text).left_out):
             what = f"longer than {MOST_CHUNKS} chunks of tokens, which leaves out: {_shown(left_out)!r}"
+            warnings.append(FieldWarning(param=param, message=f"{param}: {what}"))
+        if text and param != "prompt_2" and reads_t5 and has_weights(text):
+            what = "the weights count for the two CLIP text encoders; T5 reads the words without them"
             warnings.append(FieldWarning(param=param, message=f"{param}: {what}"))
     return tuple(warnings)
 

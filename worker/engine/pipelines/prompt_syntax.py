@@ -43,6 +43,15 @@ def parse_prompt(prompt: str) -> list[list[Fragment]]:
     return [part for part in parts if any(fragment.text.strip() for fragment in part)] or [[Fragment("", 1.0)]]
 
 
+def words_of(prompt: str) -> str:
+    """Return a prompt without brackets, weights and `BREAK`."""
+    return " ".join("".join(fragment.text for fragment in part) for part in parse_prompt(prompt))
+
+
+def has_weights(prompt: str) -> bool:
+    return any(fragment.weight != 1.0 for part in parse_prompt(prompt) for fragment in part)
+
+
 def _append(part: list[Fragment], text: str, weight: float) -> None:
     """Add a text, to the last fragment if that has its weight: words are not divided at an escaped bracket."""
     if part and part[-1].weight == weight:

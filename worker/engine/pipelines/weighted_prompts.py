@@ -1,7 +1,8 @@
-"""Prompts of any length, with weights, for pipelines whose text encoders are CLIP (`prompt_syntax = "weights"`).
+"""Prompts of any length, with weights, for pipelines with CLIP as text encoders (`prompt_syntax = "weights"`).
 
 A prompt is encoded in chunks of 75 tokens, each by the same call of the shared text encoder that a pipeline makes for a
-prompt of that length. The pipeline gets the states of all chunks, one behind the other.
+prompt of that length. The pipeline gets the states of all chunks, one behind the other. The T5 of Stable Diffusion 3
+reads the words without weights, as the pipeline calls it, and its states follow those of CLIP.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from shared.config.models_file import ModelSpec
 from shared.job import Job
 from worker.engine.pipelines.clones import Pipeline
-from worker.engine.pipelines.prompt_syntax import Fragment, parse_prompt
+from worker.engine.pipelines.prompt_syntax import Fragment, parse_prompt, words_of
 from worker.engine.pipelines.task_pipelines import call_parameters
 from worker.engine.pipelines.text_cache import CachedTokenizer
 
@@ -32,6 +33,7 @@ _FRAGMENTS_AT_ONCE = 64
 
 _LIBRARY = "compel"  # imported when a model needs it, as it imports many pipelines
 _DENOISERS = ("UNet2DConditionModel", "UNetMotionModel")
+_WITH_T5 = "SD3Transformer2DModel"
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TEXTS = ("prompt", "prompt_2", "negative_prompt")
 
@@ -64,15 +66,21 @@ def check_syntax(spec: ModelSpec, pipelines: Iterable[Pipeline]) -> None:
 
 def weights_refused(pipeline: Pipeline) -> str | None:
     """Return why the prompts of a pipeline can have no weights, None if they can."""
-    encoders = [one for one in (getattr(pipeline, name, None) for name in _ENCODERS) if one is not None]
+    names = _ENCODERS[:2] if has_t5(pipeline) else _ENCODERS
+    encoders = [one for one in (getattr(pipeline, name, None) for name in names) if one is not None]
     if not encoders or not all(isinstance(one, CLIPTextModel | CLIPTextModelWithProjection) for one in encoders):
         return "its text encoders are not CLIP only"
     denoiser = getattr(pipeline, "unet", None).__class__.__name__  # of a module proxy that of its module
     parameters = call_parameters(pipeline)
     takes_embeddings = "prompt_embeds" in parameters and parameters["prompt"].default is not Parameter.empty
-    if denoiser not in _DENOISERS or not takes_embeddings:
-        return f"{type(pipeline).__name__} is not supported"
-    return None
+    is_known = len(encoders) == len(names) if has_t5(pipeline) else denoiser in _DENOISERS
+    return None if is_known and takes_embeddings else f"{type(pipeline).__name__} is not supported"
+
+
+def has_t5(pipeline: Pipeline) -> bool:
+    """Return whether a pipeline has the states of T5 behind those of two CLIP encoders, or zeros without a T5."""
+    denoiser = getattr(pipeline, "transformer", None).__class__.__name__
+    return denoiser == _WITH_T5 and hasattr(pipeline, "_get_t5_prompt_embeds")
 
 
 def with_embeddings(pipeline: Pipeline, job: Job, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,11 +101,23 @@ def with_embeddings(pipeline: Pipeline, job: Job, arguments: Mapping[str, Any]) 
     values = {name: value for name, value in arguments.items() if name not in _TEXTS}
     for name, several in chunks.items():
         states = [encoder.states(one, count) for encoder, one in zip(encoders[name], several, strict=True)]
-        last = encoders[name][-1]
-        values[f"{name}prompt_embeds"] = torch.cat(states, dim=-1).to(last.dtype)
+        of_clip = torch.cat(states, dim=-1).to(encoders[name][-1].dtype)
+        with_t5 = has_t5(pipeline)
+        values[f"{name}prompt_embeds"] = _with_t5(pipeline, of_clip, texts[name][0], arguments) if with_t5 else of_clip
         if "pooled_prompt_embeds" in accepted:
-            values[f"{name}pooled_prompt_embeds"] = last.pooled(several[-1][0])
+            pooling = list(zip(encoders[name], several, strict=True))[0 if with_t5 else -1 :]
+            pooled = [encoder.pooled(one[0]) for encoder, one in pooling]
+            values[f"{name}pooled_prompt_embeds"] = torch.cat(pooled, dim=-1)
     return values
+
+
+def _with_t5(pipeline: Any, of_clip: torch.Tensor, text: str, arguments: Mapping[str, Any]) -> torch.Tensor:
+    """Return the states of CLIP, as wide as those of T5, and behind them those of T5 for the words of a prompt."""
+    given = arguments.get("max_sequence_length")
+    length = given or call_parameters(pipeline)["max_sequence_length"].default
+    of_t5: torch.Tensor = pipeline._get_t5_prompt_embeds(words_of(text), max_sequence_length=length)
+    wide = torch.nn.functional.pad(of_clip, (0, of_t5.shape[-1] - of_clip.shape[-1]))
+    return torch.cat([wide, of_t5.to(wide.dtype)], dim=-2)
 
 
 def prompt_encoders(pipeline: Pipeline, clip_skip: int | None = None) -> Iterator[PromptEncoder]:

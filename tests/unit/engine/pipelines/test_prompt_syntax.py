@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.pipelines.prompt_syntax import LESS, MORE, MOST_WEIGHT, Fragment, parse_prompt
+from worker.engine.pipelines.prompt_syntax import LESS, MORE, MOST_WEIGHT, Fragment, has_weights, parse_prompt, words_of
 
 MIXED = st.text(alphabet="ab ()[]\\:.19-+BREAK\n", max_size=60)
 
@@ -75,3 +75,18 @@ def test_a_long_prompt_takes_a_time_in_proportion(piece: str) -> None:
     started = time.process_time()
     parse_prompt(piece * (20_000 // len(piece)))
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "weighted"),
+    [
+        ("a dog,  on a hill", "a dog,  on a hill", False),
+        ("a (dog:1.4) on ((a hill))", "a dog on a hill", True),
+        (r"rain \(wet\)", "rain (wet)", False),
+        ("(plain:1.0) [text", "plain text", True),
+        ("a cat BREAK the moon", "a cat   the moon", False),
+        ("", "", False),
+    ],
+)
+def test_words_are_those_of_the_prompt_without_its_syntax(prompt: str, words: str, weighted: bool) -> None:
+    assert (words_of(prompt), has_weights(prompt)) == (words, weighted)
