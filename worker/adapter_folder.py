@@ -86,7 +86,8 @@ class AdapterFolder:
                     path = await stack.enter_async_context(self._file(job.tenant, adapter, until))
                 if adapter is None or path is None:
                     break
-                specs.append(AdapterSpec(id=adapter_id, source=str(path), component=adapter.component))
+                of_file = adapter.model_dump(include={"component", "token"})
+                specs.append(AdapterSpec(id=adapter_id, source=str(path), **of_file))
             yield tuple(specs)
 
     async def _record(self, tenant: str, adapter_id: str, until: Until) -> UploadedAdapter | None:

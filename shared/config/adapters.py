@@ -1,11 +1,11 @@
-"""Adapters: LoRA weights that a model allows, those that tenants upload, and those of a job."""
+"""Adapters, LoRA weights and embeddings: those that a model allows, that tenants upload, and of a job."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,15 +19,26 @@ UPLOADED_ID = re.compile(r"adapter_[0-9a-hjkmnp-tv-z]{26}")
 
 HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9._-]{1,96}"
 
+TOKEN_PATTERN = r"^<?\w[\w.-]{0,61}>?$"
+"""Words of embeddings. Brackets, colons and commas would be part of a prompt's syntax."""
+
 FETCHED_MAX_SCALE = 4.0
 """Largest weight of an adapter named by URL, as other services allow it."""
+
+
+Kind = Literal["lora", "embedding"]
+
+
+def _kind(token: str | None) -> Kind:
+    return "lora" if token is None else "embedding"
 
 
 class AdapterSpec(BaseModel):
     """An allowed adapter. `source` is a folder, a file or a hub id.
 
     `weight_name` is the file in it, optional for a folder with a single one. `component` is the denoiser of the weights
-    if the model has two and the file does not name one. `scale` is the default; |scale| is at most `max_scale`.
+    if the model has two and the file does not name one. `scale` is the default; |scale| is at most `max_scale`. With a
+    `token` the file is an embedding (textual inversion), which this word in a prompt stands for, and has no scale.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -37,14 +48,21 @@ class AdapterSpec(BaseModel):
     revision: str | None = None
     weight_name: Annotated[str | None, Field(pattern=r"^[^/\\]+\.safetensors$")] = None
     component: str | None = None
+    token: Annotated[str | None, Field(pattern=TOKEN_PATTERN)] = None
     scale: float = 1.0
     max_scale: Annotated[float, Field(gt=0)] = 2.0
 
     @model_validator(mode="after")
     def _scale_is_allowed(self) -> AdapterSpec:
+        if self.token is not None and (self.scale != 1 or self.component is not None):
+            raise ValueError("an adapter with a token is an embedding, which takes no scale and no component")
         if abs(self.scale) > self.max_scale:
             raise ValueError(f"scale {self.scale} is above max_scale {self.max_scale}")
         return self
+
+    @property
+    def kind(self) -> Kind:
+        return _kind(self.token)
 
     @property
     def is_local(self) -> bool:
@@ -63,7 +81,8 @@ class AdapterSpec(BaseModel):
 class UploadedAdapter(BaseModel):
     """An adapter that a tenant has uploaded for one model, stored in `parts` objects; `sha256` is that of its file.
 
-    `source` is where one was fetched from, without the query of its URL, which can be a secret.
+    `source` is where one was fetched from, without the query of its URL, which can be a secret. One with a `token` is
+    an embedding, which this word in a prompt stands for.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,6 +91,7 @@ class UploadedAdapter(BaseModel):
     model: str
     name: str
     component: str | None = None
+    token: str | None = None
     scale: float = 1.0
     max_scale: float = 2.0
     bytes: int
@@ -79,6 +99,10 @@ class UploadedAdapter(BaseModel):
     sha256: str
     created_at_ms: int
     source: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return _kind(self.token)
 
 
 class AdapterChoice(BaseModel):
@@ -136,7 +160,7 @@ class AdapterChoice(BaseModel):
 
 
 class Adapter(BaseModel):
-    """An allowed LoRA adapter and its weight."""
+    """An allowed adapter and its weight, which is 1 for an embedding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -168,6 +192,7 @@ def resolve_adapters(
     unknown_yet = () if uploaded is not None else uploaded_ids(choices, allowed)
     chosen: dict[str, Adapter] = {}
     to_fetch: set[str] = set()
+    tokens: dict[str, str] = {}
     for at, choice in enumerate(choices):
         param = f"adapters.{at}"
         if choice.name in chosen or choice.name in to_fetch:
@@ -188,6 +213,9 @@ def resolve_adapters(
             raise InvalidRequest(message, param=f"{param}.id")
         scale = spec.scale if choice.scale is None else choice.scale
         _check_scale(choice, spec.max_scale, param)
+        if spec.token is not None:
+            _check_embedding(choice, spec.token, tokens, param)
+            tokens[spec.token.lower()] = choice.id
         chosen[choice.id] = Adapter(id=choice.id, scale=scale)
     return tuple(chosen[id_] for id_ in chosen if id_ not in unknown_yet)
 
@@ -197,3 +225,13 @@ def _check_scale(choice: AdapterChoice, most: float, param: str) -> None:
         named = f" {choice.id!r}" if choice.id is not None else ""
         message = f"invalid scale of adapter{named}: {choice.scale}; use {-most} to {most}"
         raise InvalidRequest(message, param=f"{param}.scale")
+
+
+def _check_embedding(choice: AdapterChoice, token: str, others: Mapping[str, str], param: str) -> None:
+    """Raise `InvalidRequest` for an embedding with a weight, or with the word of one of `others`, by lower case."""
+    if choice.scale not in (None, 1.0):
+        message = f"adapter {choice.id!r} is an embedding, which has no scale; leave it out"
+        raise InvalidRequest(message, param=f"{param}.scale")
+    if token.lower() in others:
+        message = f"adapters {others[token.lower()]!r} and {choice.id!r} are embeddings of the same word, {token!r}"
+        raise InvalidRequest(message, param=f"{param}.id")

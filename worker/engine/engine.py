@@ -25,6 +25,7 @@ from worker.engine.checks.self_check import run_self_check
 from worker.engine.checks.warm_up import warm_up_model
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, use_full_float32
 from worker.engine.fusion.task_greenlet import run_on_trampoline
+from worker.engine.lora.embedding_files import published_widths
 from worker.engine.lora.fitting import adaptable_layers
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.models.adapter_loader import AdapterLoader
@@ -291,6 +292,7 @@ class Engine:
             if not from_cpu_memory:
                 self._load_seconds[model] = seconds
             layers = adaptable_layers({name: one.module for name, one in result.adapters.modules.items()})
+            layers |= published_widths(next(iter(result.templates.values())))
             inputs = describe_inputs(result.templates)
             self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers, inputs))
             self._unavailable.pop(model, None)

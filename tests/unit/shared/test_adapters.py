@@ -19,6 +19,8 @@ from shared.signature import denoisers_of, mixable_fields, signature
 ALLOWED = (
     AdapterSpec(id="ink", source="/loras/ink.safetensors"),
     AdapterSpec(id="oil", source="/loras/oil.safetensors", scale=0.6, max_scale=0.8),
+    AdapterSpec(id="easy", source="/loras/easy.safetensors", token="easy"),
+    AdapterSpec(id="easy-2", source="/loras/easy-2.safetensors", token="EASY"),
 )
 
 MODELS = """
@@ -38,6 +40,7 @@ CONTROL = '[[model.control]]\nid = "edges"\nsource = "nets/edges"'
 def test_adapters_get_their_default_scale() -> None:
     chosen = resolve_adapters([AdapterChoice(id="oil"), AdapterChoice(id="ink", scale=-1.5)], ALLOWED, limit=2)
     assert chosen == (Adapter(id="oil", scale=0.6), Adapter(id="ink", scale=-1.5))
+    assert resolve_adapters([AdapterChoice(id="easy", scale=1)], ALLOWED, limit=2) == (Adapter(id="easy", scale=1.0),)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,8 @@ def test_adapters_get_their_default_scale() -> None:
         ([{"id": "ink"}, {"id": "pastel"}], "adapters.1.id", "available: ink, oil"),
         ([{"id": "ink"}, {"id": "ink"}], "adapters.1.id", "duplicate"),
         ([{"id": "oil", "scale": -0.9}], "adapters.0.scale", "-0.8 to 0.8"),
+        ([{"id": "easy", "scale": 0.5}], "adapters.0.scale", "is an embedding, which has no scale"),
+        ([{"id": "easy"}, {"id": "easy-2"}], "adapters.1.id", "embeddings of the same word, 'EASY'"),
         ([{"id": "oil", "scale": "much"}], "adapters.0.scale", "number"),
         ([{"id": "oil", "scale": float("nan")}], "adapters.0.scale", "finite"),
         ([{"id": "ink", "weight": 1}], "adapters.0.weight", "no such field"),
@@ -127,6 +132,8 @@ def test_both_denoisers_must_support_mixing(tmp_path: Path) -> None:
     [
         ("nowhere/ink", "", "needs a weight_name"),
         ("ink.safetensors", "scale = 3.0", "above max_scale"),
+        ("ink.safetensors", 'token = "ink"\nscale = 0.5', "takes no scale"),
+        ("ink.safetensors", 'token = "(ink)"', "token"),
         ("ink.safetensors", 'weight_name = "ink.bin"', "weight_name"),
         ("ink.safetensors", '[[model.adapter]]\nid = "ink"\nsource = "ink.safetensors"', "duplicate adapter ids: ink"),
     ],

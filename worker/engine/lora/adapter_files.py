@@ -5,7 +5,7 @@ in the whole process. Weights that cannot be applied are an error, and those tha
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
 from shared.inputs.adapter_check import unsupported_format
+from shared.inputs.embedding_check import is_embedding
 from worker.engine.lora.format_readers import PEFT_PREFIX, State, component_changes, read_state, without_prefix
 from worker.engine.lora.layer_places import LayerPlace, places_of
 from worker.engine.lora.layer_update import Changes, LayerUpdate
 from worker.engine.lora.lycoris import FileWeights, product_of, rows_of, separate
+from worker.engine.lora.new_tokens import NewTokens
 from worker.engine.lora.pacing import Pace, no_pace, paced
 from worker.engine.lora.traced_weights import traced, untraced, without_effect
 
@@ -27,10 +29,11 @@ _Updates = dict[str, dict[str, LayerUpdate]]
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What a file changes, and what is worth a warning to whoever uses it."""
+    """What a file changes, what is worth a warning to whoever uses it, and the tokens of embeddings."""
 
     changes: Changes
     warnings: tuple[str, ...] = ()
+    tokens: NewTokens = field(default_factory=NewTokens)
 
 
 def locate(spec: AdapterSpec) -> Path:
@@ -70,6 +73,8 @@ def read(spec: AdapterSpec, file: Path, pipeline: Any, pace: Pace = no_pace) -> 
     """
     try:
         weights = load_file(file)
+        if is_embedding({name: tensor.shape for name, tensor in weights.items()}):
+            raise AdapterUnavailable(f"{file.name} holds an embedding; set the token of this adapter to its word")
         if (refusal := unsupported_format(weights)) is not None:
             raise AdapterUnavailable(refusal)
         by_kind = separate(weights)

@@ -1,4 +1,4 @@
-"""LoRA adapters per row of one forward, added to the outputs of the layers that they change."""
+"""Adapters per row of one forward: LoRAs add to the outputs of layers, embeddings replace rows of token embeddings."""
 
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +11,12 @@ from shared.config.adapters import Adapter
 from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.errors import StackingError
 from worker.engine.lora.adaptable import make_adaptable
+from worker.engine.lora.adapter_files import AdapterFile
 from worker.engine.lora.applying import add_update
-from worker.engine.lora.layer_update import Changes, LayerUpdate
+from worker.engine.lora.layer_update import LayerUpdate
+from worker.engine.lora.new_tokens import NewTokens, TokenVectors, Word
+
+Change = LayerUpdate | TokenVectors
 
 AdapterKey = tuple[tuple[str, float], ...]
 """The adapters of a job and their scales; empty for none."""
@@ -70,14 +74,14 @@ class _Layer:
 
     path: str
     forward: _Forward
-    changes: dict[Hashable, LayerUpdate] = field(default_factory=dict)
+    changes: dict[Hashable, Change] = field(default_factory=dict)
 
     def __call__(self, layer: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         forward = self.forward
         if forward.whole:
             change = self.changes.get(forward.whole)
             if change is not None:
-                add_update(layer, args[0], output, change)
+                _apply(change, layer, args[0], output)
         elif forward.spans:
             self._add_to_spans(layer, args[0], output)
         return output
@@ -94,7 +98,32 @@ class _Layer:
                 continue
             for first in range(0, inputs.shape[0], self.forward.rows * consecutive):
                 rows = slice(first + start * consecutive, first + stop * consecutive)
-                add_update(layer, inputs[rows], output[rows], change)
+                _apply(change, layer, inputs[rows], output[rows])
+
+
+@dataclass
+class _TokenLayer(_Layer):
+    """Hooks of a token embedding: the ids of new tokens are beyond its table, which gets others in their place."""
+
+    ids: torch.Tensor | None = None
+
+    def before(self, layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Keep the ids, and return arguments with ids of the table."""
+        assert isinstance(layer, torch.nn.Embedding)
+        self.ids = args[0]
+        return (args[0].clamp(max=layer.num_embeddings - 1), *args[1:])
+
+    def __call__(self, layer: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        ids, self.ids = self.ids, None
+        return super().__call__(layer, (ids, *args[1:]), output)
+
+
+def _apply(change: Change, layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> None:
+    """Change the output in place."""
+    if isinstance(change, TokenVectors):
+        change.fill_in(inputs, output)
+    else:
+        add_update(layer, inputs, output, change)
 
 
 class RowAdapters:
@@ -110,7 +139,7 @@ class RowAdapters:
         # With `zero_cond_t` a forward embeds the timesteps of all rows, and after them a zero for each.
         self._forward = _Forward(halves=bool(getattr(getattr(module, "config", None), "zero_cond_t", False)))
         self._paths: dict[AdapterKey, tuple[str, ...]] = {}
-        self._layers: dict[str, tuple[_Layer, Any]] = {}
+        self._layers: dict[str, tuple[_Layer, Sequence[Any]]] = {}
 
     @property
     def idle(self) -> bool:
@@ -119,27 +148,35 @@ class RowAdapters:
     def changed_by(self, key: AdapterKey) -> bool:
         return key in self._paths
 
-    def attach(self, key: AdapterKey, changes: Mapping[str, LayerUpdate]) -> None:
+    def attach(self, key: AdapterKey, changes: Mapping[str, Change]) -> None:
         """Attach `changes`, which must fit the module, for rows with `key`."""
         for _ in self.attach_layers(key, changes):
             pass
 
-    def attach_layers(self, key: AdapterKey, changes: Mapping[str, LayerUpdate]) -> Iterator[None]:
+    def attach_layers(self, key: AdapterKey, changes: Mapping[str, Change]) -> Iterator[None]:
         """Attach one layer of `changes` for each item of the iterator; rows use the key only when all are attached."""
         for path, change in changes.items():
             if path not in self._layers:
-                layer = _Layer(path, self._forward)
-                self._layers[path] = layer, self.module.get_submodule(path).register_forward_hook(layer)
+                self._layers[path] = self._hooked(path)
             self._layers[path][0].changes[key] = change
             yield
         self._paths[key] = tuple(changes)
 
+    def _hooked(self, path: str) -> tuple[_Layer, Sequence[Any]]:
+        part = self.module.get_submodule(path)
+        if not isinstance(part, torch.nn.Embedding):
+            layer = _Layer(path, self._forward)
+            return layer, [part.register_forward_hook(layer)]
+        tokens = _TokenLayer(path, self._forward)
+        return tokens, [part.register_forward_pre_hook(tokens.before), part.register_forward_hook(tokens)]
+
     def detach(self, key: AdapterKey) -> None:
         for path in self._paths.pop(key, ()):
-            layer, hook = self._layers[path]
+            layer, hooks = self._layers[path]
             del layer.changes[key]
             if not layer.changes:
-                hook.remove()
+                for hook in hooks:
+                    hook.remove()
                 del self._layers[path]
 
     @contextmanager
@@ -178,7 +215,7 @@ class ModelAdapters:
     def __init__(self, modules: Mapping[str, RowAdapters]) -> None:
         self.modules = modules
         self._sizes: dict[AdapterKey, int] = {}
-        self._warnings: dict[AdapterKey, tuple[str, ...]] = {}
+        self._files: dict[AdapterKey, AdapterFile] = {}  # without their changes
 
     @property
     def nbytes(self) -> int:
@@ -194,21 +231,29 @@ class ModelAdapters:
             self._sizes[key] = self._sizes.pop(key)
         return not key or key in self._sizes
 
-    def attach(self, key: AdapterKey, changes: Changes) -> None:
-        """Attach the changes of all modules."""
-        for _ in self.attach_layers(key, changes):
-            pass
-
     def warnings(self, key: AdapterKey) -> tuple[str, ...]:
         """Return what is worth a warning to jobs with the adapters of `key`."""
-        return self._warnings.get(key, ())
+        return self._files[key].warnings if key in self._files else ()
 
-    def attach_layers(self, key: AdapterKey, changes: Changes, warnings: tuple[str, ...] = ()) -> Iterator[None]:
+    def words(self, key: AdapterKey) -> Sequence[Word]:
+        """Return the words that stand for embeddings in prompts of jobs with the adapters of `key`."""
+        return self._files[key].tokens.words if key in self._files else ()
+
+    def attach(self, key: AdapterKey, file: AdapterFile) -> None:
+        """Attach the changes of all modules."""
+        for _ in self.attach_layers(key, file):
+            pass
+
+    def attach_layers(self, key: AdapterKey, file: AdapterFile) -> Iterator[None]:
         """Attach one layer for each item of the iterator."""
-        self._warnings[key] = warnings
-        for component, layers in changes.items():
+        self._files[key] = AdapterFile({}, file.warnings, NewTokens(file.tokens.words))
+        for component in dict.fromkeys((*file.changes, *file.tokens.tables)):
+            layers: dict[str, Change] = dict(file.changes.get(component, {}))
+            if (table := file.tokens.tables.get(component)) is not None:
+                layers[table.path] = table
             yield from self.modules[component].attach_layers(key, layers)
-        self._sizes[key] = sum(change.nbytes for layers in changes.values() for change in layers.values())
+        layers_bytes = sum(change.nbytes for layers in file.changes.values() for change in layers.values())
+        self._sizes[key] = layers_bytes + file.tokens.nbytes
 
     def trim(self, budget_bytes: int, in_use: Container[AdapterKey]) -> None:
         """Detach adapters that are not in use, least recently used first, until the rest fits into the budget."""
@@ -219,4 +264,4 @@ class ModelAdapters:
                 for module in self.modules.values():
                     module.detach(key)
                 del self._sizes[key]
-                self._warnings.pop(key, None)
+                self._files.pop(key, None)

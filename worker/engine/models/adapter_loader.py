@@ -13,9 +13,12 @@ import torch
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
+from worker.engine.lora import new_tokens
 from worker.engine.lora.adapter_files import AdapterFile, locate, read
+from worker.engine.lora.embedding_files import read_embedding
 from worker.engine.lora.fitting import check_fit, check_rank, combine, move
 from worker.engine.lora.layer_update import Changes
+from worker.engine.lora.new_tokens import NewTokens
 from worker.engine.lora.pacing import Pace, no_pace
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.loading import LoadedModel
@@ -141,7 +144,7 @@ class AdapterLoader:
             log.error("adapter_unavailable", model=model.spec.id, adapters=key, error=outcome.message)
             self._on_loaded(model, key, outcome)
         else:
-            pieces = model.adapters.attach_layers(key, outcome.changes, outcome.warnings)
+            pieces = model.adapters.attach_layers(key, outcome)
             self._attachments.append(_Attachment(model, key, pieces, seconds))
 
     def _end_load(self, loaded: _Attachment) -> None:
@@ -165,10 +168,14 @@ def changes_for(
     modules = {component: adapters.module for component, adapters in model.adapters.modules.items()}
     pipeline = next(iter(model.templates.values()))
     scaled: list[tuple[Changes, float]] = []
+    embeddings: list[NewTokens] = []
     warnings: list[str] = []
     for name, scale in key:
         if name not in specs:
             raise AdapterUnavailable(f"this worker's models file has no adapter {name!r} for {model.spec.id!r}")
+        if specs[name].token is not None:
+            embeddings.append(read_embedding(specs[name], locate(specs[name]), pipeline))
+            continue
         file = read(specs[name], locate(specs[name]), pipeline, pace)
         try:
             check_fit(file.changes, modules)
@@ -180,7 +187,8 @@ def changes_for(
         scaled.append((file.changes, scale))
         warnings += file.warnings
     try:
-        return AdapterFile(move(combine(scaled, modules, pace), modules, device, pace), tuple(warnings))
+        changes = move(combine(scaled, modules, pace), modules, device, pace)
+        return AdapterFile(changes, tuple(warnings), new_tokens.move(new_tokens.join(embeddings), modules, device))
     except torch.OutOfMemoryError:
         raise AdapterUnavailable("the adapters do not fit into the device's memory") from None
 

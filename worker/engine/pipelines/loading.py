@@ -1,5 +1,6 @@
 """Loading a diffusers pipeline: the weights' files, their size in memory, and the loaded model."""
 
+import copy
 import math
 import threading
 import time
@@ -48,6 +49,7 @@ from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
 from worker.engine.pipelines.modules import modules_of, vae_cast_of
 from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
+from worker.engine.pipelines.prompt_words import tokenizers_with, unused_words
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
@@ -137,9 +139,12 @@ class LoadedModel:
         template = self._template_for(job, _nets_of(job))
         if template is None:
             return ()
+        words = self.adapters.words(adapter_key(job.adapters))
+        reader = copy.copy(template)
+        reader.__dict__.update(tokenizers_with(words, template))
         ignored = ignored_fields(template, job, self.spec.defaults)
         cut = cut_weighted_prompts if self.spec.prompt_syntax == "weights" else cut_prompts
-        return *ignored, *rounded_sides(template, job), *cut(template, job)
+        return *ignored, *rounded_sides(template, job), *cut(reader, job), *unused_words(words, job)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         nets = _nets_of(job)
@@ -151,6 +156,7 @@ class LoadedModel:
         own = getattr(template, "scheduler", None)
         scheduler = self.schedulers.get(job.scheduler, job.scheduler_options, own)
         clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
+        clone.__dict__.update(tokenizers_with(self.adapters.words(adapter_key(job.adapters)), template))
         if self.controls is not None and nets:
             clone.__dict__["controlnet"] = self.controls.stand_in(nets)
         if self.image_adapter is not None:

@@ -75,7 +75,7 @@ def _readers(pipeline: Pipeline, job: Job) -> Iterator[tuple[Any, int] | None]:
 
 def _left_out(tokenizer: Any, text: str, most: int) -> str:
     """Return the end of a text beyond `most` tokens, of which the last one is its end."""
-    if len(text.encode("utf-8", "replace")) < most - 2:  # a token has at least one byte
+    if tokenizer.most_tokens(text) < most - 2:
         return ""
     tokens = tokenizer(text, verbose=False).input_ids
     rest = str(tokenizer.decode(tokens[most - 1 : -1])) if len(tokens) > most else ""

@@ -137,7 +137,8 @@ class CachedTokenizer:
 
     @property  # type: ignore[misc]  # isinstance() reads it
     def __class__(self) -> type:
-        return type(self._tokenizer)
+        cls: type = self._tokenizer.__class__
+        return cls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = _freeze((args, kwargs))
@@ -151,6 +152,10 @@ class CachedTokenizer:
         copied = copy.copy(encoding)  # with its own tensors: a pipeline can change them in place
         copied.data = {name: tensor.clone() for name, tensor in encoding.items()}
         return copied
+
+    def most_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text does not exceed, without its marks: a token has at least one byte."""
+        return len(text.encode("utf-8", "replace"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)

@@ -11,6 +11,7 @@ from tiny import lora, tokens
 from tiny.images import qwen
 
 from shared.config.adapters import Adapter
+from worker.engine.lora.adapter_files import AdapterFile
 from worker.engine.lora.layer_update import LayerUpdate
 from worker.engine.lora.per_row import ModelAdapters, RowAdapters, Span, adapter_key, spans
 
@@ -104,7 +105,7 @@ def test_least_recently_used_adapters_are_removed_first() -> None:
     change = LayerUpdate(torch.zeros(1, 3), torch.zeros(4, 1))
     keys = [((name, 1.0),) for name in "abcd"]
     for key in keys:
-        adapters.attach(key, {"unet": {"0": change}})
+        adapters.attach(key, AdapterFile({"unet": {"0": change}}))
     assert adapters.nbytes == 4 * change.nbytes
     assert adapters.use(keys[0])
     assert adapters.use(())
