@@ -1,4 +1,4 @@
-"""`fusequeue adapters`: upload, list, show and delete LoRA adapters."""
+"""`fusequeue adapters`: upload, list, show and delete LoRA adapters and embeddings."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from cli.client_options import Json, Key, Url, connected, finite_option, for_each, name_option, text_option
 from fusequeue import UploadedAdapter
 
-adapters = typer.Typer(no_args_is_help=True, help="Upload, list, show and delete LoRA adapters.")
+adapters = typer.Typer(no_args_is_help=True, help="Upload, list, show and delete LoRA adapters and embeddings.")
 
 AdapterId = Annotated[str, typer.Argument(help="Adapter id.", callback=name_option)]
 AdapterIds = Annotated[list[str], typer.Argument(help="Adapter ids.", callback=name_option)]
@@ -18,7 +18,10 @@ MaxScale = Annotated[float | None, typer.Option(help="Largest weight of a job. D
 
 @adapters.command()
 def create(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A safetensors file of LoRA weights.")],
+    file: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="A safetensors file of LoRA weights, or of an embedding."),
+    ],
     model: Annotated[str, typer.Option(help="A model listed by `fusequeue models`.", callback=text_option)] = "demo",
     name: Annotated[str | None, typer.Option(help="Default: that of the file.", callback=text_option)] = None,
     scale: Scale = None,
@@ -26,13 +29,19 @@ def create(
     component: Annotated[
         str | None, typer.Option(help="`transformer_2`: the second denoiser.", callback=text_option)
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Of an embedding: its word in prompts. Default: the file's.", callback=text_option),
+    ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
     """Upload an adapter and print its id, which jobs of its model name in `adapters`."""
     with connected(url, api_key, as_json) as (client, console):
-        made = client.adapters.create(model, file, name=name, scale=scale, max_scale=max_scale, component=component)
+        made = client.adapters.create(
+            model, file, name=name, scale=scale, max_scale=max_scale, component=component, token=token
+        )
         console.record(made, _lines(made))
 
 
@@ -73,7 +82,9 @@ def _lines(adapter: UploadedAdapter) -> tuple[tuple[str, object], ...]:
         ("id", adapter.id),
         ("name", adapter.name),
         ("model", adapter.model),
-        ("scale", f"{adapter.scale:g}, at most {adapter.max_scale:g}"),
+        ("scale", f"{adapter.scale:g}, at most {adapter.max_scale:g}")
+        if adapter.token is None
+        else ("token", adapter.token),
         ("bytes", adapter.bytes),
         ("created", f"{adapter.created_at:%Y-%m-%d %H:%M:%S}"),
         *(() if adapter.source is None else (("source", adapter.source),)),

@@ -40,7 +40,7 @@ or its result, or an artifact."""
 
 
 class AdapterParams(TypedDict):
-    """A LoRA adapter of the model by `id`; or by the `url` of a safetensors file, or by `owner/name` on the `hub`, with
+    """An adapter of the model by `id`; or by the `url` of a safetensors file, or by `owner/name` on the `hub`, with
     its `file` and `revision`, where the service allows the host. `scale` defaults to the adapter's own."""
 
     id: NotRequired[str]

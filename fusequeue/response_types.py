@@ -116,7 +116,7 @@ class InputImage(Resource):
 
 
 class JobAdapter(Resource):
-    """A LoRA adapter of a job, and its weight."""
+    """An adapter of a job, and its weight."""
 
     id: str
     scale: float

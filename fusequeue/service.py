@@ -50,9 +50,11 @@ class Limits(Resource):
 
 
 class AdapterInfo(Resource):
-    """A LoRA adapter of a model, with its default and its largest scale."""
+    """An adapter of a model, with its default and its largest scale; an embedding has none, but a word in prompts."""
 
     id: str
+    kind: SkipValidation[Literal["lora", "embedding"]] = "lora"
+    token: str | None = None
     scale: float
     max_scale: float
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import structlog
 
-from api.jobs.adapter_intake import AdapterIntake
+from api.jobs.adapter_intake import AdapterIntake, token_in
 from shared.config.adapters import FETCHED_MAX_SCALE, AdapterChoice, UploadedAdapter
 from shared.config.destinations import without_signature
 from shared.config.models_file import ModelSpec
@@ -153,23 +153,25 @@ class AdapterFetcher:
                 return known[1].id
             raise FetchInterrupted("its adapter was deleted at the same time")
         intake = AdapterIntake(self.tenant, self.queue, self.storage)
-        sha256, _ = await intake.check(file, found.size, self.spec)
+        sha256, tensors = await intake.check(file, found.size, self.spec)
         known = await self.queue.adapters.source(self.tenant, source.digest)  # another process can have been faster
         if known is not None and known[1].sha256 == sha256:
             source = replace(source, adapter_id=known[1].id)
             if await self._kept(source):
                 return known[1].id
-        adapter = self._new_adapter(url, found.size, sha256)
+        token = token_in(tensors, adapter_download.file_name(url))
+        adapter = self._new_adapter(url, found.size, sha256, token)
         file.seek(0)
         await intake.store(partial(asyncio.to_thread, file.read), adapter, replace(source, adapter_id=adapter.id))
         log.info("adapter_fetched", tenant=self.tenant, adapter=adapter.id, source=adapter.source, bytes=adapter.bytes)
         return adapter.id
 
-    def _new_adapter(self, url: str, size: int, sha256: str) -> UploadedAdapter:
+    def _new_adapter(self, url: str, size: int, sha256: str, token: str | None) -> UploadedAdapter:
         return UploadedAdapter(
             id=new_id("adapter"),
             model=self.spec.id,
             name=adapter_download.file_name(url),
+            token=token,
             max_scale=FETCHED_MAX_SCALE,
             bytes=size,
             parts=adapter_store.number_of_parts(size),

@@ -1,4 +1,4 @@
-"""Takes the LoRA file of a tenant, uploaded or fetched: its checks, and its way into the storage."""
+"""Takes the adapter file of a tenant, uploaded or fetched: its checks, and its way into the storage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import BinaryIO
 
 from shared.config.adapters import UploadedAdapter
 from shared.config.models_file import ModelSpec
-from shared.errors import FusequeueError
+from shared.errors import AdapterRejected, FusequeueError, InvalidRequest
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import TensorEntry, check_file, check_layers
+from shared.inputs.adapter_check import TensorEntry, check_file, check_layers, shapes_of
+from shared.inputs.embedding_check import is_embedding, token_of
 from shared.queue import Queue
 from shared.queue.tenants.adapters import FetchedSource
 from shared.runtime.shares import SharedPool, SharedTurns
@@ -22,6 +23,20 @@ from shared.storage import Storage
 _CHECKS = 2  # of files at the same time in this process: each reads and hashes 300 MB a second
 _turns = SharedTurns(SharedPool("adapter_checks", _CHECKS), max_waiting=64, timeout_s=30.0)
 _threads = ThreadPoolExecutor(_CHECKS, "adapter-check")
+
+
+def token_in(tensors: Sequence[TensorEntry], file_name: str, given: str | None = None) -> str | None:
+    """Return the word of an embedding, by default that of its file; None for a LoRA. Raises `InvalidRequest`."""
+    shapes = shapes_of(tensors)
+    if not is_embedding(shapes):
+        if given is not None:
+            raise InvalidRequest("token: only an embedding has one, and the file holds LoRA weights", param="token")
+        return None
+    token = given or token_of(shapes, file_name)
+    if token is None:
+        message = "file: neither its tensor nor its name is a word that can stand for the embedding in a prompt"
+        raise AdapterRejected(f"{message}; upload it with a token", param="file")
+    return token
 
 
 @dataclass(frozen=True)

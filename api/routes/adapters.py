@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
@@ -14,15 +15,15 @@ from api.http.bodies import read_form
 from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
-from api.jobs.adapter_intake import AdapterIntake
+from api.jobs.adapter_intake import AdapterIntake, token_in
 from api.jobs.job_object import iso
 from api.jobs.request import validated
 from api.submission import Idempotency, IdempotencyKey, reserved_id
-from shared.config.adapters import UploadedAdapter
+from shared.config.adapters import TOKEN_PATTERN, Kind, UploadedAdapter
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import unusual_weights
+from shared.inputs.adapter_check import TensorEntry, unusual_weights
 from shared.runtime.clock import new_id, now_ms
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -41,6 +42,13 @@ class AdapterUpload(BaseModel):
     component: Annotated[
         str | None, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="`transformer_2`: the second denoiser.")
     ] = None
+    token: Annotated[
+        str | None,
+        Field(
+            pattern=TOKEN_PATTERN,
+            description="The word of an embedding in prompts. Unset: that in the file, or the file's name.",
+        ),
+    ] = None
     scale: Annotated[float, Field(ge=-10, le=10, description="Weight in jobs that set none.")] = 1.0
     max_scale: Annotated[float, Field(gt=0, le=10, description="Largest weight of a job, also negative.")] = 2.0
 
@@ -52,6 +60,8 @@ class UploadedAdapterObject(BaseModel):
     object: str = "adapter"
     model: str
     name: str
+    kind: Kind = Field(description="An embedding (textual inversion) has no scale.")
+    token: str | None = Field(description="Of an embedding: the word that stands for it in prompts.")
     component: str | None
     scale: float
     max_scale: float
@@ -71,7 +81,7 @@ class UploadedAdapterList(BaseModel):
     next_cursor: str | None
 
 
-_FILE = {"type": "string", "format": "binary", "description": "A safetensors file of LoRA weights."}
+_FILE = {"type": "string", "format": "binary", "description": "A safetensors file of LoRA weights, or of an embedding."}
 _FIELDS = AdapterUpload.model_json_schema()["properties"]
 _SCHEMA = {"type": "object", "required": ["file", "model"], "properties": {"file": _FILE, **_FIELDS}}
 _BODY = request_body("multipart/form-data", {"schema": _SCHEMA})
@@ -84,8 +94,8 @@ _BODY = request_body("multipart/form-data", {"schema": _SCHEMA})
     responses=problems(400, 404, 408, 409, 413, 415, 422, 429, 503) | {201: {"model": UploadedAdapterObject}},
 )
 async def upload_adapter(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
-    """Upload a LoRA for a model as the multipart fields `file` and `model`. Its jobs can use it at once, without a
-    restart; it is kept until it is deleted."""
+    """Upload a LoRA or an embedding for a model as the multipart fields `file` and `model`. Its jobs can use it at
+    once, without a restart; it is kept until it is deleted."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
         file, size = _checked_form(form, context.services.settings.max_adapter_bytes)
@@ -94,10 +104,11 @@ async def upload_adapter(request: Request, context: Context, key: IdempotencyKey
         fields = fields.model_copy(update={"model": spec.id})
         intake = AdapterIntake(context.tenant, context.services.queue, context.services.storage)
         sha256, tensors = await intake.check(file.file, size, spec, fields.component)
+        token = _checked_token(tensors, file.filename or "", fields)
         fingerprint = hashlib.sha256(f"{sha256} {fields.model_dump_json()}".encode()).hexdigest()
         adapter_id = await reserved_id(Idempotency(key, fingerprint), new_id("adapter"), context)
         adapter = UploadedAdapter(
-            **{**fields.model_dump(), "name": fields.name or (file.filename or "adapter")[:128]},
+            **{**fields.model_dump(), "name": fields.name or (file.filename or "adapter")[:128], "token": token},
             id=adapter_id,
             bytes=size,
             parts=adapter_store.number_of_parts(size),
@@ -165,6 +176,16 @@ def _checked_spec(fields: AdapterUpload, context: RequestContext) -> ModelSpec:
     return spec
 
 
+def _checked_token(tensors: Sequence[TensorEntry], file_name: str, fields: AdapterUpload) -> str | None:
+    """Return the word of an embedding, None for a LoRA; raises `InvalidRequest` for fields of the other kind."""
+    token = token_in(tensors, file_name, fields.token)
+    if token is not None and fields.scale != 1:
+        raise InvalidRequest("scale: an embedding has none; leave it out", param="scale")
+    if token is not None and fields.component is not None:
+        raise InvalidRequest("component: an embedding is for the text encoders; leave it out", param="component")
+    return token
+
+
 async def _earlier(adapter_id: str, context: RequestContext) -> UploadedAdapter | None:
     with contextlib.suppress(NotFound):
         return await context.services.queue.adapters.get(context.tenant, adapter_id)
@@ -173,4 +194,4 @@ async def _earlier(adapter_id: str, context: RequestContext) -> UploadedAdapter 
 
 def _object(adapter: UploadedAdapter) -> UploadedAdapterObject:
     fields = adapter.model_dump(exclude={"parts", "created_at_ms"})
-    return UploadedAdapterObject(**fields, created_at=iso(adapter.created_at_ms) or "")
+    return UploadedAdapterObject(**fields, kind=adapter.kind, created_at=iso(adapter.created_at_ms) or "")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from api.context import Services, ServicesDep
 from api.http.lists import known_parameters
 from api.http.openapi import problems
+from shared.config.adapters import Kind
 from shared.config.models_file import Defaults, Limits, ModelSpec, PromptSyntax
 from shared.config.step_schedules import StepCaching
 from shared.errors import Unavailable
@@ -28,6 +29,8 @@ class AdapterObject(BaseModel):
     """An adapter that a job can name in `adapters`."""
 
     id: str
+    kind: Kind = Field(description="An embedding (textual inversion) has no scale.")
+    token: str | None = Field(description="Of an embedding: the word that stands for it in prompts.")
     scale: float = Field(description="Default scale.")
     max_scale: float = Field(description="Largest absolute scale.")
 
@@ -63,7 +66,7 @@ class ModelObject(BaseModel):
     defaults: Defaults
     limits: Limits
     schedulers: tuple[str, ...] = Field(description="Values of `scheduler`; empty: only the model's default.")
-    adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters of the model.")
+    adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters and embeddings of the model.")
     controls: tuple[ControlTypeObject, ...] = Field(description="Controls of the model.")
     extra: tuple[ModelInput, ...] | None = Field(
         None, description="What `extra` of a request can have. Null in lists, and until a worker has loaded the model."
@@ -135,7 +138,8 @@ def _object(
         limits=spec.limits,
         schedulers=tuple(spec.usable_schedulers),
         adapters=tuple(
-            AdapterObject(**adapter.model_dump(include={"id", "scale", "max_scale"})) for adapter in spec.adapter
+            AdapterObject(**adapter.model_dump(include={"id", "token", "scale", "max_scale"}), kind=adapter.kind)
+            for adapter in spec.adapter
         ),
         controls=tuple(
             ControlTypeObject(**control.model_dump(include={"id", "kind", "scale", "max_scale"}))

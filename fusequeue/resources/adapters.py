@@ -8,7 +8,9 @@ import uuid
 from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
+
+from pydantic import SkipValidation
 
 from fusequeue.arguments import key, path_of
 from fusequeue.errors import InvalidArgument
@@ -20,7 +22,9 @@ PATH = "/v1/adapters"
 
 
 class UploadedAdapter(Resource):
-    """A LoRA adapter of the tenant; name its `id` in `adapters` of jobs of its model.
+    """An adapter of the tenant; name its `id` in `adapters` of jobs of its model.
+
+    `kind` is `lora` or `embedding`, which the word `token` in a prompt stands for.
 
     `source` is the URL of one that was fetched for a job, without its query.
     `warnings` of an upload are about weights of the file that may have no effect.
@@ -29,6 +33,8 @@ class UploadedAdapter(Resource):
     id: str
     model: str
     name: str
+    kind: SkipValidation[Literal["lora", "embedding"]] = "lora"
+    token: str | None = None
     component: str | None = None
     scale: float
     max_scale: float
@@ -41,12 +47,14 @@ class UploadedAdapter(Resource):
 
 class AdapterOptions(TypedDict, total=False):
     """Options of an upload: a `name` (by default that of the file), the `scale` of jobs that set none (1), its maximum
-    (2), and for a file of a model's second denoiser its `component`, such as `transformer_2`."""
+    (2), for a file of a model's second denoiser its `component`, such as `transformer_2`, and for an embedding its word
+    in prompts, the `token` (by default that in the file, or the file's name)."""
 
     name: str | None
     scale: float | None
     max_scale: float | None
     component: str | None
+    token: str | None
 
 
 class AsyncAdapters:

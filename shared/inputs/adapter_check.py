@@ -1,4 +1,4 @@
-"""Checks an uploaded adapter without torch: a safetensors file of finite LoRA weights, within bounds.
+"""Checks an uploaded adapter without torch: a safetensors file of finite LoRA weights or embeddings, within bounds.
 
 The format is strict: a header of JSON whose entries cover the rest of the file without gaps and overlaps. What workers
 read later is exactly what was checked.
@@ -9,11 +9,12 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from shared.errors import AdapterRejected
+from shared.inputs.embedding_check import WIDTHS, check_vectors, is_embedding, tensors_of
 from shared.inputs.lycoris_shapes import MAGNITUDE, PART, Size, by_layer, check_norms, product_size
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
@@ -32,13 +33,14 @@ _UNSUPPORTED = {
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _INTEGERS = {"I32": 4, "I64": 8}  # of scalars only: some trainers write the alpha as one
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,512}")
+_NAME = re.compile(r"[\w.<>-]{1,512}")
 _DOWN = re.compile(r"lora_A|lora_down|lora[12]?\.down|lora_linear_layer\.down")
 _UP = re.compile(r"lora_B|lora_up|lora[12]?\.up|lora_linear_layer\.up")
 _USUAL = re.compile(rf"(?:{_DOWN.pattern}|{_UP.pattern}|lora_mid).*\.(?:weight|bias)$|\.alpha$")
 _PEFT_NAME = re.compile(r"([a-z][a-z0-9_]*)\.(.+)\.lora_([AB])\.weight")
 _PEFT_LAYER = re.compile(r"([a-z][a-z0-9_]*)\.(.+)")
 _MAX_DIMENSIONS = 5
+_PICKLES = (b"PK\x03\x04", b"\x80")
 _READ_BYTES = 1024 * 1024
 
 # High bytes of the floats of a type that are finite; NaN, infinity and, except for F16, 1.7e38 and more have others.
@@ -65,6 +67,8 @@ def check_file(file: BinaryIO, size: int) -> tuple[str, Sequence[TensorEntry]]:
     file.seek(0)
     head = file.read(8)
     length = int.from_bytes(head, "little")
+    if head.startswith(_PICKLES) and int.from_bytes(head, "little") > MAX_HEADER_BYTES:
+        _refuse("it is no safetensors file but a pickle (.pt, .bin), which can run code when it is read; convert it")
     if size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         _refuse(f"it is no safetensors file, or its header is above {MAX_HEADER_BYTES} bytes")
     header = file.read(length)
@@ -154,7 +158,10 @@ def unsupported_format(names: Iterable[str]) -> str | None:
 
 def _check_weights(tensors: Sequence[TensorEntry]) -> None:
     """Raise `AdapterRejected` for weights that cannot be applied."""
-    if (refusal := unsupported_format(tensor.name for tensor in tensors)) is not None:
+    shapes = shapes_of(tensors)
+    if is_embedding(shapes):
+        return _refused_if_invalid(check_vectors, shapes)
+    if (refusal := unsupported_format(shapes)) is not None:
         _refuse(refusal)
     found = bool(_check_products(tensors))
     for tensor in tensors:
@@ -167,7 +174,8 @@ def _check_weights(tensors: Sequence[TensorEntry]) -> None:
             _refuse(f"{tensor.name} has rank {tensor.shape[rank_at]}; at most {MAX_RANK} is allowed")
         found = True
     if not found:
-        _refuse("it holds no LoRA weights")
+        _refuse("it holds no LoRA weights, and no embedding (emb_params, clip_l and clip_g, or its word)")
+    return None
 
 
 def _check_products(tensors: Sequence[TensorEntry]) -> dict[str, Size]:
@@ -190,6 +198,8 @@ def unusual_weights(tensors: Sequence[TensorEntry]) -> str | None:
 
     Which of them have an effect depends on the model: a worker that reads the file names those that it leaves out.
     """
+    if is_embedding(shapes_of(tensors)):
+        return None
     names = sorted(tensor.name for tensor in tensors if not _is_usual(tensor.name))
     if not names:
         return None
@@ -206,8 +216,15 @@ def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[i
     """Raise `AdapterRejected` for the first weight by PEFT's names whose layer the model lacks, or of another shape.
 
     `layers` are inputs and outputs by path, empty if they are not known; `component` replaces that of the names.
-    Weights by other names are left to the worker, which converts them.
+    Weights by other names are left to the worker, which converts them. The vectors of an embedding must be those of the
+    model's text encoders.
     """
+    shapes = shapes_of(tensors)
+    if layers and is_embedding(shapes):
+        widths = {path.removeprefix(WIDTHS): size[1] for path, size in layers.items() if path.startswith(WIDTHS)}
+        if not widths:
+            _refuse("it is an embedding, and the model takes none: diffusers loads them into CLIP text encoders only")
+        return _refused_if_invalid(tensors_of, shapes, widths)
     components = {path.partition(".")[0] for path in layers}
     for tensor in tensors:
         match = _PEFT_NAME.fullmatch(tensor.name)
@@ -226,6 +243,7 @@ def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[i
         if size.outputs != outputs or size.columns % inputs:
             has = f"{size.outputs} outputs and {size.columns} inputs"
             _refuse(f"the product of {layer} has {has}, but the layer of the model {outputs} and {inputs}")
+    return None
 
 
 def _known_path(named: str, path: str, layers: Mapping[str, Sequence[int]], component: str | None) -> str:
@@ -233,6 +251,18 @@ def _known_path(named: str, path: str, layers: Mapping[str, Sequence[int]], comp
     if whole not in layers:
         _refuse(f"it changes {whole}, which the model does not have")
     return whole
+
+
+def shapes_of(tensors: Sequence[TensorEntry]) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in tensors}
+
+
+def _refused_if_invalid(check: Callable[..., object], *arguments: Any) -> None:
+    """Run a check that raises `ValueError`, and raise `AdapterRejected` instead."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def _pieces(file: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,6 +133,31 @@ def test_a_file_for_other_layers_is_refused(stack: Any) -> None:
     refused = stack.client.post("/v1/adapters", files=file, data={"model": "demo"})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_adapter")
     assert "has 5 inputs, but the layer of the model has 4" in refused.json()["detail"]
+
+
+def embedding(seed: int, width: int = 64) -> bytes:
+    rng = random.Random(seed)
+    return file_of({"emb_params": ([2, width], [rng.gauss(0, 2) for _ in range(2 * width)])})
+
+
+def test_an_uploaded_embedding_is_used_by_its_tenants_jobs_only(stack: Any) -> None:
+    """In a negative prompt here; two of the same word each change their own image."""
+    http, body = stack.client, {**BODY, "negative_prompt": "EasyNeg", "guidance_scale": 5.0}
+    form = {"model": "demo", "token": "EasyNeg"}
+    ids = [
+        http.post("/v1/adapters", files={"file": ("a.safetensors", embedding(seed))}, data=form).json()["id"]
+        for seed in (1, 2)
+    ]
+    jobs = [stack.submit(**body, adapters=adapters) for adapters in ([], *([{"id": one}] for one in ids))]
+    images = [pixels(stack, stack.finish(job)) for job in jobs]
+    for at, one in enumerate(images):
+        assert all(np.abs(one - other).max() > 8 for other in images[:at])
+    other = {"Authorization": f"Bearer {create_key(stack, 'another')}"}
+    refused = http.post("/v1/jobs", json={**body, "adapters": [{"id": ids[0]}]}, headers=other)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "adapters.0.id")
+    wide = http.post("/v1/adapters", files={"file": ("a.safetensors", embedding(1, 768))}, data=form)
+    assert (wide.status_code, wide.json()["code"]) == (422, "invalid_adapter")
+    assert "text_encoder of the model takes 64" in wide.json()["detail"]
 
 
 def test_the_command_uploads_lists_and_deletes(stack: Any, tmp_path: Path) -> None:

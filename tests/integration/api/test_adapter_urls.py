@@ -13,7 +13,7 @@ from harness.adapter_host import AdapterHost, Answer, adapter_host
 from harness.api_thread import ApiThread
 from harness.http_server import BODY, bearer, claimed, deliver, serving
 from integration.api.adapter_requests import ALLOWED, INK, adapter_of, refusal, submit
-from tiny.safetensors_file import demo_lora
+from tiny.safetensors_file import demo_lora, file_of
 
 import fusequeue
 from shared.queue import Queue
@@ -58,6 +58,18 @@ async def test_a_url_becomes_an_adapter_of_the_tenant(
     assert "secret" not in output.out + output.err
     headers = [head for _, head in host.requests]
     assert not any("authorization" in head or "cookie" in head for head in headers)
+
+
+async def test_an_embedding_has_its_word_from_its_file_or_its_url(api: httpx.AsyncClient, host: AdapterHost) -> None:
+    vectors = ([1, 64], [0.5] * 64)
+    host.answers["/EasyNeg.safetensors"] = [Answer(file_of({"emb_params": vectors}))]
+    host.answers["/learned.safetensors"] = [Answer(file_of({"<cat>": vectors}))]
+    urls = [{"url": host.url(f"/{name}.safetensors")} for name in ("EasyNeg", "learned")]
+    assert (await submit(api, *urls)).status_code == 202
+    listed = (await api.get("/v1/adapters?order=asc")).json()["data"]
+    assert [(one["kind"], one["token"]) for one in listed] == [("embedding", "EasyNeg"), ("embedding", "<cat>")]
+    scaled = (await submit(api, {**urls[0], "scale": 0.5})).json()["error"]
+    assert (scaled["param"], "has no scale" in scaled["message"]) == ("adapters.0.scale", True)
 
 
 async def test_a_url_is_fetched_once_while_it_is_fresh(api: httpx.AsyncClient, host: AdapterHost) -> None:

@@ -192,4 +192,6 @@ async def test_models_list_their_limits(api: httpx.AsyncClient) -> None:
         "max_scale": 0.8,
     }
     assert models["editor"]["controls"] == models["editor"]["adapters"] == []
-    assert models["painter"]["adapters"] == [{"id": "ink", "scale": 0.8, "max_scale": 2.0}]
+    assert models["painter"]["adapters"] == [
+        {"id": "ink", "kind": "lora", "token": None, "scale": 0.8, "max_scale": 2.0}
+    ]

@@ -78,7 +78,8 @@ def test_types_of_weights_and_notes_are_accepted(dtype: str, size: int) -> None:
     ("data", "reason"),
     [
         (b"", "no safetensors file"),
-        (b"PK\x03\x04 a zip, as torch.save writes", "no safetensors file"),
+        (b"PK\x03\x04 a zip, as torch.save writes", "but a pickle .* which can run code when it is read"),
+        (b"\x80\x02}q\x00(X\x10\x00\x00\x00 as older files", "but a pickle"),
         (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
         (struct.pack("<Q", 5 << 20) + b"{" + bytes(5 << 20), "header is above"),
         (file_of(GOOD)[:-1], "it is incomplete"),
@@ -113,7 +114,10 @@ def test_types_of_weights_and_notes_are_accepted(dtype: str, size: int) -> None:
         (raw_file({"a..b": entry(0, 8)}, bytes(8)), "no name of a weight"),
         (raw_file({"": entry(0, 8)}, bytes(8)), "no name of a weight"),
         (raw_file({"a" * 513: entry(0, 8)}, bytes(8)), "no name of a weight"),
-        (file_of({"unet.conv.weight": ([1], [1])}), "no LoRA weights"),
+        (file_of({"unet.conv.weight": ([1], [1])}), "no LoRA weights, and no embedding"),
+        (file_of({"emb_params": ([76, 1], [0] * 76)}), "76 vectors; at most 75"),
+        (file_of({"emb_params": ([1, 2], [1, math.nan])}), "emb_params has values that are not finite"),
+        (file_of({**GOOD, "emb_params": ([1], [1])}), "an embedding is one tensor"),
         (file_of({A: ([1], [1])}), "is no matrix"),
         (file_of({A: ([MAX_RANK + 1, 1], [0] * (MAX_RANK + 1))}), f"at most {MAX_RANK}"),
         (file_of({B: ([1, MAX_RANK + 1], [0] * (MAX_RANK + 1))}), f"at most {MAX_RANK}"),
@@ -131,6 +135,26 @@ def test_other_files_are_refused(data: bytes, reason: str) -> None:
 
 
 LAYERS = {"unet.x": (2, 2), "transformer_2.y": (4, 2)}
+CLIP = {**LAYERS, "embeddings.text_encoder": (49408, 2)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        (CLIP, None),
+        ({}, None),
+        (LAYERS, "the model takes none"),
+        ({**CLIP, "embeddings.text_encoder": (49408, 3)}, "text_encoder of the model takes 3"),
+        ({**CLIP, "embeddings.text_encoder_2": (49408, 2)}, "needs clip_l and clip_g"),
+    ],
+)
+@pytest.mark.parametrize("name", ["emb_params", "<cat>", "кот"])
+def test_an_embedding_is_compared_with_the_text_encoders(name: str, layers: dict[str, Any], reason: str | None) -> None:
+    data = file_of({name: ([3, 2], [1.0] * 6)})
+    _, entries = check_file(io.BytesIO(data), len(data))
+    assert unusual_weights(entries) is None
+    with contextlib.nullcontext() if reason is None else pytest.raises(AdapterRejected, match=reason):
+        check_layers(entries, layers, None)
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,12 @@ function Adapters({ model, values, set, fault }) {
   };
   return html`
     <fieldset class="group"><legend>Adapters</legend>
-      ${model.adapters.map(({ id, scale, max_scale }) => {
+      ${model.adapters.map(({ id, token, scale, max_scale }) => {
         const used = id in values.adapters;
         return html`
           <div key=${id} class="group-row">
-            <${Check} label=${id} name="adapters" value=${used} onChange=${(on) => change(id, on ? scale : null)} />
-            ${used && html`<${Range} label="Scale of ${id}" name="adapters" value=${values.adapters[id]} min=${-max_scale} max=${max_scale} step=${0.05} onChange=${(value) => change(id, value)} />`}
+            <${Check} label=${token === null ? id : `${id}: ${token} in a prompt`} name="adapters" value=${used} onChange=${(on) => change(id, on ? scale : null)} />
+            ${used && token === null && html`<${Range} label="Scale of ${id}" name="adapters" value=${values.adapters[id]} min=${-max_scale} max=${max_scale} step=${0.05} onChange=${(value) => change(id, value)} />`}
           </div>
         `;
       })}

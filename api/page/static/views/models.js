@@ -57,7 +57,7 @@ function Model({ model, curves, workers, queues }) {
         Images: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
         Prompt: `up to ${limits.max_prompt_chars} characters${model.prompt_syntax === "weights" ? "; (word:1.3), [word] and BREAK" : ""}`,
         Schedulers: model.schedulers.join(", ") || "the model's own",
-        Adapters: model.adapters.map((adapter) => `${adapter.id} (${adapter.scale})`).join(", "),
+        Adapters: model.adapters.map(({ id, token, scale }) => `${id} (${token ?? scale})`).join(", "),
         Controls: model.controls.map((control) => `${control.id} (${words(control.kind)})`).join(", "),
         "Step cache": [
           model.step_cache.default,

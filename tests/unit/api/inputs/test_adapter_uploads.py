@@ -106,7 +106,13 @@ async def test_an_adapter_of_another_tenant_does_not_exist(api: httpx.AsyncClien
     assert (await api.get(f"/v1/adapters/{adapter_id}", headers=owner)).status_code == 200
 
 
+EMBEDDING = file_of({"emb_params": ([1, 2], [1, 2])})
 INVALID_UPLOADS = [
+    ({"data": {"token": "word"}}, 422, "token"),
+    ({"content": EMBEDDING, "data": {"token": "(word)"}}, 422, "token"),
+    ({"content": EMBEDDING, "data": {"scale": "0.5"}}, 422, "scale"),
+    ({"content": EMBEDDING, "data": {"component": "unet"}}, 422, "component"),
+    ({"content": b"PK\x03\x04 a pickle of torch"}, 422, "file"),
     ({"content": b"not a safetensors file"}, 422, "file"),
     ({"content": b""}, 422, "file"),
     ({"content": file_of({"unet.conv_in.weight": ([1], [1])})}, 422, "file"),
@@ -154,6 +160,38 @@ async def test_an_upload_is_checked_against_the_layers_that_a_worker_has_publish
     refused = await upload(api)
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_adapter")
     assert "which the model does not have" in refused.json()["detail"]
+
+
+def an_embedding(name: str = "emb_params", width: int = 64) -> bytes:
+    return file_of({name: ([2, width], [0.5] * 2 * width)})
+
+
+@pytest.mark.parametrize(
+    ("key", "data", "token"),
+    [("emb_params", {}, "ink"), ("<cat>", {}, "<cat>"), ("<cat>", {"token": "EasyNeg"}, "EasyNeg")],
+)
+async def test_an_embedding_has_a_word_and_no_scale(
+    key: str, data: dict[str, str], token: str, api: httpx.AsyncClient
+) -> None:
+    """The word is that of the upload, of the file, or the file's name."""
+    made = (await upload(api, content=an_embedding(key), data=data)).json()
+    assert (made["kind"], made["token"], made["warnings"]) == ("embedding", token, [])
+    body = {**BODY, "adapters": [{"id": made["id"]}]}
+    assert (await api.post("/v1/jobs", json=body)).json()["adapters"] == [{"id": made["id"], "scale": 1.0}]
+    body["adapters"][0]["scale"] = 0.5
+    assert (await api.post("/v1/jobs", json=body)).json()["error"]["param"] == "adapters.0.scale"
+    other = (await upload(api, content=an_embedding(), data={"token": token.upper()})).json()
+    body["adapters"] = [{"id": made["id"]}, {"id": other["id"]}]
+    assert "of the same word" in (await api.post("/v1/jobs", json=body)).json()["error"]["message"]
+
+
+async def test_an_embedding_of_another_width_is_refused(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    demo = ModelSpec(id="demo", source="somewhere/model")
+    await fake_queue.adapters.publish_layers(demo, {"unet.x": (4, 32), "embeddings.text_encoder": (591, 64)})
+    assert (await upload(api, content=an_embedding())).status_code == 201
+    refused = await upload(api, content=an_embedding(width=768))
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_adapter")
+    assert "768 values a vector, and text_encoder of the model takes 64" in refused.json()["detail"]
 
 
 async def test_a_repeated_upload_makes_one_adapter(api: httpx.AsyncClient) -> None:
