@@ -27,6 +27,7 @@ _OF_TASKS = {
     Task.INPAINT: {
         "StableDiffusionPipeline": "StableDiffusionInpaintPipeline",
         "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
+        "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLInpaintPipeline",
         "StableDiffusion3Pipeline": "StableDiffusion3InpaintPipeline",
         "FluxPipeline": "FluxInpaintPipeline",
         "FluxKontextPipeline": "FluxKontextInpaintPipeline",

@@ -160,15 +160,16 @@ def unet(channels: tuple[int, int] = (16, 32), in_channels: int = 4, **more: Any
     )
 
 
-def xl_unet(in_channels: int = 4) -> UNet2DConditionModel:
+def xl_unet(in_channels: int = 4, text_encoders: int = 2, size_numbers: int = 6) -> UNet2DConditionModel:
+    """The UNet of XL. `size_numbers` are those of a micro-condition: its refiner's has one less."""
     return unet(
         in_channels=in_channels,
-        cross_attention_dim=2 * tokens.WIDTH,
+        cross_attention_dim=text_encoders * tokens.WIDTH,
         transformer_layers_per_block=(1, 2),
         use_linear_projection=True,
         addition_embed_type="text_time",
         addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + tokens.WIDTH,
+        projection_class_embeddings_input_dim=size_numbers * 8 + tokens.WIDTH,
     )
 
 

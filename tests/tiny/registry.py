@@ -9,7 +9,7 @@ from pathlib import Path
 from tiny.weights import save
 
 MODULES = {
-    "images.stable": ("sd", "sdxl", "sd3", "flux", "flux-schnell"),
+    "images.stable": ("sd", "sdxl", "sdxl-refiner", "sd3", "flux", "flux-schnell"),
     "images.zimage": ("z-image", "z-image-omni"),
     "images.qwen": ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
     "images.qwen21": ("qwen-image-2.1",),

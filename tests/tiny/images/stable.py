@@ -11,6 +11,7 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
+    StableDiffusionXLImg2ImgPipeline,
     StableDiffusionXLPipeline,
 )
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
@@ -57,6 +58,21 @@ def stable_diffusion_xl() -> StableDiffusionXLPipeline:
         tokenizer_2=second,
         unet=components.xl_unet(),
         scheduler=EulerDiscreteScheduler(timestep_spacing="leading", steps_offset=1),
+    )
+
+
+def stable_diffusion_xl_refiner() -> StableDiffusionXLImg2ImgPipeline:
+    """As the published one: without the first text encoder, and conditioned by aesthetic scores."""
+    tokenizer = tokens.clip()
+    return StableDiffusionXLImg2ImgPipeline(
+        vae=components.vae(4),
+        text_encoder=None,
+        text_encoder_2=CLIPTextModelWithProjection(components.clip_config(tokenizer)),
+        tokenizer=None,
+        tokenizer_2=tokenizer,
+        unet=components.xl_unet(text_encoders=1, size_numbers=5),
+        scheduler=EulerDiscreteScheduler(timestep_spacing="leading", steps_offset=1),
+        requires_aesthetics_score=True,
     )
 
 
@@ -117,6 +133,7 @@ def flux_schnell() -> FluxPipeline:
 PIPELINES = {
     "sd": stable_diffusion,
     "sdxl": stable_diffusion_xl,
+    "sdxl-refiner": stable_diffusion_xl_refiner,
     "sd3": stable_diffusion_3,
     "flux": flux,
     "flux-schnell": flux_schnell,
