@@ -13,8 +13,9 @@ from shared.config.adapters import UploadedAdapter
 from shared.config.models_file import ModelSpec
 from shared.errors import AdapterRejected, FusequeueError, InvalidRequest
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import TensorEntry, check_file, check_layers, shapes_of
+from shared.inputs.adapter_check import check_file, check_layers, shapes_of
 from shared.inputs.embedding_check import is_embedding, token_of
+from shared.inputs.formats.safetensors import TensorEntry
 from shared.queue import Queue
 from shared.queue.tenants.adapters import FetchedSource
 from shared.runtime.shares import SharedPool, SharedTurns

@@ -23,7 +23,8 @@ from shared.config.adapters import TOKEN_PATTERN, Kind, UploadedAdapter
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
-from shared.inputs.adapter_check import TensorEntry, unusual_weights
+from shared.inputs.adapter_check import unusual_weights
+from shared.inputs.formats.safetensors import TensorEntry
 from shared.runtime.clock import new_id, now_ms
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])

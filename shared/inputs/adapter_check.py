@@ -1,26 +1,22 @@
 """Checks an uploaded adapter without torch: a safetensors file of finite LoRA weights or embeddings, within bounds.
 
-The format is strict: a header of JSON whose entries cover the rest of the file without gaps and overlaps. What workers
-read later is exactly what was checked.
+What workers read later is exactly what was checked.
 """
 
 import hashlib
 import itertools
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from shared.errors import AdapterRejected
 from shared.inputs.embedding_check import WIDTHS, check_vectors, is_embedding, tensors_of
+from shared.inputs.formats import FormatFault
+from shared.inputs.formats.safetensors import TensorEntry, header_length, is_finite, read_header
 from shared.inputs.lycoris_shapes import MAGNITUDE, PART, Size, by_layer, check_norms, product_size
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 """The header of a large adapter of SDXL has 0.4 MB; trainers add up to 1 MB of notes. It takes 60 ms to decode."""
-
-MAX_TENSORS = 20_000
 
 MAX_RANK = 512
 """Rows of a forward share its time, and an adapter costs time by its rank."""
@@ -31,120 +27,34 @@ _UNSUPPORTED = {
 }
 """Parts of names of weights that cannot be applied, and why."""
 
-_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
-_INTEGERS = {"I32": 4, "I64": 8}  # of scalars only: some trainers write the alpha as one
-_NAME = re.compile(r"[\w.<>-]{1,512}")
 _DOWN = re.compile(r"lora_A|lora_down|lora[12]?\.down|lora_linear_layer\.down")
 _UP = re.compile(r"lora_B|lora_up|lora[12]?\.up|lora_linear_layer\.up")
 _USUAL = re.compile(rf"(?:{_DOWN.pattern}|{_UP.pattern}|lora_mid).*\.(?:weight|bias)$|\.alpha$")
 _PEFT_NAME = re.compile(r"([a-z][a-z0-9_]*)\.(.+)\.lora_([AB])\.weight")
 _PEFT_LAYER = re.compile(r"([a-z][a-z0-9_]*)\.(.+)")
-_MAX_DIMENSIONS = 5
 _PICKLES = (b"PK\x03\x04", b"\x80")
 _READ_BYTES = 1024 * 1024
-
-# High bytes of the floats of a type that are finite; NaN, infinity and, except for F16, 1.7e38 and more have others.
-_FINITE = {
-    "F16": bytes(byte for byte in range(256) if byte & 0x7C != 0x7C),
-    "BF16": bytes(byte for byte in range(256) if byte & 0x7F != 0x7F),
-    "F32": bytes(byte for byte in range(256) if byte & 0x7F != 0x7F),
-}
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """A tensor of the header, with its bytes [start, end) of the data."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 def check_file(file: BinaryIO, size: int) -> tuple[str, Sequence[TensorEntry]]:
     """Return the SHA-256 and the tensors of a file of `size` bytes, or raise `AdapterRejected`."""
     file.seek(0)
     head = file.read(8)
-    length = int.from_bytes(head, "little")
     if head.startswith(_PICKLES) and int.from_bytes(head, "little") > MAX_HEADER_BYTES:
         _refuse("it is no safetensors file but a pickle (.pt, .bin), which can run code when it is read; convert it")
-    if size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-        _refuse(f"it is no safetensors file, or its header is above {MAX_HEADER_BYTES} bytes")
-    header = file.read(length)
-    tensors = _tensors(_decode(header), size - 8 - length)
+    try:
+        header = file.read(header_length(head, size, MAX_HEADER_BYTES))
+        tensors = read_header(header, size - 8 - len(header))
+    except FormatFault as fault:
+        _refuse(str(fault))
     _check_weights(tensors)
     digest = hashlib.sha256(head + header)
     for tensor in tensors:
         for data in _pieces(file, tensor):
             digest.update(data)
-            if tensor.dtype in _FINITE and not _is_finite(data, tensor.dtype):
+            if not is_finite(data, tensor.dtype):
                 _refuse(f"{tensor.name} has values that are not finite")
     return digest.hexdigest(), tensors
-
-
-def _decode(header: bytes) -> dict[str, Any]:
-    if header[:1] != b"{":
-        _refuse("its header is no JSON object")
-    try:
-        decoded = json.loads(header.decode(), object_pairs_hook=_unique)
-    except RecursionError:
-        _refuse("its header is nested too deeply")
-    except ValueError as error:
-        _refuse(f"its header is not valid JSON: {str(error)[:80]}")
-    if not isinstance(decoded, dict):
-        _refuse("its header is no JSON object")
-    return decoded
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        _refuse("its header has a name twice")
-    return result
-
-
-def _tensors(header: Mapping[str, Any], data_bytes: int) -> Sequence[TensorEntry]:
-    """Return the tensors in the order of their bytes."""
-    notes = header.get("__metadata__", {})
-    if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
-        _refuse("its __metadata__ are not texts")
-    entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-    if not 1 <= len(entries) <= MAX_TENSORS:
-        _refuse(f"it has {len(entries)} tensors; 1 to {MAX_TENSORS} are allowed")
-    tensors = sorted((_tensor(name, entry) for name, entry in entries), key=lambda one: (one.start, one.end))
-    ends = [0, *(tensor.end for tensor in tensors)]
-    for tensor, end in zip(tensors, ends, strict=False):
-        if tensor.start != end:
-            _refuse(f"the bytes of {tensor.name} overlap others or leave a gap")
-    if ends[-1] != data_bytes:
-        _refuse(f"it has {data_bytes} bytes of data, and its header describes {ends[-1]}: it is incomplete or has more")
-    return tensors
-
-
-def _tensor(name: str, entry: Any) -> TensorEntry:
-    if not _NAME.fullmatch(name) or ".." in name:
-        _refuse(f"{name[:80]!r} is no name of a weight")
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(f"the entry of {name} does not have dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not _are_whole(shape, _MAX_DIMENSIONS) or not _are_whole(offsets, 2) or len(offsets) != 2 or 0 in shape:
-        _refuse(f"the shape or the offsets of {name} are invalid")
-    item_bytes = _FLOATS.get(dtype) if isinstance(dtype, str) else None
-    if item_bytes is None and math.prod(shape) == 1 and isinstance(dtype, str):
-        item_bytes = _INTEGERS.get(dtype)
-    if item_bytes is None:
-        _refuse(f"{name} is {str(dtype)[:20]}; use {', '.join(_FLOATS)}")
-    if offsets[1] - offsets[0] != math.prod(shape) * item_bytes:
-        _refuse(f"the offsets of {name} do not fit its shape")
-    return TensorEntry(name, dtype, tuple(shape), *offsets)
-
-
-def _are_whole(values: Any, most: int) -> bool:
-    """Return whether it is a list of at most `most` whole numbers from 0."""
-    if not isinstance(values, list) or len(values) > most:
-        return False
-    return all(type(value) is int and 0 <= value < 1 << 40 for value in values)
 
 
 def unsupported_format(names: Iterable[str]) -> str | None:
@@ -274,11 +184,6 @@ def _pieces(file: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
         if len(data) != wanted:
             _refuse("it is incomplete")
         yield data
-
-
-def _is_finite(data: bytes, dtype: str) -> bool:
-    size = _FLOATS[dtype]
-    return not data[size - 1 :: size].translate(None, _FINITE[dtype])
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tiny.safetensors_file import demo_lora, file_of, raw_file
 
 from shared.errors import AdapterRejected
-from shared.inputs.adapter_check import MAX_RANK, MAX_TENSORS, check_file, check_layers, unusual_weights
+from shared.inputs.adapter_check import MAX_RANK, check_file, check_layers, unusual_weights
+from shared.inputs.formats.safetensors import MAX_TENSORS
 
 A, B = "unet.x.lora_A.weight", "unet.x.lora_B.weight"
 GOOD = {A: ([1, 2], [1, 2]), B: ([2, 1], [1, 2])}

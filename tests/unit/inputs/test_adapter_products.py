@@ -11,7 +11,8 @@ import pytest
 from tiny.safetensors_file import file_of
 
 from shared.errors import AdapterRejected
-from shared.inputs.adapter_check import TensorEntry, check_file, check_layers, unusual_weights
+from shared.inputs.adapter_check import check_file, check_layers, unusual_weights
+from shared.inputs.formats.safetensors import TensorEntry
 
 Shapes = Mapping[str, Sequence[int]]
 
