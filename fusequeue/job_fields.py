@@ -85,6 +85,10 @@ class SentFields(TypedDict, total=False):
     with a `negative_prompt`."""
     guidance_rescale: float | None
     """Against overexposure by a high guidance scale; 0: none."""
+    denoising_end: float | None
+    """Leave the rest of the denoising to another job, from this share of it. XL only."""
+    denoising_start: float | None
+    """Continue the denoising of `image`, of a job with this `denoising_end`. XL only."""
     n: int | None
     """Number of images; image i uses seed + i."""
     keep_unmasked: bool | None
@@ -151,6 +155,10 @@ class ReturnedFields(BaseModel):
     with a `negative_prompt`."""
     guidance_rescale: float | None = None
     """Against overexposure by a high guidance scale; 0: none."""
+    denoising_end: float | None = None
+    """Leave the rest of the denoising to another job, from this share of it. XL only."""
+    denoising_start: float | None = None
+    """Continue the denoising of `image`, of a job with this `denoising_end`. XL only."""
     n: int = 1
     """Number of images; image i uses seed + i."""
     keep_unmasked: bool = True

@@ -16,7 +16,16 @@ from shared.config.adapters import Adapter
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.step_schedules import computed_steps
-from shared.job_fields import MAY_DIFFER, MUST_MATCH, CallFields, ChosenFields, Matching, PipelineFields, ServiceFields
+from shared.job_fields import (
+    MAY_DIFFER,
+    MUST_MATCH,
+    PARTS,
+    CallFields,
+    ChosenFields,
+    Matching,
+    PipelineFields,
+    ServiceFields,
+)
 from shared.runtime.tracing import TraceContext
 
 QUEUE_SCHEMA = 2
@@ -118,7 +127,12 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
 
     @property
     def computed_steps_per_image(self) -> int:
-        """How many denoising steps are computed for each image, at least."""
+        """How many denoising steps are computed for each image, at least.
+
+        Of a part of the denoising one: which steps are in it depends on the noise scheduler.
+        """
+        if any(getattr(self, name) is not None for name in PARTS):
+            return 1
         steps = int(self.steps * (self.strength or 1.0))
         return max(1, len(computed_steps(steps, self.step_cache)))
 

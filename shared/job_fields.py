@@ -135,6 +135,7 @@ Extra = Annotated[dict[ExtraName, JsonValue], AfterValidator(_bounded)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]
+Part = Annotated[float, Field(strict=True, gt=0, lt=1)]
 StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -155,7 +156,10 @@ class PipelineFields(BaseModel):
 
 
 class CallFields(BaseModel):
-    """Arguments of the calls of some pipelines, by their names there. Jobs of the other pipelines get a warning."""
+    """Arguments of the calls of some pipelines, by their names there. Jobs of the other pipelines get a warning.
+
+    Those of `PARTS` are refused instead: without them the image is another one.
+    """
 
     prompt_2: Annotated[
         str | None,
@@ -181,6 +185,20 @@ class CallFields(BaseModel):
         MAY_DIFFER,
         Field(strict=True, ge=0, le=1, description="Against overexposure by a high guidance scale; 0: none."),
     ] = None
+    denoising_end: Annotated[
+        Part | None,
+        MAY_DIFFER,
+        Field(description="Leave the rest of the denoising to another job, from this share of it. XL only."),
+    ] = None
+    denoising_start: Annotated[
+        Part | None,
+        MAY_DIFFER,
+        Field(description="Continue the denoising of `image`, of a job with this `denoising_end`. XL only."),
+    ] = None
+
+
+PARTS = ("denoising_start", "denoising_end")
+"""Fields of jobs that denoise an image in parts."""
 
 
 class ServiceFields(BaseModel):

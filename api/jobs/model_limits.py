@@ -10,7 +10,7 @@ from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, option_faults
 from shared.errors import InvalidRequest
-from shared.job_fields import MAX_SEED, OnDeadline, OutputFormat, Task
+from shared.job_fields import MAX_SEED, PARTS, OnDeadline, OutputFormat, Task
 
 T = TypeVar("T")
 
@@ -122,6 +122,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     for param, unset in (("mask_blur", 0), ("mask_padding", None)):
         if getattr(request, param) != unset and request.mask is None:
             yield InvalidRequest(f"{param} needs a mask", param=param)
+    yield from _part_faults(request, spec, task)
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:
@@ -142,6 +143,21 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     layers = 0 if task.makes_video else given_or(request.layers, spec.defaults.layers)
     if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
         yield InvalidRequest(f"output: {fault}", param="output")
+
+
+def _part_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of `denoising_start` and `denoising_end`."""
+    kinds = {control.id: control.kind for control in spec.control}
+    with_nets = any(kinds.get(control.id) == "controlnet" for control in request.controls)
+    for param in PARTS:
+        if getattr(request, param) is not None and not spec.takes_part(param, task, with_nets=with_nets):
+            what = f"{task.value} with control nets" if with_nets else task.value
+            yield InvalidRequest(f"{param}: model {spec.id!r} takes none for {what}", param=param)
+    start, end = request.denoising_start, request.denoising_end
+    if start is not None and end is not None and end <= start:
+        yield InvalidRequest(f"denoising_end must be above denoising_start {start}, not {end}", param="denoising_end")
+    if start is not None and request.strength is not None:
+        yield InvalidRequest("strength has no effect with denoising_start", param="strength")
 
 
 def chosen_controls(request: JobRequest, spec: ModelSpec, task: Task) -> tuple[Control, ...]:

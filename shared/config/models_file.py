@@ -19,6 +19,7 @@ from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.checkpoints import source_hint
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
+from shared.config.partial_denoising import takes_part
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
 from shared.config.size_steps import size_step
 from shared.config.step_schedules import StepCaching
@@ -268,6 +269,10 @@ class ModelSpec(_Table):
         is_flow = self.own_scheduler.is_flow
         named = {name: named_choice(name, is_flow).name or name for name in self.schedulers}
         return {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
+
+    def takes_part(self, field: str, task: Task, *, with_nets: bool = False) -> bool:
+        """Return whether it takes a field of `PARTS` for a task, as far as its folder says it."""
+        return not self.is_folder or takes_part(field, Path(self.source), task, with_nets=with_nets)
 
     @property
     def is_on_hub(self) -> bool:

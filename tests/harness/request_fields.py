@@ -159,6 +159,8 @@ ROWS: dict[str, Row] = {
     "max_sequence_length": same({"max_sequence_length": 64}, max_sequence_length=64),
     "true_cfg_scale": same({"true_cfg_scale": 4.0}, true_cfg_scale=4.0),
     "guidance_rescale": same({"guidance_rescale": 0.7}, guidance_rescale=0.7),
+    "denoising_end": same({"denoising_end": 0.8}, denoising_end=0.8),
+    "denoising_start": same({"denoising_start": 0.8}, INPAINT, denoising_start=0.8),
     "step_cache": Row({"step_cache": "strong"}, {"step_cache": SCHEDULE}, {"step_cache": SCHEDULE}, STEPS),
     "step_cache.every": of_schedule("every", 4),
     "step_cache.first": of_schedule("first", 5),

@@ -18,6 +18,7 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "skipped": {"clip_skip": 1},
         "rescaled": {"guidance_rescale": 0.7},
         "two": {"prompt_2": "a cat in the rain"},
+        "ended": {"denoising_end": 0.6},
     },
     "flux": {
         "two": {"prompt_2": "a cat in the rain"},

@@ -54,6 +54,8 @@ OTHER: dict[str, Any] = {
     "max_sequence_length": 64,
     "true_cfg_scale": 4.0,
     "guidance_rescale": 0.7,
+    "denoising_end": 0.8,
+    "denoising_start": 0.7,
     "strength": 0.4,
     "images": (A_REF,),
     "mask": A_REF,

@@ -14,7 +14,7 @@ from shared.config.models_file import Defaults
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job
-from shared.job_fields import CallFields, Task
+from shared.job_fields import PARTS, CallFields, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.extra_inputs import extra_arguments
@@ -33,11 +33,12 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
     """Return the keyword arguments of result `index` of `job` that the pipeline accepts.
 
     Raises `UnusableInput` naming an input image that the model does not take, or lacks, and `InferenceFailed` for too
-    few steps.
+    few steps, or a part of the denoising that the pipeline does not do.
     """
     accepted = call_parameters(pipeline)
     _check_last_image(pipeline, job)
     _check_steps(pipeline, job)
+    _check_parts(job, accepted)
     arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
@@ -117,7 +118,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     ignored = {
         "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and "strength" not in accepted,
-        **{name: name not in accepted for name in _call_fields(job)},
+        **{name: name not in accepted for name in _call_fields(job) if name not in PARTS},
     }
     if (
         (job.true_cfg_scale or 0) > 1
@@ -159,7 +160,7 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     if inputs.images:
         listed = len(inputs.images) > 1 or pipeline in ALWAYS_LISTED
         values["image"] = list(inputs.images) if listed else inputs.images[0]
-    if job.task.has_strength:
+    if job.task.has_strength and job.denoising_start is None:
         values["strength"] = effective_strength(job)
     return {name: value for name, value in values.items() if value is not None}
 
@@ -194,6 +195,21 @@ def _check_steps(pipeline: Pipeline, job: Job) -> None:
     config = getattr(getattr(pipeline, "scheduler", None), "config", {})
     if job.steps == 1 and config.get("shift_terminal"):
         raise InferenceFailed(f"steps: model {job.model!r} needs at least 2", param="steps")
+
+
+def _check_parts(job: Job, accepted: Parameters) -> None:
+    """Raise `InferenceFailed` for a part of the denoising that the call does not take."""
+    for name in PARTS:
+        if getattr(job, name) is not None and name not in accepted:
+            raise InferenceFailed(f"{name}: model {job.model!r} takes none for {job.task.value}", param=name)
+
+
+def check_part_has_steps(job: Job, steps: StepCounter) -> None:
+    """Raise `InferenceFailed` if the part of the denoising that a job does has had no step."""
+    part = next((name for name in PARTS if getattr(job, name) is not None), None)
+    if part is not None and not steps.step:
+        message = f"{part}: {getattr(job, part)} leaves none of the {job.steps} steps; use more steps, or another part"
+        raise InferenceFailed(message, param=part)
 
 
 def _video(job: Job, accepted: Parameters) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from worker.engine.parallel.context_parallel import check_divisible
 from worker.engine.parallel.rank_group import RankGroup
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
+    check_part_has_steps,
     ignored_fields,
     images_refused,
     make_results,
@@ -174,7 +175,9 @@ class LoadedModel:
             if job.previews and "callback_on_step_end" in call_parameters(pipeline):
                 arguments["callback_on_step_end"] = preview_callback(job, steps)
             with images_refused(job, steps):
-                return make_results(pipeline, arguments, inputs.paste)
+                results = make_results(pipeline, arguments, inputs.paste)
+            check_part_has_steps(job, steps)
+            return results
 
         return ImageTask(body, adapter_key(job.adapters), self.watch, self._step_cache(job, steps))
 

@@ -47,6 +47,8 @@ class Painter:
         max_sequence_length: int = 512,
         true_cfg_scale: float = 1.0,
         guidance_rescale: float = 0.0,
+        denoising_end: float | None = None,
+        denoising_start: float | None = None,
         timesteps: Any = None,
         sigmas: Any = None,
         control_image: Any = None,

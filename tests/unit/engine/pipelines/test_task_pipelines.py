@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import diffusers
 import pytest
+from diffusers.pipelines import auto_pipeline
 from harness.engine import a_job
 from PIL import Image
 
+from shared.config.partial_denoising import takes_part
 from shared.errors import InferenceFailed, ModelUnavailable
-from shared.job_fields import Task
+from shared.job_fields import PARTS, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import pipeline_for, supports, takes_last_image
@@ -80,3 +85,25 @@ def test_a_task_without_a_pipeline_is_refused() -> None:
     """At load, for a task that the models file names."""
     with pytest.raises(ModelUnavailable, match="WanPipeline has no pipeline for edit"):
         pipeline_for(Task.EDIT, object.__new__(diffusers.WanPipeline))
+
+
+_OF_TASKS = {
+    Task.TEXT_TO_IMAGE: auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
+    Task.IMAGE_TO_IMAGE: auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+    Task.INPAINT: auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
+}
+
+
+@pytest.mark.parametrize("task", _OF_TASKS)
+@pytest.mark.parametrize("field", PARTS)
+def test_the_pipelines_that_denoise_in_parts_are_listed(field: str, task: Task, tmp_path: Path) -> None:
+    """Those of all families for which diffusers has automatic pipelines."""
+    classes = {name: one for name, one in _OF_TASKS[task].items() if "controlnet" not in name}
+    taken, listed = {}, {}
+    for name, pipeline_class in classes.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model_index.json").write_text(json.dumps({"_class_name": pipeline_class.__name__}))
+        taken[name] = field in inspect.signature(pipeline_class.__call__).parameters
+        listed[name] = takes_part(field, tmp_path / name, task, with_nets=False)
+    assert listed == taken
+    assert any(taken.values()) or (field, task) == ("denoising_start", Task.TEXT_TO_IMAGE)

@@ -1,0 +1,54 @@
+"""Which models denoise an image in parts, by two jobs: Stable Diffusion XL, the base of which leaves the rest to its
+refiner.
+
+Plain data about diffusers' pipelines, so that no torch is needed. A test compares it with their calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from shared.job_fields import Task
+
+PIPELINES = frozenset(
+    {
+        "KolorsImg2ImgPipeline",
+        "KolorsPAGPipeline",
+        "KolorsPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
+        "StableDiffusionXLPAGImg2ImgPipeline",
+        "StableDiffusionXLPAGInpaintPipeline",
+        "StableDiffusionXLPAGPipeline",
+        "StableDiffusionXLPipeline",
+    }
+)
+
+_FIELDS: Mapping[Task, frozenset[str]] = {
+    Task.TEXT_TO_IMAGE: frozenset({"denoising_end"}),
+    Task.IMAGE_TO_IMAGE: frozenset({"denoising_start", "denoising_end"}),
+    Task.INPAINT: frozenset({"denoising_start", "denoising_end"}),
+}
+
+
+def takes_part(field: str, folder: Path, task: Task, *, with_nets: bool) -> bool:
+    """Return whether the model in `folder` takes `field` for a task; True if its files do not say.
+
+    Of the pipelines with control nets, that of images to start from takes neither.
+    """
+    name = pipeline_class(str(folder))
+    if name is None:
+        return True  # the worker that loads it knows
+    return name in PIPELINES and field in _FIELDS.get(task, ()) and not (with_nets and task is Task.IMAGE_TO_IMAGE)
+
+
+@lru_cache(maxsize=256)
+def pipeline_class(source: str) -> str | None:
+    """Return diffusers' class of the model in a folder; None if it cannot be read."""
+    try:
+        return str(json.loads((Path(source) / "model_index.json").read_text("utf-8"))["_class_name"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return None  # loading the model reports the error
