@@ -9,7 +9,7 @@ from pydantic import JsonValue, PydanticSchemaGenerationError, PydanticUserError
 
 from shared.errors import UnusableInput, first_of
 from shared.job import Job
-from shared.job_fields import Task
+from shared.job_fields import CallFields, Task
 from shared.model_inputs import ModelInput, extra_faults
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.modular import is_modular, task_inputs
@@ -17,10 +17,10 @@ from worker.engine.pipelines.modular import is_modular, task_inputs
 # Inputs that follow from the fields of a job, and those that only programs can give or that change what a call returns.
 _OWN = frozenset(
     {
-        *("prompt", "prompt_2", "negative_prompt", "image", "mask_image", "last_image", "strength"),
+        *("prompt", "negative_prompt", "image", "mask_image", "last_image", "strength"),
         *("width", "height", "num_frames", "frame_rate", "fps", "num_images_per_prompt", "num_videos_per_prompt"),
         *("num_inference_steps", "timesteps", "sigmas", "generator", "output_type", "use_kv_cache"),
-        *("guidance_scale", "true_cfg_scale", "guidance_rescale", "max_sequence_length", "clip_skip"),
+        *("guidance_scale", *CallFields.model_fields),
     }
 )
 _INNER = re.compile(r"(^|_)(latents?|embeds|kwargs|mask|masks|ids|coords|tokens?|state|cache)(_|$)")
