@@ -135,6 +135,28 @@ def test_a_file_of_lycoris_changes_linear_layers_and_convolutions(
     assert_row_has_weights(ours, changes_of(ours, file), merged, changes_of(ours, other))
 
 
+LDM_BLOCKS = {
+    "down_blocks.1.attentions.0": "input_blocks_3_1",
+    "mid_block.attentions.0": "middle_block_1",
+    "up_blocks.0.attentions.0": "output_blocks_0_1",
+}
+
+
+def ldm_name(_component: str, path: str) -> str:
+    block = next(block for block in LDM_BLOCKS if path.startswith(block))
+    return f"lora_unet_{path.replace(block, LDM_BLOCKS[block]).replace('.', '_')}"
+
+
+def test_a_file_of_lycoris_has_the_names_that_trainers_use_for_xl(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Those of its authors' U-Net, with norms of a DoRA too."""
+    ours, file = opened(tiny_model("sdxl")), tmp_path / "file.safetensors"
+    wanted = {"unet": lambda path: lora.attention(path) and path.startswith(tuple(LDM_BLOCKS))}
+    merged = write(ours, file, lycoris.loha, ldm_name, wanted, "outputs")
+    assert_row_has_weights(ours, changes_of(ours, file), merged)
+
+
 @pytest.mark.parametrize("form", ["loha", "lokr", "lokr-halves"])
 def test_a_file_of_lycoris_changes_a_transformer(form: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     ours, file = opened(tiny_model("flux")), tmp_path / "file.safetensors"
