@@ -114,6 +114,8 @@ CALLS = {
     "BriaFiboPipeline": "height width guidance_scale negative_prompt",
     "OvisImagePipeline": "negative_prompt guidance_scale height width",
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
+    "DreamLitePipeline": "negative_prompt image height width guidance_scale",
+    "DreamLiteMobilePipeline": "image height width",
     "Ideogram4Pipeline": "height width guidance_scale guidance_schedule",
     "KolorsPipeline": "height width guidance_scale negative_prompt",
     "KolorsImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",

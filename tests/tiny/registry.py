@@ -37,6 +37,7 @@ MODULES = {
     "more.krea": ("krea-2",),
     "images.modular": ("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
     "more.anyflow": ("anyflow", "chrono-edit"),
+    "more.dreamlite": ("dreamlite", "dreamlite-mobile"),
     "more.ideogram": ("ideogram-4",),
     "more.kolors": ("kolors", "kolors-i2i"),
     "more.longcat": ("longcat-image",),
@@ -46,7 +47,7 @@ MODULES = {
 }
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
-    | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image"}
+    | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile"}
 )
 
 

@@ -26,6 +26,8 @@ IMAGES: tuple[Family, ...] = (
     image("Bria FIBO", "BriaFiboPipeline", "bria-fibo"),
     image("Ovis-Image", "OvisImagePipeline", "ovis-image"),
     image("Krea 2", "Krea2Pipeline", "krea-2"),
+    image("DreamLite", "DreamLitePipeline", "dreamlite"),
+    image("DreamLite mobile", "DreamLiteMobilePipeline", "dreamlite-mobile", task=Task.EDIT),
     image("Ideogram 4", "Ideogram4Pipeline", "ideogram-4", around="few_layers"),
     image("Kolors", "KolorsPipeline", "kolors"),
     image("Kolors", "KolorsImg2ImgPipeline", "kolors-i2i", task=Task.IMAGE_TO_IMAGE),

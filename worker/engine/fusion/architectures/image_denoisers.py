@@ -198,6 +198,13 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         encoder_hidden_states=_MASKED_TEXT,
         encoder_hidden_states_mask=_TEXT_MASK,
     ),
+    "DreamLiteUNetModel": forward(
+        "sample",
+        "added_cond_kwargs",
+        timestep=TIMES,
+        encoder_hidden_states=Argument(Kind.PADDED, mask="encoder_attention_mask"),
+        encoder_attention_mask=Argument(Kind.MASK, dtype="int64"),
+    ),
     # Text of all prompts is padded to one length, and `segment_ids` mask the padding.
     "Ideogram4Transformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "position_ids", "segment_ids", "indicator", timestep=ROWS
