@@ -116,6 +116,7 @@ CALLS = {
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
     "DreamLitePipeline": "negative_prompt image height width guidance_scale",
     "DreamLiteMobilePipeline": "image height width",
+    "BriaFibo2Pipeline": "negative_prompt height width guidance_scale",
     "Ideogram4Pipeline": "height width guidance_scale guidance_schedule",
     "KolorsPipeline": "height width guidance_scale negative_prompt",
     "KolorsImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",

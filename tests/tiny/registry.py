@@ -38,6 +38,7 @@ MODULES = {
     "images.modular": ("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
     "more.anyflow": ("anyflow", "chrono-edit"),
     "more.dreamlite": ("dreamlite", "dreamlite-mobile"),
+    "more.fibo2": ("fibo-2",),
     "more.ideogram": ("ideogram-4",),
     "more.kolors": ("kolors", "kolors-i2i"),
     "more.longcat": ("longcat-image",),
@@ -47,7 +48,7 @@ MODULES = {
 }
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
-    | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile"}
+    | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
 )
 
 

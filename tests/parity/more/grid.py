@@ -24,6 +24,7 @@ IMAGES: tuple[Family, ...] = (
     image("PRX-Pixel", "PRXPixelPipeline", "prx-pixel", around="small_images"),
     image("Bria 3", "BriaPipeline", "bria"),
     image("Bria FIBO", "BriaFiboPipeline", "bria-fibo"),
+    image("Bria FIBO 2", "BriaFibo2Pipeline", "fibo-2", around="few_layers"),
     image("Ovis-Image", "OvisImagePipeline", "ovis-image"),
     image("Krea 2", "Krea2Pipeline", "krea-2"),
     image("DreamLite", "DreamLitePipeline", "dreamlite"),

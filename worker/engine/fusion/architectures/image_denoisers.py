@@ -236,6 +236,10 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         img_ids=SAME,
         txt_ids=LONGEST,
     ),
+    # The number of gist tokens depends on the longest prompt of a forward: only prompts of equal length fuse.
+    "BriaFibo2Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", "context_latents", timestep=ROWS
+    ),
     "PRXTransformer2DModel": forward("hidden_states", "encoder_hidden_states", "attention_mask", timestep=ROWS),
     "Kandinsky3UNet": forward("sample", "encoder_hidden_states", "encoder_attention_mask", timestep=TIMES),
     # The priors of Kandinsky 2 denoise one embedding per image.
