@@ -118,6 +118,7 @@ CALLS = {
     "DreamLiteMobilePipeline": "image height width",
     "BriaFibo2Pipeline": "negative_prompt height width guidance_scale",
     "Ideogram4Pipeline": "height width guidance_scale guidance_schedule",
+    "JoyImageEditPipeline": "image negative_prompt height width guidance_scale",
     "KolorsPipeline": "height width guidance_scale negative_prompt",
     "KolorsImg2ImgPipeline": "image strength height width guidance_scale negative_prompt",
     "LongCatImagePipeline": "negative_prompt height width guidance_scale",

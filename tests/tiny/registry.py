@@ -40,6 +40,7 @@ MODULES = {
     "more.dreamlite": ("dreamlite", "dreamlite-mobile"),
     "more.fibo2": ("fibo-2",),
     "more.ideogram": ("ideogram-4",),
+    "more.joyimage": ("joyimage-edit",),
     "more.kolors": ("kolors", "kolors-i2i"),
     "more.longcat": ("longcat-image",),
     "more.motif": ("motif-video", "motif-video-i2v"),
@@ -49,6 +50,7 @@ MODULES = {
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
+    | {"joyimage-edit"}
 )
 
 

@@ -30,6 +30,7 @@ IMAGES: tuple[Family, ...] = (
     image("DreamLite", "DreamLitePipeline", "dreamlite"),
     image("DreamLite mobile", "DreamLiteMobilePipeline", "dreamlite-mobile", task=Task.EDIT),
     image("Ideogram 4", "Ideogram4Pipeline", "ideogram-4", around="few_layers"),
+    image("JoyImage", "JoyImageEditPipeline", "joyimage-edit", task=Task.EDIT, around="small_images"),
     image("Kolors", "KolorsPipeline", "kolors"),
     image("Kolors", "KolorsImg2ImgPipeline", "kolors-i2i", task=Task.IMAGE_TO_IMAGE),
     image("LongCat-Image", "LongCatImagePipeline", "longcat-image"),

@@ -205,6 +205,8 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         encoder_hidden_states=Argument(Kind.PADDED, mask="encoder_attention_mask"),
         encoder_attention_mask=Argument(Kind.MASK, dtype="int64"),
     ),
+    # Text has no mask: only prompts of equal length fuse.
+    "JoyImageEditTransformer3DModel": forward("hidden_states", "encoder_hidden_states", timestep=TIMES),
     # Text of all prompts is padded to one length, and `segment_ids` mask the padding.
     "Ideogram4Transformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "position_ids", "segment_ids", "indicator", timestep=ROWS
