@@ -9,15 +9,18 @@ from shared.signature import denoisers_of
 
 PACKED = frozenset(
     {
+        "BriaFibo2Transformer2DModel",
         "BriaFiboTransformer2DModel",
         "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
         "Flux2Transformer2DModel",
         "FluxTransformer2DModel",
         "HiDreamImageTransformer2DModel",
+        "Ideogram4Transformer2DModel",
         "Krea2Transformer2DModel",
         "LongCatImageTransformer2DModel",
         "Lumina2Transformer2DModel",
+        "NucleusMoEImageTransformer2DModel",
         "OmniGenTransformer2DModel",
         "OvisImageTransformer2DModel",
         "QwenImageTransformer2DModel",
