@@ -19,6 +19,7 @@ from shared.job_fields import Task
 from shared.signature import DENOISERS
 from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.pipelines.control_nets import PIPELINES as CONTROL_PIPELINES
+from worker.engine.pipelines.modular import task_fault
 from worker.engine.pipelines.task_pipelines import call_parameters, supports
 
 # What every worker has (`pip install '.[worker]'`).
@@ -41,11 +42,12 @@ class Facts:
     """What is known of one class.
 
     `packages` are those that it needs and workers lack; `denoisers` the classes of its denoisers, of which `ruled` have
-    stacking rules. `inputs` are required arguments of its call that the engine never gives.
+    stacking rules. `inputs` are required arguments of its call that the engine never gives. `fault` is why the blocks
+    of a modular one do no task.
     """
 
     name: str
-    modular: bool = False
+    fault: str | None = None
     packages: tuple[str, ...] = ()
     deprecated: bool = False
     tasks: tuple[Task, ...] = ()
@@ -79,7 +81,7 @@ def exported_classes(module: ModuleType) -> Iterator[tuple[str, type[Any]]]:
 def facts_of(pipeline_class: type[Any], row: Row | None) -> Facts:
     name = pipeline_class.__name__
     if issubclass(pipeline_class, ModularPipeline):
-        return Facts(name, modular=True, row=row)
+        return _modular_facts(pipeline_class, row)
     bare = object.__new__(pipeline_class)
     accepted = call_parameters(bare)
     parts = inspect.signature(pipeline_class.__init__).parameters
@@ -95,6 +97,24 @@ def facts_of(pipeline_class: type[Any], row: Row | None) -> Facts:
         chosen_for_controls=name in CONTROL_PIPELINES.values(),
         changes_denoiser=issubclass(pipeline_class, PAGMixin),
         denoisers=tuple(denoisers),
+        ruled=tuple(one for one in denoisers if one in ARCHITECTURES),
+        row=row,
+    )
+
+
+def _modular_facts(pipeline_class: type[Any], row: Row | None) -> Facts:
+    """Return what the default blocks of a modular class say; `fault` is why they do no task."""
+    blocks = pipeline_class()._blocks
+    faults = {task: task_fault(task, blocks) for task in Task}
+    tasks = tuple(task for task, fault in faults.items() if fault is None)
+    needs = [fault for fault in faults.values() if fault is not None and fault.startswith("it needs")]
+    parts = {part.name: part.type_hint for part in blocks.expected_components}
+    denoisers = tuple(kind.__name__ for name, kind in parts.items() if name in DENOISERS)
+    return Facts(
+        pipeline_class.__name__,
+        fault=None if tasks else needs[-1] if needs else faults[Task.TEXT_TO_IMAGE],
+        tasks=tasks,
+        denoisers=denoisers,
         ruled=tuple(one for one in denoisers if one in ARCHITECTURES),
         row=row,
     )

@@ -26,7 +26,6 @@ CHANGES_DENOISER = "it changes its denoiser, which jobs share, during its call"
 OWN_CACHE = "its denoiser keeps keys and values between the steps of one call"
 UNTRIED = "its denoiser has no stacking rules and no row: it is fused only if inferred rules pass the self-check"
 
-MODULAR = "modular pipelines are not loaded"
 DEPRECATED = "deprecated in diffusers, and not tested: it runs if its denoiser does"
 NO_TASK = "its call takes the inputs of no task"
 NO_PROMPT = "its call takes no prompt, or under another name"
@@ -101,8 +100,8 @@ def standing_of(facts: Facts) -> Standing:
 def _not_served(facts: Facts) -> str | None:
     if facts.packages:
         return f"it needs {' and '.join(facts.packages)}, which workers lack"
-    if facts.modular:
-        return MODULAR
+    if facts.fault is not None:
+        return facts.fault
     if facts.name in _NOT_SERVED:
         return _NOT_SERVED[facts.name]
     if facts.row is not None or facts.chosen_for_controls:

@@ -73,9 +73,8 @@ def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
         return f"it takes no {lacking[0]}"
     chosen = _chosen(task, blocks)
     output = "videos" if task.makes_video else "images"
-    outputs = [item.name for item in chosen.outputs]
-    if output not in outputs:
-        return f"it makes {' and '.join(outputs)}, not {output}"
+    if output not in [item.name for item in chosen.outputs]:
+        return f"it makes no {output}"
     inputs = {item.name: item for item in chosen.inputs if item.name is not None}
     unused = [name for name in _GIVEN[task] if name not in inputs]
     if unused:
