@@ -15,7 +15,7 @@ JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
 PriorityName: TypeAlias = Literal["interactive", "standard", "bulk"]
 OnDeadlineName: TypeAlias = Literal["expire", "run"]
 TaskName: TypeAlias = Literal["text_to_image", "image_to_image", "inpaint", "edit", "text_to_video", "image_to_video"]
-FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4"]
+FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4", "latent"]
 CacheLevelName: TypeAlias = Literal["off", "light", "medium", "strong"]
 DeliveryState: TypeAlias = Literal["delivered", "pending", "failed"]
 JobEventName: TypeAlias = Literal[
@@ -73,7 +73,7 @@ class SentFields(TypedDict, total=False):
     layers: int | None
     """Images that a layered model splits each result into."""
     output_format: FormatName | None
-    """Unset: png for images; videos are always mp4."""
+    """Unset: png for images; videos are always mp4. Latents are for a job that continues: XL only."""
     prompt_2: str | None
     """For the model's second text encoder. Unset: `prompt`."""
     clip_skip: int | None

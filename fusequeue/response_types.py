@@ -44,7 +44,10 @@ class QueuePosition(Resource):
 
 
 class Artifact(Resource):
-    """A finished image or video; `Client.read` returns its bytes. `location` is where its job's `output` is."""
+    """A finished image or video, or latents; `Client.read` returns its bytes.
+
+    `location` is where its job's `output` is.
+    """
 
     index: int
     url: str
@@ -54,7 +57,7 @@ class Artifact(Resource):
     height: int
     seed: int
     flagged: bool = False
-    kind: SkipValidation[Literal["image", "video"]] = "image"
+    kind: SkipValidation[Literal["image", "video", "latents"]] = "image"
     frames: int | None = None
     fps: int | None = None
     duration_s: float | None = None

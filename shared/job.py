@@ -17,6 +17,7 @@ from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.step_schedules import computed_steps
 from shared.job_fields import (
+    LATENTS_TYPE,
     MAY_DIFFER,
     MUST_MATCH,
     PARTS,
@@ -78,7 +79,10 @@ class Webhook(_Frozen):
 
 
 class InputRef(_Frozen):
-    """A validated and stored input image; its id is derived from its content."""
+    """A validated and stored input image, or latents, of which the sides are their own.
+
+    Its id is derived from its content.
+    """
 
     id: str
     key: str
@@ -86,6 +90,10 @@ class InputRef(_Frozen):
     bytes: int
     width: int
     height: int
+
+    @property
+    def is_latents(self) -> bool:
+        return self.content_type == LATENTS_TYPE
 
 
 class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
@@ -166,13 +174,13 @@ class Thumbnail(_Frozen):
 
 
 class Artifact(_Frozen):
-    """A stored image or video; `frames` to `thumbnail` are only set for videos.
+    """A stored image or video, or latents; `frames` to `thumbnail` are only set for videos.
 
     One that was sent to its job's destination has a `location`: its key is that in the bucket, or a name for a URL.
     """
 
     index: int
-    kind: Literal["image", "video"] = "image"
+    kind: Literal["image", "video", "latents"] = "image"
     key: str
     content_type: str
     bytes: int

@@ -20,6 +20,9 @@ RANDOM_SEED = -1
 """As other services and user interfaces write a seed that they leave to the service."""
 
 MAX_FPS = 120
+LATENTS_TYPE = "application/safetensors"
+"""Content type of latents."""
+
 MAX_DEADLINE_S = 7 * 86_400
 MAX_EXTRA_INPUTS = 16
 MAX_EXTRA_BYTES = 16 * 1024
@@ -91,15 +94,22 @@ class OutputFormat(StrEnum):
     JPEG = "jpeg"
     WEBP = "webp"
     MP4 = "mp4"
+    LATENT = "latent"
+    """Not decoded, for the job that continues; the name is that of diffusers' `output_type`."""
 
     @property
     def content_type(self) -> str:
-        return f"{'video' if self is OutputFormat.MP4 else 'image'}/{self.value}"
+        return {OutputFormat.MP4: "video/mp4", OutputFormat.LATENT: LATENTS_TYPE}.get(self, f"image/{self.value}")
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of files, after the dot."""
+        return self.content_type.rpartition("/")[2]
 
     @property
     def preview_format(self) -> "OutputFormat":
-        """Format of previews: that of the image; of videos, the smallest."""
-        return OutputFormat.WEBP if self is OutputFormat.MP4 else self
+        """Format of previews: that of the image; of videos and latents, the smallest."""
+        return OutputFormat.WEBP if self in (OutputFormat.MP4, OutputFormat.LATENT) else self
 
 
 def _seed(value: int | None) -> int | None:
@@ -299,7 +309,10 @@ class ChoosableFields(BaseModel):
     frames: Count | None = Field(None, description="Length of a video.")
     fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
     layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
-    output_format: OutputFormat | None = Field(None, description="Unset: png for images; videos are always mp4.")
+    output_format: OutputFormat | None = Field(
+        None,
+        description="Unset: png for images; videos are always mp4. Latents are for a job that continues: XL only.",
+    )
 
 
 class ConvertedFields(BaseModel):

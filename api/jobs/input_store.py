@@ -32,7 +32,7 @@ Read = Callable[[], Awaitable[bytes]]
 INPUT_ID = re.compile(r"in_[0-9a-f]{32}")
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 _ARTIFACT = re.compile(r"(job_[0-9a-hjkmnp-tv-z]{26})/artifacts/(\d{1,4})(?:\?[^#]*)?")
-_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+|application/safetensors)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
 _threads = ThreadPoolExecutor(2, "input-image")
 
 # Bytes of input images in one process, from their reading to the end of their upload. Each counts twice: as sent, and
@@ -97,7 +97,7 @@ class InputStore:
         if artifact is None:
             state = f"is {record.state.value} and has {len(record.artifacts)} artifacts"
             raise InputRejected(f"{param}: job {job_id} {state}; wait until it has succeeded", param=param)
-        if artifact.kind != "image":
+        if artifact.kind == "video":
             raise InputRejected(f"{param}: artifact {index} of job {job_id} is a video, not an image", param=param)
         if artifact.location is not None:
             message = f"{param}: artifact {index} of job {job_id} is not stored here but at {artifact.location}"
@@ -173,7 +173,7 @@ def check_reference(value: str, param: str) -> None:
 
 def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:
     # With the random token, the sweep of an expired object cannot delete the same image uploaded again.
-    key = f"inputs/{tenant}/{input_id}/{secrets.token_hex(8)}.{image.content_type.removeprefix('image/')}"
+    key = f"inputs/{tenant}/{input_id}/{secrets.token_hex(8)}.{image.content_type.rpartition('/')[2]}"
     return InputRef(
         id=input_id,
         key=key,

@@ -15,7 +15,7 @@ from api.jobs.request_images import Inputs, check_proportions, store_inputs
 from api.jobs.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
 from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
 from shared.config.models_file import Catalog, ModelSpec, References
-from shared.errors import Faults
+from shared.errors import Faults, InvalidRequest
 from shared.job import InputRef, Job
 from shared.job_fields import Task
 from shared.model_inputs import extra_faults
@@ -80,7 +80,8 @@ async def build_job(
 
 
 def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inputs) -> Job:
-    """Return a job with its stored images; raises `InvalidRequest` if its mask and image differ in proportions."""
+    """Return a job with its stored images; raises `InvalidRequest` if its mask and image differ in proportions, and for
+    latents that the model does not take."""
     check_proportions(inputs)
     changes: dict[str, Any] = {
         "images": inputs.images,
@@ -91,7 +92,10 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
     if resolved.task is Task.EDIT:
         sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
         changes["reference_sizes"] = tuple(sizes)
-    if inputs.images and request.width is None and request.height is None:
+    if inputs.images and inputs.images[0].is_latents:
+        width, height = _size_of_latents(inputs.images[0], resolved, request, spec)
+        changes |= {"width": width, "height": height}
+    elif inputs.images and request.width is None and request.height is None:
         size = _size_of(inputs.images[0], resolved.task, spec)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
@@ -110,6 +114,21 @@ def _size_of(image: InputRef, task: Task, spec: ModelSpec) -> tuple[int, int] | 
     area = References(pixels=pixels, multiple_of=spec.limits.multiple_of, enlarge=True)
     size = area.size_for(image.width, image.height)
     return size if spec.limits.allows_size(*size) else None
+
+
+def _size_of_latents(latents: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> tuple[int, int]:
+    """Return width and height of the image that latents stand for, or raise `InvalidRequest` if the job takes none."""
+    with_nets = any(control.kind == "controlnet" for control in job.controls)
+    if job.task is not Task.IMAGE_TO_IMAGE or not spec.takes_part("denoising_start", job.task, with_nets=with_nets):
+        what = f"{job.task.value} with control nets" if with_nets else job.task.value
+        raise InvalidRequest(f"image: model {spec.id!r} takes no latents for {what}", param="image")
+    width, height = (side * spec.latent_scale for side in (latents.width, latents.height))
+    if not spec.limits.allows_size(width, height):
+        raise InvalidRequest(f"image: model {spec.id!r} does not make {width}x{height}, as the latents", param="image")
+    for param, side in (("width", width), ("height", height)):
+        if getattr(request, param) not in (None, side):
+            raise InvalidRequest(f"{param} must be {side}, as the latents are of {width}x{height}", param=param)
+    return width, height
 
 
 async def current_adapters(

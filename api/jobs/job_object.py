@@ -44,7 +44,7 @@ QUEUE_UNKNOWN = QueueObject(position=None, eta_s=None, reason=None)
 
 
 class ImageObject(BaseModel):
-    """A stored input image."""
+    """A stored input image, or latents, of which width and height are their own."""
 
     id: str
     content_type: str
@@ -54,10 +54,11 @@ class ImageObject(BaseModel):
 
 
 class ArtifactObject(BaseModel):
-    """A finished image or video; `flagged` by the model's safety checker. `frames` to `thumbnail_url`: videos only."""
+    """A finished image or video, or latents, of which width and height are their own; `flagged` by the model's safety
+    checker. `frames` to `thumbnail_url`: videos only."""
 
     index: int
-    kind: Literal["image", "video"]
+    kind: Literal["image", "video", "latents"]
     url: str
     content_type: str
     bytes: int

@@ -132,6 +132,9 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
         allowed = "mp4" if task.makes_video else "png, jpeg or webp"
         yield InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
+    elif request.output_format is OutputFormat.LATENT and not _gives_latents(spec, task):
+        message = f"output_format: model {spec.id!r} gives no latents for {task.value}; use png, jpeg or webp"
+        yield InvalidRequest(message, param="output_format")
     if request.frames is not None and not limits.allows_frames(request.frames):
         rule = f"1 to {limits.max_frames}"
         if limits.frames_multiple > 1:
@@ -143,6 +146,11 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     layers = 0 if task.makes_video else given_or(request.layers, spec.defaults.layers)
     if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
         yield InvalidRequest(f"output: {fault}", param="output")
+
+
+def _gives_latents(spec: ModelSpec, task: Task) -> bool:
+    """Return whether results can be latents: not inpainted images, which are pasted into the image they start from."""
+    return task in (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE) and spec.takes_part("denoising_end", task)
 
 
 def _part_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:

@@ -48,6 +48,8 @@ async def store_inputs(request: JobRequest, store: InputStore) -> Inputs:
     for param, value in request.references.items():
         with faults.collected():
             refs[param] = await store.resolve(value, param)
+            if refs[param].is_latents and param != "image":
+                raise InputRejected(f"{param}: latents can only be an image to continue from", param=param)
     faults.check()
     inputs = Inputs(
         images=tuple(refs[param] for param in request.image_values),

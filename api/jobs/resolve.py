@@ -190,6 +190,9 @@ def parse_checked(
         if request.output is not None:
             message = "output: not supported by this protocol, whose responses have the results; use POST /v1/jobs"
             faults.found.append(InvalidRequest(message, param="output"))
+        if request.output_format is OutputFormat.LATENT:
+            message = "output_format: latent is not supported by this protocol; use POST /v1/jobs"
+            faults.found.append(InvalidRequest(message, param="output_format"))
         task = resolve_for_model(request, spec, tenant="", now_ms=0).task
     faults.check()
     return request, task

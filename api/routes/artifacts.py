@@ -16,13 +16,14 @@ from api.responses import etag_matches
 from shared.config.destinations import bucket_of
 from shared.errors import NotFound
 from shared.job import Artifact, InputRef, JobRecord, Thumbnail
+from shared.job_fields import LATENTS_TYPE
 from shared.storage import CHUNK_BYTES, Storage
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
-_IMAGES = {f"image/{kind}": _SCHEMA for kind in ("png", "jpeg", "webp")}
+_IMAGES = dict.fromkeys(("image/png", "image/jpeg", "image/webp", LATENTS_TYPE), _SCHEMA)
 _CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA}}
 OBJECT_CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"description": "The image or video.", **_CONTENT},

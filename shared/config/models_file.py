@@ -21,7 +21,7 @@ from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.partial_denoising import takes_part
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
-from shared.config.size_steps import size_step
+from shared.config.size_steps import XL_SCALE, size_step, vae_scale
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
@@ -273,6 +273,11 @@ class ModelSpec(_Table):
     def takes_part(self, field: str, task: Task, *, with_nets: bool = False) -> bool:
         """Return whether it takes a field of `PARTS` for a task, as far as its folder says it."""
         return not self.is_folder or takes_part(field, Path(self.source), task, with_nets=with_nets)
+
+    @property
+    def latent_scale(self) -> int:
+        """The pixels of a side for each value of the latents' side; those of XL if no folder says it."""
+        return (vae_scale(self.source) if self.is_folder else None) or XL_SCALE
 
     @property
     def is_on_hub(self) -> bool:

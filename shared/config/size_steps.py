@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 from shared.signature import denoisers_of
@@ -30,13 +31,26 @@ PACKED = frozenset(
 """Denoisers that get the latents in patches of 2 x 2."""
 
 
+XL_SCALE = 8
+"""Pixels of a side for each value of the latents' side, by Stable Diffusion XL's VAE."""
+
+
 def size_step(folder: Path) -> int:
     """Return what the sides of images are multiples of; 1 if the files of the model do not say."""
+    scale = vae_scale(str(folder))
+    if scale is None:
+        return 1
+    packed = PACKED.intersection((denoisers_of(folder) or {}).values())
+    return scale << bool(packed)
+
+
+@lru_cache(maxsize=256)
+def vae_scale(source: str) -> int | None:
+    """Return the pixels of a side for each value of the latents' side; None if the files of the model do not say."""
     try:
-        vae = json.loads((folder / "vae" / "config.json").read_text("utf-8"))
+        vae = json.loads((Path(source) / "vae" / "config.json").read_text("utf-8"))
         # Wan's and Qwen-Image's VAE has a list for time with as many levels as there are for space.
         levels = len(vae["temperal_downsample"] if "temperal_downsample" in vae else vae["block_out_channels"][1:])
     except (OSError, ValueError, TypeError, LookupError):
-        return 1  # loading the model reports the error
-    packed = PACKED.intersection((denoisers_of(folder) or {}).values())
-    return 1 << (levels + bool(packed))
+        return None  # loading the model reports the error
+    return 1 << levels

@@ -202,7 +202,7 @@ class FetchGuard:
         """Hold the body of `url` and its memory; raises `FetchRefused`, `FetchFailed` or `Overloaded`."""
         async with AsyncExitStack() as memory:
             async with FETCHES.turn(self.tenant, 1):
-                headers = {"accept": "image/png, image/jpeg, image/webp"}
+                headers = {"accept": "image/png, image/jpeg, image/webp, application/safetensors"}
                 response = await self._send(url, _Request("GET", headers, None, memory, reads_success=True))
             if response.status in (301, 302, 303, 307, 308):
                 raise FetchFailed("the URL redirects; use its final address")

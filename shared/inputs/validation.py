@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shared.errors import InputRejected
-from shared.inputs.formats import FormatFault, StrippedImage, exif, jpeg, png, webp
+from shared.inputs.formats import FormatFault, StrippedImage, exif, jpeg, latents, png, webp
+from shared.job_fields import LATENTS_TYPE
 
 _STRIP: Mapping[str, Callable[[bytes], StrippedImage]] = {"png": png.strip, "jpeg": jpeg.strip, "webp": webp.strip}
+_LATENTS = "latents"
 _KNOWN_OTHERS = (
     (b"GIF8", "a GIF"),
     (b"BM", "a BMP"),
@@ -24,7 +26,10 @@ _KNOWN_OTHERS = (
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file that holds nothing but its image and its orientation; width and height are upright."""
+    """An image file that holds nothing but its image and its orientation; width and height are upright.
+
+    Or a file of latents, with their own sides.
+    """
 
     content_type: str
     width: int
@@ -40,6 +45,8 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
     if len(data) > max_bytes:
         raise InputRejected(f"{param}: {len(data)} bytes; at most {max_bytes} are allowed", param=param)
     kind = _kind(data, param)
+    if kind == _LATENTS:
+        return _inspect_latents(data, param)
     try:
         image = _STRIP[kind](data)
     except FormatFault as fault:
@@ -52,6 +59,14 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
     return ImageFile(f"image/{kind}", width, height, image.data)
 
 
+def _inspect_latents(data: bytes, param: str) -> ImageFile:
+    try:
+        found = latents.strip(data)
+    except FormatFault as fault:
+        raise InputRejected(f"{param}: the file of latents is refused: {fault}", param=param) from fault
+    return ImageFile(LATENTS_TYPE, found.width, found.height, found.data)
+
+
 def _kind(data: bytes, param: str) -> str:
     if data.startswith(png.SIGNATURE):
         return "png"
@@ -59,6 +74,8 @@ def _kind(data: bytes, param: str) -> str:
         return "jpeg"
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "webp"
+    if latents.is_file(data):
+        return _LATENTS
     if not data:
         raise InputRejected(f"{param}: the image is empty", param=param)
     other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)

@@ -28,6 +28,7 @@ from worker.engine.protocol import (
     JobFinished,
     JobPhaseChanged,
     JobProgress,
+    Latents,
     Output,
     OutputReady,
     PreviewReady,
@@ -121,6 +122,7 @@ class EventRecorder:
     log: list[tuple[Any, ...]] = field(default_factory=list)
     images: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     outputs: dict[tuple[str, int], Output] = field(default_factory=dict)
+    latents: dict[tuple[str, int], Latents] = field(default_factory=dict)
     previews: list[np.ndarray] = field(default_factory=list)
     finished: dict[str, JobFinished] = field(default_factory=dict)
     forwards: list[ForwardDone] = field(default_factory=list)
@@ -138,6 +140,9 @@ class EventRecorder:
                 self.previews.append(pixels)
             case OutputReady(key, index, output):
                 assert (key, index) not in self.images
+                if isinstance(output, Latents):
+                    self.latents[key, index] = output
+                    return
                 self.log.append(("output", key, index, output.flagged))
                 self.images[key, index] = output.pixels
                 self.outputs[key, index] = output

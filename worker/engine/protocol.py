@@ -54,6 +54,19 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Latents:
+    """An image that is not decoded: the values of a tensor of `shape` as bytes, in a type as safetensors names it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """One job for the engine. `claim_key` is unique to this claim of the job.
 
@@ -104,7 +117,7 @@ class OutputReady:
 
     claim_key: str
     index: int
-    output: Output
+    output: Output | Latents
 
 
 @dataclass(frozen=True)

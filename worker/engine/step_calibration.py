@@ -24,7 +24,7 @@ from shared.config.step_schedules import (
 from shared.errors import InferenceFailed
 from shared.job import Job
 from worker.engine.checks.sample_jobs import default_size, sample_job
-from worker.engine.protocol import OutputReady, Pixels
+from worker.engine.protocol import Output, OutputReady, Pixels
 from worker.engine.sample_engine import SampleEngine, sample_engine
 
 LEAST_PSNR: Mapping[CacheLevel, float] = {CacheLevel.LIGHT: 45.0, CacheLevel.MEDIUM: 38.0, CacheLevel.STRONG: 30.0}
@@ -96,7 +96,7 @@ def _images(engine: SampleEngine, jobs: Sequence[Job], rows: int) -> dict[str, P
     images: dict[str, Pixels] = {}
     for start in range(0, len(jobs), rows):
         for event in engine.run(jobs[start : start + rows]):
-            if isinstance(event, OutputReady):
+            if isinstance(event, OutputReady) and isinstance(event.output, Output):
                 images.setdefault(event.claim_key, event.output.pixels)
     return images
 

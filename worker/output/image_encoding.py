@@ -1,4 +1,4 @@
-"""Image files with optional embedded job parameters, and preview files."""
+"""Files of images and latents with optional embedded job parameters, and preview files."""
 
 import asyncio
 import json
@@ -11,11 +11,12 @@ import structlog
 from PIL import Image, PngImagePlugin
 
 from shared.errors import RedisUnavailable
+from shared.inputs.formats.latents import file_of
 from shared.job import Job
 from shared.job_fields import CallFields, ChosenFields, OutputFormat, PipelineFields
 from shared.queue import Claim, Queue
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES
-from worker.engine.protocol import Pixels
+from worker.engine.protocol import Latents, Pixels
 
 log = structlog.get_logger()
 
@@ -56,6 +57,12 @@ def encode(pixels: Pixels, job: Job, index: int) -> bytes:
         case OutputFormat.WEBP:
             image.save(file, "WEBP", quality=job.output_quality, method=_WEBP_METHOD, exif=_exif(parameters))
     return file.getvalue()
+
+
+def encode_latents(latents: Latents, job: Job, index: int) -> bytes:
+    """Return the latents of image `index` of `job` as a file, with metadata like those of images."""
+    notes = {"software": SOFTWARE, "parameters": parameters_json(job, index)} if job.embed_parameters else None
+    return file_of(latents.dtype, latents.shape, latents.values, notes)
 
 
 def parameters_json(job: Job, index: int) -> str:

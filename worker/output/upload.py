@@ -15,8 +15,8 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
-from worker.engine.protocol import Output
-from worker.output.image_encoding import encode
+from worker.engine.protocol import Latents, Output
+from worker.output.image_encoding import encode, encode_latents
 from worker.output.sending import File, OutputSender
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Uploader:
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
     async def upload(
-        self, claim: Claim, index: int, output: Output, on_encoded: Callable[[], None] = lambda: None
+        self, claim: Claim, index: int, output: Output | Latents, on_encoded: Callable[[], None] = lambda: None
     ) -> Artifact:
         """Encode and store output `index` of a job."""
         encoding = self._encode(claim, index, output)
@@ -88,12 +88,18 @@ class Uploader:
             reason = error.public if isinstance(error, FusequeueError) else f"{type(error).__name__}: {error}"
             raise UploadFailed(f"{key} cannot be stored: {reason}") from error
 
-    async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
+    async def _encode(self, claim: Claim, index: int, output: Output | Latents) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.epoch, index)
         content_type = job.output_format.content_type
         common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
-        common |= {"seed": job.seed_of(index), "flagged": output.flagged}
+        common |= {"seed": job.seed_of(index)}
         common["location"] = None if job.output is None else job.output.location(key, index)
+        if isinstance(output, Latents):
+            data = encode_latents(output, job, index)
+            height, width = output.shape[-2:]
+            artifact = Artifact(**common, kind="latents", bytes=len(data), width=width, height=height)
+            return artifact, {key: (data, content_type)}
+        common |= {"flagged": output.flagged}
         with self._counted_in_spool(output.nbytes):
             if not output.is_video:
                 data = await self._in_thread(partial(encode, output.pixels, job, index))
@@ -151,8 +157,8 @@ def object_key(job: Job, epoch: int, index: int) -> str:
     That in the job's destination is the same for all claims: a user finds each output once.
     """
     if job.output is not None:
-        return job.output.key(f"{job.id}-{index}.{job.output_format.value}")
-    return f"{claim_prefix(job, epoch)}{index}.{job.output_format.value}"
+        return job.output.key(f"{job.id}-{index}.{job.output_format.suffix}")
+    return f"{claim_prefix(job, epoch)}{index}.{job.output_format.suffix}"
 
 
 def claim_prefix(job: Job, epoch: int) -> str:

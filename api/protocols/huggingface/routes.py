@@ -28,7 +28,7 @@ NEEDS_PROMPT = "parameters.prompt: missing; an image in `inputs` needs a prompt,
 _ENCODED_IMAGE = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD", "data:image/")
 """How PNG, JPEG, WebP and GIF files begin in base64."""
 
-_FORMATS = {kind.content_type: kind for kind in OutputFormat if kind is not OutputFormat.MP4}
+_FORMATS = {kind.content_type: kind for kind in OutputFormat if kind.content_type.startswith("image/")}
 
 
 class TargetSize(BaseModel):

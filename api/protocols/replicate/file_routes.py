@@ -91,7 +91,7 @@ def _file_object(stored: StoredInput, base_url: str, retention_s: int) -> dict[s
     created_at_ms = 0 if expires_at_ms is None else expires_at_ms - retention_s * 1000
     return {
         "id": ref.id,
-        "name": f"{ref.id}.{ref.content_type.removeprefix('image/')}",
+        "name": f"{ref.id}.{ref.content_type.rpartition('/')[2]}",
         "content_type": ref.content_type,
         "size": ref.bytes,
         "etag": ref.id.removeprefix("in_"),

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from harness.engine import a_spec
 from harness.http_server import ROOT
+from tiny import registry
 
 from shared.config.weight_formats import Quantization
+from shared.job_fields import Task
 from shared.runtime.python_command import python_command
-from worker.engine.checks.memory_fit import check_model, verdict_of
+from worker.engine.checks.memory_fit import check_model, check_packages, verdict_of
 from worker.engine.weights.requirements import model_bytes
 
 GIB = 2**30
@@ -50,6 +52,15 @@ def test_a_missing_package_fails_the_check(tiny_models: Path, monkeypatch: pytes
     spec = a_spec(tiny_models / "flux", quantization=Quantization(denoiser="torchao-int8"))
     found = check_model(spec, "cpu", 80 * GIB)
     assert (found.verdict, found.remedy) == ("failed", "pip install 'fusequeue[quantization]'")
+
+
+def test_a_refiner_has_all_it_needs(tmp_path: Path) -> None:
+    """Its folder has neither a first text encoder nor its tokenizer."""
+    folder = registry.save_tiny("sdxl-refiner", tmp_path)
+    spec = a_spec(folder, tasks=(Task.IMAGE_TO_IMAGE, Task.INPAINT))
+    assert not (folder / "text_encoder").exists()
+    assert check_model(spec, "cpu", GIB).verdict == "ok"
+    assert check_packages(spec, folder).verdict == "ok"
 
 
 def test_a_model_with_files_elsewhere_is_not_judged() -> None:

@@ -12,6 +12,9 @@ import av
 import httpx
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
+from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_image_file
 from harness.http_server import serving
 from PIL import Image
@@ -55,6 +58,15 @@ multiple_of = 16
 max_images = 4
 
 [[model]]
+id = "parts"
+source = "sdxl"
+tasks = ["text_to_image", "image_to_image"]
+[model.defaults]
+width = 64
+height = 64
+steps = 4
+
+[[model]]
 id = "film"
 source = "wan-2.2-ti2v"
 tasks = ["text_to_video", "image_to_video"]
@@ -72,12 +84,13 @@ frames_multiple = 4
 max_images = 4
 """
 WAIT_S = 60
+_SUBMIT = Engine.submit
 
 
 @pytest.fixture(scope="module")
 def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    for name in ("sd", "z-image", "wan-2.2-ti2v"):
+    for name in ("sd", "sdxl", "z-image", "wan-2.2-ti2v"):
         registry.save_tiny(name, folder / name)
     controls.save(folder / "sd", folder / "edges", 1)
     file = folder / "models.toml"
@@ -100,6 +113,13 @@ class StackHarness:
         ids = [(await self.client.post("/v1/jobs", json=body)).json()["id"] for body in bodies]
         self._working = asyncio.create_task(self._worker.run())
         return [await self._ended(job_id) for job_id in ids]
+
+    async def continued(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Submit a job beside the running worker, and return it once it has succeeded."""
+        self._patches.setattr(Engine, "submit", _SUBMIT)
+        response = await self.client.post("/v1/jobs", json=body)
+        assert response.status_code == 202, response.text
+        return await self._ended(response.json()["id"])
 
     async def _ended(self, job_id: str) -> dict[str, Any]:
         while True:
@@ -226,3 +246,32 @@ async def test_five_sizes_are_claimed_together_and_share_every_forward(stack: St
         assert (job["batching"]["max_jobs"], job["batching"]["mean_rows"]) == (5, 5.0), job["batching"]
         file = await stack.client.get(job["artifacts"][0]["url"])
         assert Image.open(io.BytesIO(file.content)).size == size
+
+
+@pytest.mark.parametrize("stack", ["parts"], indirect=True)
+async def test_two_jobs_denoise_an_image_in_parts(stack: StackHarness, models_path: Path) -> None:
+    """The second one takes the latents of the first by its id; the image is that of plain diffusers."""
+    common = {"model": "parts", "prompt": "a cat", "seed": 3, "guidance_scale": 5.0}
+    first, whole = await stack.finished(
+        {**common, "denoising_end": 0.6, "output_format": "latent", "embed_parameters": True}, common
+    )
+    assert first["batching"]["max_jobs"] == 2
+    (artifact,) = first["artifacts"]
+    assert (artifact["kind"], artifact["content_type"]) == ("latents", "application/safetensors")
+    data = (await stack.client.get(artifact["url"])).content
+    assert len(data) == artifact["bytes"]
+    assert b"a cat" in data[:2000], "the parameters are in its metadata"
+    second = await stack.continued({**common, "image": first["id"], "denoising_start": 0.6})
+    image = Image.open(io.BytesIO((await stack.client.get(second["artifacts"][0]["url"])).content))
+
+    pipeline = StableDiffusionXLPipeline.from_pretrained(models_path.parent / "sdxl")
+    call: dict[str, Any] = {"prompt": "a cat", "num_inference_steps": 4, "guidance_scale": 5.0}
+    latents = pipeline(
+        **call, width=64, height=64, denoising_end=0.6, output_type="latent", generator=torch.Generator().manual_seed(3)
+    ).images
+    loaded = safetensors.torch.load(data)["latents"]
+    assert float((loaded - latents).abs().max()) <= 1e-4 * float(latents.abs().max())
+    following = StableDiffusionXLImg2ImgPipeline(**pipeline.components)
+    expected = following(**call, image=loaded, denoising_start=0.6, output_type="pil").images[0]
+    assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(expected, int)).max() <= 1
+    assert whole["artifacts"][0]["kind"] == "image"

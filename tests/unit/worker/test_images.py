@@ -16,7 +16,7 @@ from worker.output.image_encoding import encode
 
 PROMPT = 'a "red" circle — 🎨 on blue'
 Pixels = np.ndarray
-IMAGE_FORMATS = [output_format for output_format in OutputFormat if output_format is not OutputFormat.MP4]
+IMAGE_FORMATS = [one for one in OutputFormat if one.content_type.startswith("image/")]
 
 
 def _job(output_format: OutputFormat, **changes: object) -> Job:

@@ -14,16 +14,18 @@ from shared.config.models_file import Defaults
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job
-from shared.job_fields import PARTS, CallFields, Task
+from shared.job_fields import PARTS, CallFields, OutputFormat, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
-from worker.engine.protocol import Audio, Output, Pixels
+from worker.engine.protocol import Audio, Latents, Output, Pixels
 
 ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list even of one image
+LATENT = OutputFormat.LATENT.value  # diffusers' `output_type` has the same name
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
 
 Parameters = Mapping[str, inspect.Parameter]
@@ -39,6 +41,8 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
     _check_last_image(pipeline, job)
     _check_steps(pipeline, job)
     _check_parts(job, accepted)
+    if inputs.latents is not None:
+        _check_latents(pipeline, job, inputs.latents)
     arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
@@ -160,6 +164,8 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     if inputs.images:
         listed = len(inputs.images) > 1 or pipeline in ALWAYS_LISTED
         values["image"] = list(inputs.images) if listed else inputs.images[0]
+    if inputs.latents is not None:
+        values["image"] = inputs.latents
     if job.task.has_strength and job.denoising_start is None:
         values["strength"] = effective_strength(job)
     return {name: value for name, value in values.items() if value is not None}
@@ -202,6 +208,24 @@ def _check_parts(job: Job, accepted: Parameters) -> None:
     for name in PARTS:
         if getattr(job, name) is not None and name not in accepted:
             raise InferenceFailed(f"{name}: model {job.model!r} takes none for {job.task.value}", param=name)
+
+
+def check_gives_latents(pipeline: Pipeline, job: Job) -> None:
+    """Raise `InferenceFailed` for a pipeline whose latents no other job takes."""
+    if "denoising_end" not in call_parameters(pipeline):
+        message = f"output_format: model {job.model!r} gives no latents for {job.task.value}"
+        raise InferenceFailed(message, param="output_format")
+
+
+def _check_latents(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> None:
+    """Raise `UnusableInput` for latents that are not those of the job's image, and if the pipeline takes none."""
+    if "denoising_start" not in call_parameters(pipeline):
+        raise UnusableInput(f"model {job.model!r} takes no latents", param="image")
+    scale, channels = pipeline.vae_scale_factor, pipeline.vae.config.latent_channels
+    needed = [1, channels, job.height // scale, job.width // scale]
+    if list(latents.shape) != needed:
+        message = f"the latents have the shape {list(latents.shape)}; model {job.model!r} needs {needed}"
+        raise UnusableInput(message, param="image")
 
 
 def check_part_has_steps(job: Job, steps: StepCounter) -> None:
@@ -257,12 +281,16 @@ def images_refused(job: Job, steps: StepCounter) -> Iterator[None]:
         raise UnusableInput(f"model {job.model!r} refuses the input image: {error}"[:500], param="image") from None
 
 
-def make_results(pipeline: Pipeline, arguments: dict[str, Any], paste: Paste | None = None) -> list[Output]:
-    """Call the pipeline and copy its output to the host: one image, the layers of one, or a video.
+def make_results(
+    pipeline: Pipeline, arguments: dict[str, Any], paste: Paste | None = None
+) -> list[Output] | list[Latents]:
+    """Call the pipeline and copy its output to the host: one image, the layers of one, or a video; or latents.
 
     A flagged image is not pasted: the safety checker has made it black.
     """
     result = pipeline(**arguments)
+    if arguments.get("output_type") == LATENT:
+        return [_to_latents(result.images)]
     images = images_of(pipeline, arguments, result)
     if isinstance(images, torch.Tensor):
         return [Output(to_frames(images), audio=_audio(pipeline, result))]
@@ -270,6 +298,13 @@ def make_results(pipeline: Pipeline, arguments: dict[str, Any], paste: Paste | N
     if paste is not None and not flagged:
         pixels = [paste(image) for image in pixels]
     return [Output(image, flagged) for image in pixels]
+
+
+def _to_latents(tensor: torch.Tensor) -> Latents:
+    if not bool(tensor.isfinite().all()):
+        raise non_finite_error()
+    values = tensor.detach().cpu().contiguous()
+    return Latents(_DTYPES[values.dtype], tuple(values.shape), values.view(torch.uint8).numpy().tobytes())
 
 
 def images_of(pipeline: Pipeline, arguments: dict[str, Any], result: Any) -> torch.Tensor | list[torch.Tensor]:

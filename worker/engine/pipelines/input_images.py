@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import safetensors.torch
+import torch
 from PIL import Image, ImageFile, ImageOps
 
 from shared.errors import UnusableInput
+from shared.inputs.formats.latents import NAME
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
@@ -22,7 +25,8 @@ _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 @dataclass(frozen=True)
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
-    control images. `warnings` name those without effect; `paste` is for the results of inpainting."""
+    control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
+    the image to start from."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -30,6 +34,7 @@ class InputImages:
     controls: tuple[Image.Image, ...] = ()
     warnings: tuple[FieldWarning, ...] = ()
     paste: Paste | None = None
+    latents: torch.Tensor | None = None
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
@@ -41,6 +46,9 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
         return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))
+    if job.images and job.images[0].is_latents:
+        controls = tuple(_control_image(data, at, job) for at, data in enumerate(files.controls))
+        return InputImages(controls=controls, latents=_read_latents(files.images[0]))
     if files.mask is not None:
         return _decode_inpainting(job, files, files.mask)
     return InputImages(
@@ -65,6 +73,13 @@ def _decode_inpainting(job: Job, files: InputFiles, mask_file: bytes) -> InputIm
         warnings=_mask_warnings(mask),
         paste=paste,
     )
+
+
+def _read_latents(data: bytes) -> torch.Tensor:
+    try:
+        return safetensors.torch.load(data)[NAME]
+    except (safetensors.SafetensorError, LookupError) as error:
+        raise UnusableInput(f"the latents cannot be read: {error}", param="image") from error
 
 
 def _mask_warnings(mask: Image.Image) -> tuple[FieldWarning, ...]:

@@ -19,7 +19,7 @@ from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, 
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
-from shared.job_fields import Task
+from shared.job_fields import OutputFormat, Task
 from shared.signature import DENOISERS
 from worker.engine.errors import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask
@@ -31,7 +31,9 @@ from worker.engine.lora.per_row import ModelAdapters, adapter_key
 from worker.engine.parallel.context_parallel import check_divisible
 from worker.engine.parallel.rank_group import RankGroup
 from worker.engine.pipelines.call_arguments import (
+    LATENT,
     arguments_for,
+    check_gives_latents,
     check_part_has_steps,
     ignored_fields,
     images_refused,
@@ -54,7 +56,7 @@ from worker.engine.pipelines.prompt_words import tokenizers_with, unused_words
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
-from worker.engine.protocol import Output
+from worker.engine.protocol import Latents, Output
 from worker.engine.weights.attention import use_attention
 from worker.engine.weights.checkpoint import checkpoint_parts
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
@@ -170,7 +172,7 @@ class LoadedModel:
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started."""
 
-        def body() -> list[Output]:
+        def body() -> list[Output] | list[Latents]:
             pipeline, arguments = self.prepare_call(job, index, inputs, steps)
             if job.previews and "callback_on_step_end" in call_parameters(pipeline):
                 arguments["callback_on_step_end"] = preview_callback(job, steps)
@@ -199,6 +201,9 @@ class LoadedModel:
         pipeline = self.clone_for(job, steps)
         set_guidance(pipeline, job)
         arguments = arguments_for(pipeline, job, index, inputs)
+        if job.output_format is OutputFormat.LATENT:
+            check_gives_latents(pipeline, job)
+            output_type = LATENT
         if "output_type" in arguments:
             arguments["output_type"] = output_type or self.output_types.get(job.task, arguments["output_type"])
         if self.spec.prompt_syntax == "weights":

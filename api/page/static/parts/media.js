@@ -11,6 +11,7 @@ import { Icon } from "./icons.js";
 import { Button, Copy } from "./ui.js";
 
 export const isVideo = (artifact) => artifact.kind === "video";
+const isLatents = (artifact) => artifact.kind === "latents"; // of a job that another one continues: no image yet
 
 const lightbox = createStore(null);
 
@@ -33,9 +34,11 @@ export function ArtifactView({ job, artifact, others, size = "" }) {
   return html`
     <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
       ${
-        missing === src
-          ? html`<span class="missing">${artifact.location ? `at ${artifact.location}` : "no longer kept"}</span>`
-          : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(src)} />`
+        isLatents(artifact)
+          ? html`<span class="missing">latents</span>`
+          : missing === src
+            ? html`<span class="missing">${artifact.location ? `at ${artifact.location}` : "no longer kept"}</span>`
+            : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(src)} />`
       }
       ${isVideo(artifact) && html`<span class="tag">
         ${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}
@@ -70,7 +73,13 @@ export function InputImage({ image, name }) {
   const url = useInputUrl(image.id);
   return html`
     <figure class="input-image">
-      ${url ? html`<img src=${url} alt="Input: ${name}" loading="lazy" />` : html`<span class="missing">…</span>`}
+      ${
+        image.content_type.startsWith("image/")
+          ? url
+            ? html`<img src=${url} alt="Input: ${name}" loading="lazy" />`
+            : html`<span class="missing">…</span>`
+          : html`<span class="missing">latents</span>`
+      }
       <figcaption>${name} · ${image.width} × ${image.height}</figcaption>
     </figure>
   `;
@@ -105,7 +114,9 @@ export function Lightbox() {
           isVideo(artifact)
             ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}>
               </video>`
-            : html`<img key=${src} src=${src} alt=${job.prompt} />`
+            : isLatents(artifact)
+              ? html`<span class="missing">latents</span>`
+              : html`<img key=${src} src=${src} alt=${job.prompt} />`
         }
         ${
           images.length > 1 &&
@@ -134,7 +145,7 @@ function turn({ images, index }, step) {
 
 /** What a job looks like now: a result, a preview, or a sign of its state. */
 export function Thumb({ job, previews = [], size = "" }) {
-  const artifact = job.artifacts?.[0];
+  const artifact = job.artifacts?.find((one) => !isLatents(one));
   const src = artifact ? local(artifact.thumbnail_url ?? artifact.url) : previews.find(Boolean);
   return html`
     <span class="thumb is-${job.status} ${size}">
