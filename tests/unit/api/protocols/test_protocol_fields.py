@@ -60,7 +60,18 @@ OUTPUTS = {name for name in ROWS if name.startswith("output.")}
 
 CALLBACKS = {"webhook", "webhook_events", "batch_id"}
 VIDEOS = {"frames", "fps", "guidance_scale_2", "last_image"}
-START_IMAGES = {"image", "images", "mask", "strength", "task", "layers", "keep_unmasked", "mask_blur", "mask_padding"}
+START_IMAGES = {
+    "image",
+    "images",
+    "mask",
+    "strength",
+    "task",
+    "layers",
+    "keep_unmasked",
+    "mask_blur",
+    "mask_padding",
+    "denoising_start",
+}
 PARSERS: dict[str, tuple[Callable[[Body], JobRequest], set[str]]] = {
     "openai images": (openai_images, OUTPUTS | VIDEOS),
     "replicate": (replicate, OUTPUTS | CALLBACKS),
