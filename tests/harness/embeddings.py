@@ -30,11 +30,18 @@ class Embedding:
 
 
 def make_embeddings(source: Path, folder: Path) -> dict[str, Embedding]:
-    """Write embeddings of one and of several vectors for a model, two of them for the same word."""
+    """Write embeddings of one and of several vectors for a model, three of them for the same word."""
     pipeline = load_pipeline(source)
     made = {}
     for seed, (name, token, count) in enumerate(
-        (("cat", "<cat>", 1), ("dog", "<cat>", 3), ("easy", "EasyNeg", 1), ("bad", "bad-hands-5", 4)), 1
+        (
+            ("cat", "<cat>", 1),
+            ("dog", "<cat>", 3),
+            ("easy", "EasyNeg", 1),
+            ("bad", "bad-hands-5", 4),
+            ("fox", "<cat>", 1),
+        ),
+        1,
     ):
         vectors = embeddings.vectors(pipeline, seed, count)
         key = token if name == "cat" else "emb_params"  # diffusers' own form, and the usual one

@@ -49,9 +49,9 @@ def files(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 def jobs_with_embeddings() -> list[Job]:
     return [
-        a_job_with("none", prompt="a red hill"),
         a_job_with("one vector", "cat", prompt="a red <cat> on a hill"),
         a_job_with("same word", "dog", prompt="a red <cat> on a hill"),
+        a_job_with("same word and tokens", "fox", prompt="a red <cat> on a hill"),
         a_job_with("negative", "easy", prompt="a town", negative_prompt="EasyNeg, rain"),
         a_job_with("negative of several", "bad", prompt="a town", negative_prompt="rain, bad-hands-5, fog"),
         a_job_with("both", "bad", "dog", prompt="<cat>, <cat>'s hat", negative_prompt="bad-hands-5"),
