@@ -38,8 +38,8 @@ def is_modular(folder: Path) -> bool:
 def read_index(folder: Path) -> Index:
     """Return the index of a folder: `[library, class]` of each part by its name, and settings of the pipeline.
 
-    A modular one is brought to this form, without the parts that are to come from nowhere. Raises `OSError` or
-    `ValueError`.
+    A modular one is brought to this form, without the parts that are to come from nowhere, and those that rewrite
+    prompts unless they are in the folder. Raises `OSError` or `ValueError`.
     """
     index = _read(folder)
     if not is_modular(folder):
@@ -49,7 +49,10 @@ def read_index(folder: Path) -> Index:
 
 
 def part_places(folder: Path) -> Iterator[PartPlace]:
-    """Yield the places of the parts of a modular pipeline; those of other folders are taken to be in this one."""
+    """Yield the places of the parts of a modular pipeline; those of other folders are taken to be in this one.
+
+    Parts that rewrite prompts count only if they are in the folder: they are language models of many GB.
+    """
     for name, entry in _read(folder).items():
         if not _is_part(entry):
             continue
@@ -61,6 +64,8 @@ def part_places(folder: Path) -> Iterator[PartPlace]:
         revision, variant = (value if isinstance(value, str) else None for value in values)
         subfolder = entry[2].get("subfolder")
         own = subfolder if isinstance(subfolder, str) and (subfolder or on_hub) else name
+        if rewrites_prompts(name) and not (own and (folder / own).is_dir()):
+            continue
         yield PartPlace(name, own, source if on_hub else None, revision, variant)
 
 
@@ -69,6 +74,11 @@ def _read(folder: Path) -> Index:
     if not isinstance(index, dict):
         raise ValueError("its index is no JSON object")
     return index
+
+
+def rewrites_prompts(part: str) -> bool:
+    """Return whether a part of a modular pipeline rewrites prompts, by its name: pipelines also run without it."""
+    return part.startswith("prompt_")
 
 
 def _is_part(entry: Any) -> bool:

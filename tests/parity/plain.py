@@ -114,6 +114,10 @@ def _load(source: Path, dtype: torch.dtype) -> Any:
     if (source / "model_index.json").exists():
         return DiffusionPipeline.from_pretrained(source, local_files_only=True, dtype=dtype)
     pipeline = diffusers.ModularPipeline.from_pretrained(str(source), local_files_only=True)
+    blocks = pipeline.blocks
+    if "prompt_upsampler" in blocks.sub_blocks:  # as its documentation says for a pipeline without one
+        blocks.sub_blocks.pop("prompt_upsampler")
+        pipeline = blocks.init_pipeline(str(source))
     pipeline.load_components(dtype=dtype, local_files_only=True)
     return pipeline
 

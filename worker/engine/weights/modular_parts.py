@@ -9,7 +9,7 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from shared.config.model_index import MODULAR, Index, PartPlace, part_places
+from shared.config.model_index import MODULAR, Index, PartPlace, part_places, rewrites_prompts
 from worker.engine.weights.completeness import REMEDY
 
 _LIBRARIES = ("diffusers", "transformers")
@@ -31,7 +31,17 @@ def load_modular(folder: Path, index: Index, options: Mapping[str, Any], parts: 
             own = {"quantization_config": quantized[place.name]} if place.name in quantized else {}
             loaded[place.name] = _load_part(folder, place, expected[place.name].type_hint, {**options, **own})
     pipeline.register_components(**loaded)
+    _remove_rewriting(pipeline)
     return pipeline
+
+
+def _remove_rewriting(pipeline: Any) -> None:
+    """Remove the blocks that only rewrite prompts, if their parts have not been loaded; others go on without them."""
+    blocks = pipeline._blocks.sub_blocks
+    for name, block in list(blocks.items()):
+        parts = [part.name for part in block.expected_components]
+        if parts and all(rewrites_prompts(part) and getattr(pipeline, part) is None for part in parts):
+            del blocks[name]
 
 
 def _class_of(index: Index) -> Any:
