@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from parity.cells import IMAGES, LATE, MASKED, TEXT, TEXT_AND_IMAGES, THREE_TASKS, Cell
+from parity.cells import (
+    IMAGES,
+    LATE,
+    MASKED,
+    TEXT,
+    TEXT_AND_IMAGES,
+    THREE_TASKS,
+    Cell,
+    edits,
+)
 
 from shared.job_fields import Task
 
-CELLS: tuple[Cell, ...] = tuple(
+_FAMILY = "Modular pipelines"
+_TEXT, _EDIT = (Task.TEXT_TO_IMAGE,), (Task.EDIT,)
+
+_SEVERAL_TASKS = tuple(
     Cell(
-        family="Modular pipelines",
+        family=_FAMILY,
         models=models,
         pipelines=pipelines,
         tiny=tiny,
@@ -25,3 +37,25 @@ CELLS: tuple[Cell, ...] = tuple(
         ("Z-Image", "ZImageModularPipeline", "modular-z-image", TEXT_AND_IMAGES),
     )
 )
+
+_MODULAR_ONLY = (
+    *(
+        Cell(
+            family=_FAMILY,
+            models=f"{models}: {what}",
+            pipelines=pipelines,
+            tiny=tiny,
+            tasks=tasks,
+            jobs=edits(TEXT, image_count=images) if images else TEXT,
+            joining=edits(LATE, image_count=images) if images else LATE,
+            limits="prompts share a forward if their tokens fill as many windows of 80, as text has no mask",
+        )
+        for models, pipelines, tiny in (
+            ("FLUX.3", "Flux3ModularPipeline", "flux-3"),
+            ("FLUX.3 distilled", "Flux3DistilledModularPipeline", "flux-3-distilled"),
+        )
+        for what, tasks, images in (("text", _TEXT, 0), ("one reference", _EDIT, 1), ("two references", _EDIT, 2))
+    ),
+)
+
+CELLS: tuple[Cell, ...] = (*_SEVERAL_TASKS, *_MODULAR_ONLY)

@@ -35,7 +35,6 @@ MODULES = {
     "more.dit": ("pixart-alpha", "lumina-next", "latte", "bria", "bria-fibo", "ovis-image", "omnigen"),
     "more.chroma": ("chroma-i2i",),
     "more.krea": ("krea-2",),
-    "images.modular": ("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
     "more.anyflow": ("anyflow", "chrono-edit"),
     "more.dreamlite": ("dreamlite", "dreamlite-mobile"),
     "more.fibo2": ("fibo-2",),
@@ -45,12 +44,15 @@ MODULES = {
     "more.longcat": ("longcat-image",),
     "more.motif": ("motif-video", "motif-video-i2v"),
     "more.nucleus": ("nucleus-image",),
+    "images.modular": (*("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),),
+    "images.flux3": ("flux-3", "flux-3-distilled"),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
     | {"joyimage-edit"}
+    | {"flux-3", "flux-3-distilled"}
 )
 
 

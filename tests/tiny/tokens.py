@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789,.-"
 WIDTH = 32  # of every text encoder
+PROMPT_WORDS = (
+    "a very large number of dogs, one behind the other, on their way to the sea in the early morning and back; "
+    "dog fog town at night rain snow boat lake mill bridge"
+)
 
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

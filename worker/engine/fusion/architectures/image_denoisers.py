@@ -91,6 +91,17 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
     "Flux2Transformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "guidance", timestep=ROWS, img_ids=SAME, txt_ids=SAME
     ),
+    # Text has no mask, so prompts fuse only if their tokens fill as many windows of 80.
+    "Flux3Transformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "image_cond_hidden_states",
+        timestep=ROWS,
+        target_timestep=ROWS,
+        img_ids=SAME,
+        txt_ids=SHARED,
+        image_cond_ids=SAME,
+    ),
     # The last two are those of Omni, whose entries are lists of images and texts.
     "ZImageTransformer2DModel": {
         "forward": StackingRules(

@@ -42,7 +42,7 @@ ENCODERS: Mapping[str, Methods] = {
     "Mistral3Model": _TEXT,
     "Qwen2_5_VLForConditionalGeneration": _TEXT,
     "Qwen2_5_VLTextModel": _TEXT,
-    "Qwen3VLForConditionalGeneration": forward("input_ids", "attention_mask", "mm_token_type_ids"),
+    "Qwen3VLForConditionalGeneration": forward("input_ids", "attention_mask", "position_ids", "mm_token_type_ids"),
     "Qwen3ForCausalLM": _TEXT,
     "Qwen3Model": _TEXT,
     "CLIPVisionModel": _PIXELS,
