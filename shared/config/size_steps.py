@@ -14,6 +14,7 @@ PACKED = frozenset(
         "BriaFiboTransformer2DModel",
         "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
+        "CosmosTransformer3DModel",
         "Flux2Transformer2DModel",
         "Flux3Transformer2DModel",
         "FluxTransformer2DModel",

@@ -39,6 +39,15 @@ _SEVERAL_TASKS = tuple(
 )
 
 _MODULAR_ONLY = (
+    Cell(
+        family=_FAMILY,
+        models="Anima",
+        pipelines="AnimaModularPipeline",
+        tiny="anima",
+        tasks=TEXT_AND_IMAGES,
+        jobs={**TEXT, **IMAGES},
+        joining=LATE,
+    ),
     *(
         Cell(
             family=_FAMILY,

@@ -130,6 +130,7 @@ CALLS = {
     "FluxModularPipeline": "image height width strength guidance_scale",
     "QwenImageModularPipeline": "image mask_image height width strength negative_prompt",
     "ZImageModularPipeline": "image height width strength negative_prompt",
+    "AnimaModularPipeline": "image height width strength negative_prompt",
     "Flux3ModularPipeline": "image height width negative_prompt",
     "Flux3DistilledModularPipeline": "image height width",
     # Control nets

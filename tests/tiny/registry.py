@@ -45,6 +45,7 @@ MODULES = {
     "more.motif": ("motif-video", "motif-video-i2v"),
     "more.nucleus": ("nucleus-image",),
     "images.modular": (*("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),),
+    "images.anima": ("anima",),
     "images.flux3": ("flux-3", "flux-3-distilled"),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
@@ -52,7 +53,7 @@ NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
     | {"joyimage-edit"}
-    | {"flux-3", "flux-3-distilled"}
+    | {"flux-3", "flux-3-distilled", "anima"}
 )
 
 

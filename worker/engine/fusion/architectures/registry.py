@@ -30,6 +30,9 @@ ENCODERS: Mapping[str, Methods] = {
     "AutoencoderKLLTX2Audio": {"decode": rules_for("z")},
     "LTX2TextConnectors": forward("text_encoder_hidden_states", "attention_mask"),
     "LTX2Vocoder": forward("hidden_states"),
+    "AnimaTextConditioner": forward(
+        "source_hidden_states", "target_input_ids", "target_attention_mask", "source_attention_mask"
+    ),
     "CLIPTextModel": _TEXT,
     "CLIPTextModelWithProjection": _TEXT,
     "T5EncoderModel": _TEXT,
