@@ -38,6 +38,9 @@ _SEVERAL_TASKS = tuple(
     )
 )
 
+# By default every prompt is padded to 2048 tokens.
+_SHORT = {"max_sequence_length": 192}
+
 _MODULAR_ONLY = (
     Cell(
         family=_FAMILY,
@@ -47,6 +50,14 @@ _MODULAR_ONLY = (
         tasks=TEXT_AND_IMAGES,
         jobs={**TEXT, **IMAGES},
         joining=LATE,
+    ),
+    Cell(
+        family=_FAMILY,
+        models="Ideogram 4",
+        pipelines="Ideogram4ModularPipeline",
+        tiny="modular-ideogram-4",
+        jobs={name: {**fields, **_SHORT} for name, fields in TEXT.items()},
+        joining={name: {**fields, **_SHORT} for name, fields in LATE.items()},
     ),
     *(
         Cell(

@@ -133,6 +133,7 @@ CALLS = {
     "AnimaModularPipeline": "image height width strength negative_prompt",
     "Flux3ModularPipeline": "image height width negative_prompt",
     "Flux3DistilledModularPipeline": "image height width",
+    "Ideogram4ModularPipeline": "height width guidance_schedule",
     # Control nets
     "StableDiffusionControlNetPipeline": f"image height width guidance_scale negative_prompt {_CONTROL}",
     "StableDiffusionControlNetImg2ImgPipeline": (
@@ -203,6 +204,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "width": job.width,
         "guidance_scale": job.guidance_scale,
         "true_cfg_scale": job.guidance_scale,
+        "guidance_schedule": [job.guidance_scale] * job.steps,
         "strength": job.strength,
         "intermediate_timesteps": 1.3 if job.steps == 2 else None,  # as the pipeline's error says
         # Kontext scales to about a megapixel by default.

@@ -47,6 +47,7 @@ MODULES = {
     "images.modular": (*("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),),
     "images.anima": ("anima",),
     "images.flux3": ("flux-3", "flux-3-distilled"),
+    "images.ideogram": ("modular-ideogram-4",),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(

@@ -14,7 +14,11 @@ from shared.job_fields import Task
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
 
-@pytest.mark.parametrize("model", ["sd", "sdxl", "sd3", "flux", "qwen-image", "z-image", "bria", "krea-2"])
+CLASSIC = ("sd", "sdxl", "sd3", "flux", "qwen-image", "z-image", "bria", "krea-2")
+MODULAR = "modular-ideogram-4"
+
+
+@pytest.mark.parametrize("model", [*CLASSIC, *MODULAR])
 def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
     tiny_model: Callable[[str], Path], tmp_path: Path, model: str
 ) -> None:

@@ -84,6 +84,8 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
         values: dict[str, Any] = {"true_cfg_scale": true_scale}
     else:
         negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
+        if scale is None and "guidance_schedule" in accepted:  # the scale of each step
+            values = {"guidance_schedule": [job.guidance_scale] * job.steps}
     if negative is not None:  # without one XL zeroes the negative embedding, as intended by its authors
         values["negative_prompt"] = negative
     if job.guidance_scale_2 is not None:

@@ -133,6 +133,10 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         img_shapes=REPEATED,
         img_mask=SAME,
     ),
+    # Text of all prompts is padded to one length, and `segment_ids` mask the padding.
+    "Ideogram4Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "position_ids", "segment_ids", "indicator", timestep=ROWS
+    ),
     "SanaTransformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "encoder_attention_mask", "guidance", timestep=ROWS
     ),
