@@ -35,7 +35,7 @@ _EDIT = (Task.EDIT,)
 
 
 # All prompts but the last have one length.
-_ALIKE: Mapping[str, Fields] = {
+ALIKE: Mapping[str, Fields] = {
     "plain": {"prompt": "a dog", "steps": 5},
     "strongly": {"prompt": "a cat", "steps": 6, "guidance_scale": 7.5},
     "unguided": {"prompt": "a fox", "steps": 5, "guidance_scale": 1.0},
@@ -44,7 +44,7 @@ _ALIKE: Mapping[str, Fields] = {
     "another": {"prompt": "a pig", "steps": 6},
     "longer": {"prompt": "a dog and a cat", "steps": 3},
 }
-_ALIKE_LATE: Mapping[str, Fields] = {
+ALIKE_LATE: Mapping[str, Fields] = {
     "late": {"prompt": "a bee", "steps": 3},
     "late-too": {"prompt": "an ox", "steps": 4},
 }
@@ -252,9 +252,9 @@ _QWEN = (
             pipelines="QwenImage21Pipeline",
             tiny="qwen-image-2.1",
             tasks=_EDIT if edited else (Task.TEXT_TO_IMAGE,),
-            jobs=edits(_ALIKE) if edited else _ALIKE,
-            joining=edits(_ALIKE_LATE) if edited else _ALIKE_LATE,
-            fused_rows=len(_ALIKE) - 1,
+            jobs=edits(ALIKE) if edited else ALIKE,
+            joining=edits(ALIKE_LATE) if edited else ALIKE_LATE,
+            fused_rows=len(ALIKE) - 1,
             around=small_images("images.qwen21"),
             limits="only prompts of equal length share a forward: positions are those of the first row",
             refused={} if edited else {"image-to-image": {"prompt": "-", "strength": 0.5}, "inpaint": MASKED["masked"]},

@@ -11,7 +11,9 @@ from parity.cells import (
     THREE_TASKS,
     Cell,
     edits,
+    small_images,
 )
+from parity.images import ALIKE, ALIKE_LATE
 
 from shared.job_fields import Task
 
@@ -35,6 +37,29 @@ _SEVERAL_TASKS = tuple(
         ("FLUX.1", "FluxModularPipeline", "modular-flux", TEXT_AND_IMAGES),
         ("Qwen-Image", "QwenImageModularPipeline", "modular-qwen-image", THREE_TASKS),
         ("Z-Image", "ZImageModularPipeline", "modular-z-image", TEXT_AND_IMAGES),
+    )
+)
+
+_EQUAL_LENGTHS = tuple(
+    Cell(
+        family=_FAMILY,
+        models=f"{models}: {what}",
+        pipelines=pipelines,
+        tiny=tiny,
+        tasks=tasks,
+        jobs=jobs,
+        joining=joining,
+        fused_rows=len(ALIKE) - 1,
+        around=small_images("images.qwen21"),
+        limits="only prompts of equal length share a forward: positions are those of the first row",
+    )
+    for models, pipelines, tiny in (
+        ("Qwen-Image 2.1", "QwenImage21ModularPipeline", "modular-qwen-image-2.1"),
+        ("Qwen-Image 2.1 Turbo", "QwenImage21TurboModularPipeline", "modular-qwen-image-2.1-turbo"),
+    )
+    for what, tasks, jobs, joining in (
+        ("text", _TEXT, ALIKE, ALIKE_LATE),
+        ("edit", _EDIT, edits(ALIKE), edits(ALIKE_LATE)),
     )
 )
 
@@ -78,4 +103,4 @@ _MODULAR_ONLY = (
     ),
 )
 
-CELLS: tuple[Cell, ...] = (*_SEVERAL_TASKS, *_MODULAR_ONLY)
+CELLS: tuple[Cell, ...] = (*_SEVERAL_TASKS, *_EQUAL_LENGTHS, *_MODULAR_ONLY)

@@ -130,6 +130,8 @@ CALLS = {
     "FluxModularPipeline": "image height width strength guidance_scale",
     "QwenImageModularPipeline": "image mask_image height width strength negative_prompt",
     "ZImageModularPipeline": "image height width strength negative_prompt",
+    "QwenImage21ModularPipeline": "image height width negative_prompt",
+    "QwenImage21TurboModularPipeline": "image height width",
     "AnimaModularPipeline": "image height width strength negative_prompt",
     "Flux3ModularPipeline": "image height width negative_prompt",
     "Flux3DistilledModularPipeline": "image height width",

@@ -44,7 +44,10 @@ MODULES = {
     "more.longcat": ("longcat-image",),
     "more.motif": ("motif-video", "motif-video-i2v"),
     "more.nucleus": ("nucleus-image",),
-    "images.modular": (*("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),),
+    "images.modular": (
+        *("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
+        *("modular-qwen-image-2.1", "modular-qwen-image-2.1-turbo"),
+    ),
     "images.anima": ("anima",),
     "images.flux3": ("flux-3", "flux-3-distilled"),
     "images.ideogram": ("modular-ideogram-4",),
@@ -54,7 +57,7 @@ NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
     | {"joyimage-edit"}
-    | {"flux-3", "flux-3-distilled", "anima"}
+    | {"modular-qwen-image-2.1", "modular-qwen-image-2.1-turbo", "flux-3", "flux-3-distilled", "anima"}
 )
 
 

@@ -26,4 +26,8 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "modular-flux": partial(modular, "FluxModularPipeline", "images.stable", "flux"),
     "modular-qwen-image": partial(modular, "QwenImageModularPipeline", "images.qwen", "qwen-image"),
     "modular-z-image": partial(modular, "ZImageModularPipeline", "images.zimage", "z-image"),
+    "modular-qwen-image-2.1": partial(modular, "QwenImage21ModularPipeline", "images.qwen21", "qwen-image-2.1"),
+    "modular-qwen-image-2.1-turbo": partial(
+        modular, "QwenImage21TurboModularPipeline", "images.qwen21", "qwen-image-2.1"
+    ),
 }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models import AutoencoderKLQwenImage21, QwenImage21Transformer2DModel
+from diffusers.modular_pipelines.qwenimage21 import encoders
 from diffusers.pipelines.qwenimage21 import QwenImage21Pipeline, pipeline_qwenimage21
 from tiny import components, tokens
 
@@ -44,11 +45,13 @@ def qwen_image_2_1() -> QwenImage21Pipeline:
 def small_images() -> Iterator[None]:
     """Reduce the megapixel to which the pipeline scales inputs, to a 256th."""
     whole = pipeline_qwenimage21.calculate_dimensions
-    pipeline_qwenimage21.calculate_dimensions = lambda area, ratio: whole(area // 256, ratio)
+    for module in (pipeline_qwenimage21, encoders):
+        module.calculate_dimensions = lambda area, ratio: whole(area // 256, ratio)
     try:
         yield
     finally:
-        pipeline_qwenimage21.calculate_dimensions = whole
+        for module in (pipeline_qwenimage21, encoders):
+            module.calculate_dimensions = whole
 
 
 PIPELINES = {"qwen-image-2.1": qwen_image_2_1}
