@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
+from harness.engine import SIDE
 from parity.cells import (
     IMAGES,
     LATE,
     MASKED,
+    REPAINTED,
+    REPAINTED_LATE,
     TEXT,
     TEXT_AND_IMAGES,
     THREE_TASKS,
@@ -15,6 +20,7 @@ from parity.cells import (
 )
 from parity.images import ALIKE, ALIKE_LATE
 
+from shared.config.models_file import Defaults, Limits
 from shared.job_fields import Task
 
 _FAMILY = "Modular pipelines"
@@ -38,6 +44,84 @@ _SEVERAL_TASKS = tuple(
         ("Qwen-Image", "QwenImageModularPipeline", "modular-qwen-image", THREE_TASKS),
         ("Z-Image", "ZImageModularPipeline", "modular-z-image", TEXT_AND_IMAGES),
     )
+)
+
+_TEXTS = tuple(
+    Cell(family=_FAMILY, models=models, pipelines=pipelines, tiny=tiny, jobs=TEXT, joining=LATE)
+    for models, pipelines, tiny in (
+        ("FLUX.2 dev: text", "Flux2ModularPipeline", "modular-flux-2-dev"),
+        ("FLUX.2 Klein: text", "Flux2KleinModularPipeline", "modular-flux-2-klein"),
+        ("FLUX.2 Klein base: text", "Flux2KleinBaseModularPipeline", "modular-flux-2-klein-base"),
+        ("FLUX.1 Kontext: text", "FluxKontextModularPipeline", "modular-flux-kontext"),
+        ("ERNIE-Image", "ErnieImageModularPipeline", "modular-ernie-image"),
+    )
+) + tuple(
+    Cell(
+        family=_FAMILY,
+        models=models,
+        pipelines=pipelines,
+        tiny=tiny,
+        jobs=TEXT,
+        joining=LATE,
+        around=lambda: import_module("tiny.more.krea").few_layers(),  # type: ignore[no-any-return]
+    )
+    for models, pipelines, tiny in (
+        ("Krea 2", "Krea2ModularPipeline", "modular-krea-2"),
+        ("Krea 2 Turbo", "Krea2TurboModularPipeline", "modular-krea-2-turbo"),
+    )
+)
+
+_EDITS = (
+    *(
+        Cell(
+            family=_FAMILY,
+            models=f"{models}: edit",
+            pipelines=pipelines,
+            tiny=tiny,
+            tasks=_EDIT,
+            jobs=edits(TEXT, image_count=images),
+            joining=edits(LATE, image_count=images),
+            around=small_images(module),
+        )
+        for models, pipelines, tiny, images, module in (
+            ("FLUX.2 dev", "Flux2ModularPipeline", "modular-flux-2-dev", 2, "images.flux"),
+            ("FLUX.2 Klein", "Flux2KleinModularPipeline", "modular-flux-2-klein", 1, "images.flux"),
+            ("FLUX.2 Klein base", "Flux2KleinBaseModularPipeline", "modular-flux-2-klein-base", 1, "images.flux"),
+            ("FLUX.1 Kontext", "FluxKontextModularPipeline", "modular-flux-kontext", 1, "images.flux"),
+            ("Qwen-Image-Edit", "QwenImageEditModularPipeline", "modular-qwen-image-edit", 1, "images.qwen"),
+            (
+                "Qwen-Image-Edit-2509 and -2511",
+                "QwenImageEditPlusModularPipeline",
+                "modular-qwen-image-edit-plus",
+                3,
+                "images.qwen",
+            ),
+        )
+    ),
+    Cell(
+        family=_FAMILY,
+        models="Qwen-Image-Edit: inpaint",
+        pipelines="QwenImageEditModularPipeline",
+        tiny="modular-qwen-image-edit",
+        tasks=(Task.INPAINT,),
+        jobs=REPAINTED,
+        joining=REPAINTED_LATE,
+        around=small_images("images.qwen"),
+    ),
+    Cell(
+        family=_FAMILY,
+        models="Qwen-Image-Layered",
+        pipelines="QwenImageLayeredModularPipeline",
+        tiny="modular-qwen-image-layered",
+        tasks=_EDIT,
+        jobs=edits(TEXT, layers=2),
+        joining=edits(LATE, layers=2),
+        spec={
+            "defaults": Defaults(width=SIDE, height=SIDE, steps=4, layers=2),
+            "limits": Limits(multiple_of=16, max_layers=2),
+        },
+        around=small_images("images.qwen"),
+    ),
 )
 
 _EQUAL_LENGTHS = tuple(
@@ -103,4 +187,4 @@ _MODULAR_ONLY = (
     ),
 )
 
-CELLS: tuple[Cell, ...] = (*_SEVERAL_TASKS, *_EQUAL_LENGTHS, *_MODULAR_ONLY)
+CELLS: tuple[Cell, ...] = (*_SEVERAL_TASKS, *_TEXTS, *_EDITS, *_EQUAL_LENGTHS, *_MODULAR_ONLY)

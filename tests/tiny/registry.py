@@ -46,7 +46,10 @@ MODULES = {
     "more.nucleus": ("nucleus-image",),
     "images.modular": (
         *("modular-sdxl", "modular-sd3", "modular-flux", "modular-qwen-image", "modular-z-image"),
+        *("modular-flux-kontext", "modular-flux-2-dev", "modular-flux-2-klein", "modular-flux-2-klein-base"),
+        *("modular-qwen-image-edit", "modular-qwen-image-edit-plus", "modular-qwen-image-layered"),
         *("modular-qwen-image-2.1", "modular-qwen-image-2.1-turbo"),
+        *("modular-krea-2", "modular-krea-2-turbo", "modular-ernie-image"),
     ),
     "images.anima": ("anima",),
     "images.flux3": ("flux-3", "flux-3-distilled"),
@@ -57,6 +60,7 @@ NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
     | {"joyimage-edit"}
+    | {"modular-qwen-image-edit", "modular-qwen-image-edit-plus", "modular-qwen-image-layered", "modular-flux-2-dev"}
     | {"modular-qwen-image-2.1", "modular-qwen-image-2.1-turbo", "flux-3", "flux-3-distilled", "anima"}
 )
 

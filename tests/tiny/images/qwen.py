@@ -18,6 +18,7 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
+from diffusers.modular_pipelines.qwenimage import encoders as modular_encoders
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
@@ -140,7 +141,7 @@ def qwen_image_layered() -> QwenImageLayeredPipeline:
 @contextmanager
 def small_images() -> Iterator[None]:
     """Reduce the 1024x1024 or 640x640 pixels to which the edit pipelines scale inputs, to a 256th."""
-    modules = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered)
+    modules = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered, modular_encoders)
     whole = [module.calculate_dimensions for module in modules]
     for module, calculate in zip(modules, whole, strict=True):
         module.calculate_dimensions = lambda area, ratio, calculate=calculate: calculate(max(area // 256, 1024), ratio)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
     Krea2Pipeline,
     Krea2Transformer2DModel,
 )
+from diffusers.modular_pipelines.krea2 import encoders
 from tiny import tokens
 from transformers import Qwen3VLConfig, Qwen3VLModel
 
@@ -81,6 +86,13 @@ def krea_2() -> Krea2Pipeline:
         ),
         text_encoder_select_layers=tuple(range(LAYERS)),
     )
+
+
+@contextmanager
+def few_layers() -> Iterator[None]:
+    """Let the modular pipelines read the layers of the tiny text encoder, which they do not read from its folder."""
+    with mock.patch.object(encoders, "KREA2_TEXT_ENCODER_SELECT_LAYERS", tuple(range(LAYERS))):
+        yield
 
 
 PIPELINES = {"krea-2": krea_2}
