@@ -15,6 +15,7 @@ PACKED = frozenset(
         "BriaTransformer2DModel",
         "ChromaTransformer2DModel",
         "CosmosTransformer3DModel",
+        "ErnieImageTransformer2DModel",
         "Flux2Transformer2DModel",
         "Flux3Transformer2DModel",
         "FluxTransformer2DModel",

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefi
 
 
 CLASSIC = ("sd", "sdxl", "sd3", "flux", "qwen-image", "z-image", "bria", "krea-2")
-MODULAR = "modular-ideogram-4"
+MODULAR = ("modular-ernie-image", "modular-ideogram-4")
 
 
 @pytest.mark.parametrize("model", [*CLASSIC, *MODULAR])
