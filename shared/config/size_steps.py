@@ -27,11 +27,12 @@ PACKED = frozenset(
         "NucleusMoEImageTransformer2DModel",
         "OmniGenTransformer2DModel",
         "OvisImageTransformer2DModel",
+        "QwenImage21Transformer2DModel",
         "QwenImageTransformer2DModel",
         "ZImageTransformer2DModel",
     }
 )
-"""Denoisers that get the latents in patches of 2 x 2."""
+"""Denoisers that get the latents in patches of 2 x 2, and that of Qwen-Image 2.1, for which sides are rounded alike."""
 
 
 XL_SCALE = 8

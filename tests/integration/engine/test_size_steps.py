@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
+from tiny.registry import torchvision_fault
 
 from shared.config.models_file import load
 from shared.job_fields import Task
@@ -36,3 +37,15 @@ def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
     if wide.error is None:  # some pipelines refuse it themselves
         assert recorder.images["wide", 0].shape[:2] in ((side, side), (side, side + step))  # Krea 2 rounds up
         assert [(one.param, f"multiples of {step}, not" in one.message) for one in wide.warnings] == [("width", True)]
+
+
+@pytest.mark.vision
+def test_qwen_image_2_1_makes_multiples_of_32(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    if fault := torchvision_fault():
+        pytest.skip(fault)
+    folder, file = tiny_model("modular-qwen-image-2.1"), tmp_path / "models.toml"
+    file.write_text(f'[[model]]\nid = "m"\nsource = "{folder}"\n[model.limits]\nmultiple_of = 1\n')
+    assert load(file).get("m").limits.multiple_of == 32
+    jobs = [a_job("fits", width=96, height=64), a_job("rounded", width=112, height=64)]
+    recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
+    assert [recorder.images[job.id, 0].shape[:2] for job in jobs] == [(64, 96), (64, 96)]
