@@ -216,7 +216,8 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "width": job.width,
         "guidance_scale": job.guidance_scale,
         "true_cfg_scale": job.guidance_scale,
-        "guidance_schedule": [job.guidance_scale] * job.steps,
+        # The classic pipeline guides by a list of its own unless there is none.
+        "guidance_schedule": None if "guidance_scale" in CALLS[name] else [job.guidance_scale] * job.steps,
         "strength": job.strength,
         "intermediate_timesteps": 1.3 if job.steps == 2 else None,  # as the pipeline's error says
         # Kontext scales to about a megapixel by default.
@@ -224,7 +225,6 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "_auto_resize": False,
         "layers": job.layers,
         "resolution": 640,
-        "guidance_schedule": None,
         "frame_rate": job.fps,
         "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),

@@ -222,10 +222,6 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
     ),
     # Text has no mask: only prompts of equal length fuse.
     "JoyImageEditTransformer3DModel": forward("hidden_states", "encoder_hidden_states", timestep=TIMES),
-    # Text of all prompts is padded to one length, and `segment_ids` mask the padding.
-    "Ideogram4Transformer2DModel": forward(
-        "hidden_states", "encoder_hidden_states", "position_ids", "segment_ids", "indicator", timestep=ROWS
-    ),
     "OvisImageTransformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", timestep=ROWS, img_ids=SAME, txt_ids=SAME
     ),
