@@ -10,9 +10,9 @@ from typing import Any
 import diffusers
 
 
-def modular(class_name: str, module: str, name: str) -> Any:
-    """Return a modular pipeline with the parts of a tiny classic one that its blocks expect."""
-    parts = import_module(f"tiny.{module}").PIPELINES[name]().components
+def modular(class_name: str, module: str, name: str, **more: Any) -> Any:
+    """Return a modular pipeline with the parts of a tiny classic one that its blocks expect, and `more`."""
+    parts = {**import_module(f"tiny.{module}").PIPELINES[name]().components, **more}
     pipeline = getattr(diffusers, class_name)()
     pipeline.update_components(
         **{part: parts[part] for part in pipeline.pretrained_component_names if parts.get(part) is not None}

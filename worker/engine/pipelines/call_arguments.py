@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image
 
 from shared.config.models_file import Defaults
@@ -27,6 +28,8 @@ ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list even of one image
 LATENT = OutputFormat.LATENT.value  # diffusers' `output_type` has the same name
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
+
+FRAME_RATES = ("frame_rate", "fps")  # pipelines name it differently
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -71,7 +74,16 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
     if job.layers:
         resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))
         arguments |= {"layers": job.layers, "resolution": resolution}
+    if _has_fixed_steps(pipeline):
+        accepted = {
+            name: item for name, item in accepted.items() if name not in ("num_inference_steps", "guidance_scale")
+        }
     return {name: value for name, value in arguments.items() if name in accepted}
+
+
+def _has_fixed_steps(pipeline: Pipeline) -> bool:
+    """Return whether a distilled model has its steps in its index, and refuses others, and guidance."""
+    return bool(getattr(pipeline, "config", {}).get("distilled_sigmas"))
 
 
 def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
@@ -125,6 +137,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
         "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and "strength" not in accepted,
         **{name: name not in accepted for name in _call_fields(job) if name not in PARTS},
+        "steps": job.steps != defaults.steps and not _takes_steps(pipeline, accepted),
     }
     if (
         (job.true_cfg_scale or 0) > 1
@@ -137,6 +150,13 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
         for name, is_ignored in ignored.items()
         if is_ignored
     )
+
+
+def _takes_steps(pipeline: Pipeline, accepted: Parameters) -> bool:
+    """Return whether steps are a job's to choose: not if the pipeline has a schedule of its own, as Echo does."""
+    if _has_fixed_steps(pipeline):
+        return False
+    return "num_inference_steps" in accepted or getattr(pipeline, "scheduler", None) is not None
 
 
 def rounded_sides(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
@@ -242,7 +262,7 @@ def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
     """Return a video's frames and rate; pyramids take steps per stage, so the steps are divided among the stages."""
     values: dict[str, Any] = dict.fromkeys(FRAME_COUNTS, job.frames)
     if job.fps is not None:
-        values["frame_rate"] = float(job.fps)
+        values |= dict.fromkeys(FRAME_RATES, float(job.fps))
     stages = accepted.get("pyramid_num_inference_steps_list")
     if stages is not None:
         each, rest = divmod(job.steps, len(stages.default))
@@ -263,10 +283,14 @@ def effective_strength(job: Job) -> float:
 
 
 def set_guidance(pipeline: Pipeline, job: Job) -> None:
-    """Set the job's guidance on the clone's guider, for pipelines whose call takes none."""
-    guider = getattr(pipeline, "guider", None)
-    if guider is not None and hasattr(guider, "guidance_scale"):
-        guider.guidance_scale = job.guidance_scale
+    """Set the job's guidance on the clone's guiders, for pipelines whose call takes none.
+
+    The second of two denoisers has a guider of its own, which a job's `guidance_scale_2` sets; the others are alike.
+    """
+    second = job.guidance_scale if job.guidance_scale_2 is None else job.guidance_scale_2
+    for name, part in vars(pipeline).items():
+        if isinstance(part, BaseGuidance) and hasattr(part, "guidance_scale"):
+            part.guidance_scale = second if name == "guider_2" else job.guidance_scale
 
 
 @contextmanager
@@ -317,7 +341,9 @@ def images_of(pipeline: Pipeline, arguments: dict[str, Any], result: Any) -> tor
     """
     frames = getattr(result, "frames", None)
     if frames is not None:
-        return _stack(pipeline, _only(pipeline, frames))[: arguments.get("num_frames")]  # Helios: whole chunks of 33
+        is_one = getattr(frames, "ndim", 5) == 4 or isinstance(frames[0], Image.Image)  # Cosmos 3, not a list of one
+        video = frames if is_one else _only(pipeline, frames)
+        return _stack(pipeline, video)[: arguments.get("num_frames")]  # Helios: whole chunks of 33
     only = _only(pipeline, getattr(result, "images", getattr(result, "image", None)))
     if isinstance(only, list) or getattr(only, "ndim", 3) == 4:
         return list(_stack(pipeline, only))  # layers
@@ -358,7 +384,8 @@ def _audio(pipeline: Pipeline, result: Any) -> Audio | None:
     if not bool(samples.isfinite().all()):
         raise NonFiniteLatents("the vocoder returned values that are not finite")
     samples = samples.reshape(-1, samples.shape[-1]).clamp(-1, 1)
-    return Audio(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate))
+    rate = getattr(result, "sampling_rate", None)
+    return Audio(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate if rate is None else rate))
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:

@@ -9,13 +9,14 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from diffusers import ModularPipeline
 from diffusers.modular_pipelines import LoopSequentialPipelineBlocks, ModularPipelineBlocks
 
+from shared.config.model_index import MODULAR
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 
@@ -50,6 +51,8 @@ def modular_for(task: Task, pipeline: Pipeline) -> Pipeline:
     """
     blocks = _blocks_for(task, pipeline)
     missing = _missing_parts(pipeline, blocks)
+    if getattr(pipeline, "requires_safety_checker", False) and getattr(pipeline, "safety_checker", None) is None:
+        missing.append(f"safety_checker (or false as enable_safety_checker in {MODULAR})")
     if missing:
         raise ModelUnavailable(f"{type(pipeline).__name__} needs {', '.join(missing)} for {task.value}; add the folder")
     classes: tuple[Any, Any] = (type(pipeline), type(pipeline._blocks))
@@ -127,7 +130,10 @@ def _class_for(base: Any, blocks_class: Any, task: Task) -> Any:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, default=default) for name, default in inputs.items()]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return type(base.__name__, (base,), {"__module__": base.__module__, "__call__": call})
+    namespace: dict[str, Any] = {"__module__": base.__module__, "__call__": call}
+    if task.makes_video and hasattr(base, "requires_unconditional_embeds"):
+        namespace["requires_unconditional_embeds"] = True  # with a guidance of 1 they need it too (diffusers 0.42)
+    return type(base.__name__, (base,), namespace)
 
 
 def _step_with_callback(loop: Any, callback: Callable[..., Any], components: Any, state: Any, **at: Any) -> Any:
@@ -159,7 +165,29 @@ def _copy_blocks(blocks: ModularPipelineBlocks, progress_bar: Any) -> ModularPip
     own.sub_blocks = type(blocks.sub_blocks)(copies)
     if isinstance(own, LoopSequentialPipelineBlocks):
         own.__dict__["progress_bar"] = progress_bar
+        return own
+    block_class: Any = type(own)
+    if "tqdm" in inspect.unwrap(block_class.__call__).__code__.co_names:
+        own.__class__ = _counted(block_class)
+        own.__dict__["progress_bar"] = progress_bar
     return own
+
+
+@lru_cache(MOST_CLASSES)
+def _counted(block_class: Any) -> Any:
+    """Return a subclass of a block whose call counts its steps by `progress_bar` and not by the `tqdm` of its module.
+
+    Helios: its inner loops are no loop blocks.
+    """
+    function = inspect.unwrap(block_class.__call__)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names = {**function.__globals__, "tqdm": lambda items=None, total=None, **_: self.progress_bar(items, total)}
+        own = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+        return own(self, *args, **kwargs)
+
+    namespace = {"__module__": block_class.__module__, "__call__": torch.no_grad()(call)}
+    return type(block_class.__name__, (block_class,), namespace)
 
 
 def all_blocks(blocks: ModularPipelineBlocks) -> Iterator[ModularPipelineBlocks]:

@@ -1,0 +1,53 @@
+"""Tiny Cosmos 3: the distilled and the whole modular pipeline, without the safety checker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import (
+    Cosmos3DistilledModularPipeline,
+    Cosmos3OmniModularPipeline,
+    Cosmos3OmniTransformer,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+from tiny import tokens
+from tiny.videos.wan import wan_2_2_ti2v
+
+SIGMAS = [1.0, 0.9, 0.6, 0.3]
+
+
+def _built(pipeline: Any, scheduler: Any, **settings: Any) -> Any:
+    tokenizer = tokens.qwen()
+    pipeline.update_components(
+        text_tokenizer=tokenizer,
+        vae=wan_2_2_ti2v().vae,
+        transformer=Cosmos3OmniTransformer(
+            hidden_size=32,
+            head_dim=16,
+            intermediate_size=48,
+            latent_channel=4,
+            patch_latent_dim=16,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_hidden_layers=2,
+            rope_axes_dim=(4, 2, 2),
+            vocab_size=len(tokenizer),
+        ),
+        scheduler=scheduler,
+        enable_safety_checker=False,
+        **settings,
+    )
+    return pipeline
+
+
+def distilled() -> Any:
+    return _built(Cosmos3DistilledModularPipeline(), FlowMatchEulerDiscreteScheduler(), distilled_sigmas=SIGMAS)
+
+
+def omni() -> Any:
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    return _built(Cosmos3OmniModularPipeline(), scheduler)
+
+
+PIPELINES = {"modular-cosmos-3-distilled": distilled, "modular-cosmos-3": omni}
