@@ -35,7 +35,8 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+# The call of a modular pipeline has no signature of its own; its rows in the grid compare the results.
+@pytest.mark.parametrize("name", [name for name in CALLS if not name.endswith("ModularPipeline")])
 def test_a_pipeline_is_called_like_in_plain_diffusers(name: str) -> None:
     """Also the values, among them the strength and the pixels of images."""
     for fields in JOBS:
