@@ -27,7 +27,7 @@ class Cell:
     `jobs` (name -> fields of a `Job`) begin together, `joining` after the first forward. `fused_rows` is the number of
     images in the first denoiser forward, by default all of `jobs`. `limits` says what is not supported, and
     why; a job of `refused` ends with an error, which the page quotes after its name. `around` is the context of the
-    whole cell. `quick` cells run in every `make test`.
+    whole cell. `quick` cells run in every `make test`. Not `caches_steps`: too few steps in a loop.
     """
 
     family: str
@@ -44,6 +44,7 @@ class Cell:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     build: Callable[[str, Path], Path] = registry.save_tiny
     quick: bool = False
+    caches_steps: bool = True
 
     @property
     def id(self) -> str:

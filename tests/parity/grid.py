@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity import images, modular, unlisted, videos
+from parity import images, modular, modular_videos, unlisted, videos
 from parity.cells import Cell
 
-GRID: tuple[Cell, ...] = (*images.CELLS, *modular.CELLS, *videos.CELLS, *unlisted.CELLS)
+GRID: tuple[Cell, ...] = (*images.CELLS, *modular.CELLS, *modular_videos.CELLS, *videos.CELLS, *unlisted.CELLS)

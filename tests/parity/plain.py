@@ -62,7 +62,7 @@ class PlainPipeline:
         encoder = getattr(self._loaded, "text_encoder", None)
         if isinstance(encoder, CLIPTextModel) and not hasattr(encoder, "text_model"):
             vars(encoder)["text_model"] = encoder  # as before transformers 5, for `clip_skip`
-        self._own_scheduler = self._loaded.scheduler
+        self._own_scheduler = getattr(self._loaded, "scheduler", None)
 
     def results(self, job: Job) -> list[PlainResult]:
         """Return all results of a job, each made by a call of its own."""
@@ -70,11 +70,15 @@ class PlainPipeline:
         pipeline.set_progress_bar_config(disable=True)
         own = self._own_scheduler
         scheduler_class = type(own) if job.scheduler is None else getattr(diffusers, job.scheduler)
-        if getattr(pipeline, "guider", None) is not None:
-            pipeline.guider = pipeline.guider.new(guidance_scale=job.guidance_scale)
+        second = {} if job.guidance_scale_2 is None else {"guider_2": job.guidance_scale_2}
+        for name in ("guider", "guider_2", "audio_guider"):
+            if getattr(pipeline, name, None) is not None:
+                guidance = second.get(name, job.guidance_scale)
+                setattr(pipeline, name, getattr(pipeline, name).new(guidance_scale=guidance))
         results: list[PlainResult] = []
         for index in range(job.n):
-            pipeline.scheduler = scheduler_class.from_config(own.config)
+            if own is not None:
+                pipeline.scheduler = scheduler_class.from_config(own.config)
             call = arguments(pipeline, job, index)
             torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
             with torch.no_grad(), _captured() as values:

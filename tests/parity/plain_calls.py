@@ -39,6 +39,12 @@ _OF_TASKS = {
     Task.IMAGE_TO_VIDEO: {"WanPipeline": "WanImageToVideoPipeline", "LTX2Pipeline": "LTX2ImageToVideoPipeline"},
 }
 
+_OWN_STEPS = (
+    "HeliosPyramidPipeline",
+    "HeliosPyramidModularPipeline",
+    "EchoModularPipeline",
+    "Cosmos3DistilledModularPipeline",
+)
 _CONTROL = "controlnet_conditioning_scale control_guidance_start control_guidance_end"
 # What a call takes besides prompt, steps and generator.
 CALLS = {
@@ -146,6 +152,20 @@ CALLS = {
     "Flux3ModularPipeline": "image height width negative_prompt",
     "Flux3DistilledModularPipeline": "image height width",
     "Ideogram4ModularPipeline": "height width guidance_schedule",
+    "WanModularPipeline": "negative_prompt height width num_frames",
+    "Wan22ModularPipeline": "negative_prompt height width num_frames",
+    "WanImage2VideoModularPipeline": "image negative_prompt height width num_frames",
+    "Wan22Image2VideoModularPipeline": "image negative_prompt height width num_frames",
+    "HunyuanVideo15ModularPipeline": "image negative_prompt height width num_frames",
+    "HeliosModularPipeline": "image negative_prompt height width num_frames",
+    "HeliosPyramidModularPipeline": ("image negative_prompt height width num_frames pyramid_num_inference_steps_list"),
+    "LTXModularPipeline": "image negative_prompt height width num_frames frame_rate",
+    "LTX2ModularPipeline": "image negative_prompt height width num_frames frame_rate",
+    "LTX25ModularPipeline": "image negative_prompt height width num_frames frame_rate",
+    "Cosmos3DistilledModularPipeline": "image height width num_frames fps",
+    "Cosmos3OmniModularPipeline": "image negative_prompt height width num_frames fps guidance_scale",
+    "MiniMaxH3ModularPipeline": "image height width num_frames",
+    "EchoModularPipeline": "image height width num_frames frame_rate",
     # Control nets
     "StableDiffusionControlNetPipeline": f"image height width guidance_scale negative_prompt {_CONTROL}",
     "StableDiffusionControlNetImg2ImgPipeline": (
@@ -225,7 +245,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "_auto_resize": False,
         "layers": job.layers,
         "resolution": 640,
-        "frame_rate": job.fps,
+        **dict.fromkeys(("frame_rate", "fps"), job.fps),
         "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         **_images(job),
@@ -234,7 +254,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else ""  # as Qwen's model cards do
     if negative := job.negative_prompt or blank:
         values["negative_prompt"] = negative
-    steps = {} if name == "HeliosPyramidPipeline" else {"num_inference_steps": job.steps}
+    steps = {} if name in _OWN_STEPS else {"num_inference_steps": job.steps}
     generator = torch.Generator().manual_seed(job.seed + index)
     own = {word: values[word] for word in CALLS[name].split() if word in values}
     own |= {word: value for word in CallFields.model_fields if (value := getattr(job, word)) is not None}

@@ -135,6 +135,8 @@ def _refused(cell: Cell, source: Path) -> dict[str, str]:
 
 def _cached(cell: Cell, source: Path, steps: int) -> tuple[list[int], float]:
     """Run two jobs with different step caches and a job without one together, and each by itself in the engine."""
+    if not cell.caches_steps:
+        return [], 0.0
     first, *others = cell.jobs.values()
     schedules = {"reuse": StepSchedule(every=2, order="reuse"), "linear": StepSchedule(every=3, of="residual")}
     fields = {**first, "n": 1, "steps": steps}

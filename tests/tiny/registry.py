@@ -54,6 +54,11 @@ MODULES = {
     "images.anima": ("anima",),
     "images.flux3": ("flux-3", "flux-3-distilled"),
     "images.ideogram": ("modular-ideogram-4",),
+    "videos.modular": (
+        *("modular-wan", "modular-wan-2.2", "modular-wan-i2v", "modular-wan-2.2-i2v"),
+        *("modular-hunyuan-video-1.5", "modular-hunyuan-video-1.5-i2v", "modular-helios", "modular-helios-mid"),
+        *("modular-ltx", "modular-ltx-2", "modular-ltx-2.5", "modular-echo"),
+    ),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
