@@ -121,7 +121,7 @@ CALLS = {
     "OvisImagePipeline": "negative_prompt guidance_scale height width",
     "Krea2Pipeline": "negative_prompt height width guidance_scale",
     "DreamLitePipeline": "negative_prompt image height width guidance_scale",
-    "DreamLiteMobilePipeline": "image height width",
+    "DreamLiteMobilePipeline": "image height width guidance_scale",
     "BriaFibo2Pipeline": "negative_prompt height width guidance_scale",
     "Ideogram4Pipeline": "height width guidance_scale guidance_schedule",
     "JoyImageEditPipeline": "image negative_prompt height width guidance_scale",
