@@ -12,6 +12,8 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from worker.engine.pipelines.modular import is_modular, private_blocks
 from worker.engine.pipelines.noise_schedulers import avoid_waiting
@@ -180,6 +182,17 @@ def cache_signatures(module: torch.nn.Module) -> None:
         call = getattr(processor, "__call__", None)  # noqa: B004  # the method, not whether there is one
         if inspect.ismethod(call):
             vars(processor)["__call__"] = _with_signature(call)
+
+
+def install_capturing_hooks(module: torch.nn.Module) -> None:
+    """Install the hooks by which transformers collects hidden states, of a text encoder and the models inside it.
+
+    It installs them once, at the first call that asks for states. If that is a pipeline's own call of an inner model,
+    as MiniMax-H3's, they would count as a change of one image task, and the calls of others would collect nothing.
+    """
+    for part in module.modules():
+        if isinstance(part, PreTrainedModel) and getattr(part, "_can_record_outputs", None):
+            maybe_install_capturing_hooks(part)
 
 
 def _with_signature(call: Callable[..., Any]) -> Callable[..., Any]:

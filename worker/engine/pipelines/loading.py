@@ -42,7 +42,14 @@ from worker.engine.pipelines.call_arguments import (
     set_guidance,
 )
 from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
-from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
+from worker.engine.pipelines.clones import (
+    Pipeline,
+    StepCounter,
+    cache_signatures,
+    clone_pipeline,
+    install_capturing_hooks,
+    make_template,
+)
 from worker.engine.pipelines.compiling import check_blocks
 from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, divide_decodes
@@ -331,6 +338,7 @@ def _assemble(
     shared_methods: list[SharedMethod] = []
     stand_ins: dict[str, Any] = dict(cached_tokenizers(pipeline.components))
     for name, module in modules.items():
+        install_capturing_hooks(module)
         if not spec.compile:
             cache_signatures(module)
         if spec.compile == "blocks" and name in DENOISERS:

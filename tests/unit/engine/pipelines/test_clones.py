@@ -17,9 +17,16 @@ from diffusers import (
 )
 from diffusers.loaders import TextualInversionLoaderMixin
 from harness.engine import a_job
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from worker.engine.pipelines.call_arguments import set_guidance
-from worker.engine.pipelines.clones import StepCounter, cache_signatures, clone_pipeline, make_template
+from worker.engine.pipelines.clones import (
+    StepCounter,
+    cache_signatures,
+    clone_pipeline,
+    install_capturing_hooks,
+    make_template,
+)
 
 CPU = torch.device("cpu")
 
@@ -176,3 +183,24 @@ def test_steps_are_counted_from_bars_and_from_loops() -> None:
         bar.update()
     assert list(steps("abc")) == ["a", "b", "c"]
     assert (steps.step, steps.total, len(changes)) == (5, 5, 5)
+
+
+def test_hooks_that_collect_states_are_there_before_the_first_call() -> None:
+    """Installed by a pipeline's call of an inner model, they would be a change of one image task."""
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=8,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=8,
+        )
+    )
+    install_capturing_hooks(model)
+    before = [len(part._forward_hooks) for part in model.modules()]
+    states = model.model(input_ids=torch.tensor([[1, 2]]), output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    assert [len(part._forward_hooks) for part in model.modules()] == before
+    assert sum(before) > 0
