@@ -59,6 +59,7 @@ MODULES = {
         *("modular-hunyuan-video-1.5", "modular-hunyuan-video-1.5-i2v", "modular-helios", "modular-helios-mid"),
         *("modular-ltx", "modular-ltx-2", "modular-ltx-2.5", "modular-echo"),
     ),
+    "videos.cosmos3": ("modular-cosmos-3-distilled", "modular-cosmos-3"),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -88,9 +88,10 @@ def video(
     around: str = "",
     **more: Any,
 ) -> Family:
-    """Return a family of videos."""
+    """Return a family of videos; `same` are fields of all jobs."""
     frames, group, side = clip
-    each = {"task": task, "frames": frames, "fps": 24, "width": side, "height": side}
+    same: Fields = more.pop("same", {})
+    each = {"task": task, "frames": frames, "fps": 24, "width": side, "height": side, **same}
     jobs, late = ({name: {**fields, **each} for name, fields in some.items() if name != "two"} for some in (TEXT, LATE))
     return Family(
         family=family,
@@ -103,7 +104,14 @@ def video(
         around=small(tiny, around),
         spec={
             "limits": Limits(min_side=side, multiple_of=16, max_frames=frames, frames_multiple=group, max_images=8),
-            "defaults": Defaults(width=side, height=side, steps=4, guidance_scale=4.0, frames=frames),
+            "defaults": Defaults(width=side, height=side, frames=frames, **{"steps": 4, "guidance_scale": 4.0, **same}),
         },
         **more,
     )
+
+
+def both(family: Family) -> Family:
+    """Return a family of videos of text whose jobs also begin with an image."""
+    tasks = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+    jobs = {f"{name}-{task.value}": {**fields, "task": task} for task in tasks for name, fields in family.jobs.items()}
+    return replace(family, tasks=tasks, jobs=jobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.more.families import Clip, Family, image, video
+from parity.more.families import Clip, Family, both, image, video
 
 from shared.job_fields import Task
 
@@ -69,6 +69,16 @@ VIDEOS: tuple[Family, ...] = (
     video("Latte", "LattePipeline", "latte", Clip(5, 1)),
     video("AnimateDiff", "AnimateDiffPipeline", "animatediff", Clip(5, 1)),
     video("AnimateDiff XL", "AnimateDiffSDXLPipeline", "animatediff-xl", Clip(5, 1)),
+    both(video("Cosmos 3", "Cosmos3OmniModularPipeline", "modular-cosmos-3", fused=False)),
+    both(
+        video(
+            "Cosmos 3 distilled",
+            "Cosmos3DistilledModularPipeline",
+            "modular-cosmos-3-distilled",
+            same={"steps": 4, "guidance_scale": 1.0},
+            fused=False,
+        )
+    ),
     video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1), fused=False),
 )
 GRID = (*IMAGES, *VIDEOS)

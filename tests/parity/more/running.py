@@ -11,6 +11,7 @@ from parity.more.families import Family
 from parity.plain import PlainPipeline
 from parity.running import TOLERANCE, Joining, as_floats
 
+from shared.config.model_index import index_file
 from shared.job import Job
 
 
@@ -31,7 +32,7 @@ class Finding:
 def run(family: Family, folder: Path) -> Finding:
     """Run a family in `folder` and check its expectations; raises `AssertionError`."""
     with family.around(), as_floats():
-        source = folder if (folder / "model_index.json").exists() else family.build(family.tiny, folder)
+        source = folder if index_file(folder) is not None else family.build(family.tiny, folder)
         recorder = _together(family, source)
         jobs = [*family.first_jobs(), *family.joining_jobs()]
         finished = [recorder.finished[job.id] for job in jobs]
