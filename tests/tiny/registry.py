@@ -60,12 +60,13 @@ MODULES = {
         *("modular-ltx", "modular-ltx-2", "modular-ltx-2.5", "modular-echo"),
     ),
     "videos.cosmos3": ("modular-cosmos-3-distilled", "modular-cosmos-3"),
+    "videos.minimax": ("modular-minimax-h3",),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
     {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
     | {"cosmos-2-t2i", "omnigen", "nucleus-image", "longcat-image", "dreamlite", "dreamlite-mobile", "fibo-2"}
-    | {"joyimage-edit"}
+    | {"joyimage-edit", "modular-minimax-h3"}
     | {"modular-qwen-image-edit", "modular-qwen-image-edit-plus", "modular-qwen-image-layered", "modular-flux-2-dev"}
     | {"modular-qwen-image-2.1", "modular-qwen-image-2.1-turbo", "flux-3", "flux-3-distilled", "anima"}
 )

@@ -69,6 +69,7 @@ VIDEOS: tuple[Family, ...] = (
     video("Latte", "LattePipeline", "latte", Clip(5, 1)),
     video("AnimateDiff", "AnimateDiffPipeline", "animatediff", Clip(5, 1)),
     video("AnimateDiff XL", "AnimateDiffSDXLPipeline", "animatediff-xl", Clip(5, 1)),
+    both(video("MiniMax-H3", "MiniMaxH3ModularPipeline", "modular-minimax-h3", Clip(124, 123, 32))),
     both(video("Cosmos 3", "Cosmos3OmniModularPipeline", "modular-cosmos-3", fused=False)),
     both(
         video(

@@ -141,4 +141,17 @@ VIDEO_DENOISERS: Mapping[str, Methods] = {
     "ChronoEditTransformer3DModel": forward(
         "hidden_states", "encoder_hidden_states", timestep=TIMES, encoder_hidden_states_image=GROUPED
     ),
+    # One sequence of text, sound and video, without a mask: only prompts of equal length at the same times fuse.
+    "MiniMaxH3Transformer3DModel": forward(
+        "hidden_states",
+        "audio_hidden_states",
+        "encoder_hidden_states",
+        timestep=SAME,
+        timestep_indices=SAME,
+        token_tags=SAME,
+        position_ids=SAME,
+        video_indices=SAME,
+        audio_indices=SAME,
+        text_indices=SAME,
+    ),
 }
