@@ -251,8 +251,9 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         **_images(job),
         **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
     }
-    blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else ""  # as Qwen's model cards do
-    if negative := job.negative_prompt or blank:
+    blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else None  # as Qwen's model cards do
+    negative = blank if job.negative_prompt is None else job.negative_prompt
+    if negative is not None:
         values["negative_prompt"] = negative
     steps = {} if name in _OWN_STEPS else {"num_inference_steps": job.steps}
     generator = torch.Generator().manual_seed(job.seed + index)

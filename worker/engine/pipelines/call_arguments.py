@@ -92,7 +92,8 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
     if "true_cfg_scale" in accepted and (scale is None or scale.default is None):
         # Guidance by a second, negative call, which these pipelines make only with a negative prompt, even a blank.
         true_scale = job.guidance_scale if job.true_cfg_scale is None else job.true_cfg_scale
-        negative = job.negative_prompt or (" " if true_scale > 1 else None)
+        blank = " " if true_scale > 1 else None
+        negative = blank if job.negative_prompt is None else job.negative_prompt
         values: dict[str, Any] = {"true_cfg_scale": true_scale}
     else:
         negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
@@ -146,10 +147,17 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     ):
         ignored["true_cfg_scale"] = True  # the pipeline guides only away from a negative prompt
     return tuple(
-        FieldWarning(param=name, message=f"{name}: ignored; model {job.model!r} takes none for {job.task.value}")
+        FieldWarning(param=name, message=f"{name}: ignored; {_why_ignored(name, job, accepted)}")
         for name, is_ignored in ignored.items()
         if is_ignored
     )
+
+
+def _why_ignored(name: str, job: Job, accepted: Parameters) -> str:
+    needs = {"negative_prompt": "a true_cfg_scale above 1", "true_cfg_scale": "a negative_prompt"}
+    if name in needs and needs.keys() <= accepted.keys():
+        return f"model {job.model!r} uses one only with {needs[name]}"
+    return f"model {job.model!r} takes none for {job.task.value}"
 
 
 def _takes_steps(pipeline: Pipeline, accepted: Parameters) -> bool:

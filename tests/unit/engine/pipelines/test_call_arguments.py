@@ -133,11 +133,26 @@ def test_a_field_that_a_pipeline_does_not_use_has_a_warning(
 
 
 @pytest.mark.parametrize(
+    ("pipeline", "fields", "reason"),
+    [
+        ("FluxPipeline", {"negative_prompt": "no"}, "uses one only with a true_cfg_scale above 1"),
+        ("FluxPipeline", {"true_cfg_scale": 3.0}, "uses one only with a negative_prompt"),
+        ("Flux2Pipeline", {"negative_prompt": "no"}, "takes none for text_to_image"),
+    ],
+)
+def test_a_warning_says_with_what_a_field_counts(pipeline: str, fields: dict[str, Any], reason: str) -> None:
+    instance = object.__new__(getattr(diffusers, pipeline))
+    (warning,) = ignored_fields(instance, a_job("x", **fields), Defaults())
+    assert warning.message == f"{warning.param}: ignored; model 'tiny' {reason}"
+
+
+@pytest.mark.parametrize(
     ("pipeline", "fields", "inputs", "expected"),
     [
         ("FluxPipeline", {"negative_prompt": "no"}, None, SCALE | {"negative_prompt": "no"}),
         ("QwenImagePipeline", {}, None, {"true_cfg_scale": 4.0, "negative_prompt": " "}),
         ("QwenImagePipeline", {"guidance_scale": 1.0}, None, {"true_cfg_scale": 1.0}),
+        ("QwenImagePipeline", {"negative_prompt": ""}, None, {"true_cfg_scale": 4.0, "negative_prompt": ""}),
         ("QwenImagePipeline", {"negative_prompt": "no"}, None, {"true_cfg_scale": 4.0, "negative_prompt": "no"}),
         ("WanPipeline", CLIP, None, SCALE | {"num_frames": 9}),
         ("WanPipeline", CLIP | {"guidance_scale_2": 3.0}, None, SCALE | {"num_frames": 9, "guidance_scale_2": 3.0}),
