@@ -13,9 +13,10 @@ from harness import model_pool
 from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spec
 
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
-from shared.job import Job
+from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.fusion.module_proxy import SharedMethod
+from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import allowed_rows
 
 pytestmark = pytest.mark.usefixtures("shared_models")
@@ -351,3 +352,19 @@ def test_a_lost_device_is_reported_as_a_hang_and_fails_no_job(
     activity = harness.engine.status().activity
     assert activity.busy
     assert activity.since_s == float("-inf")
+
+
+def test_a_fault_before_the_first_step_ends_only_its_job(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads a job's texts runs on the engine's thread, outside its image task."""
+    real = LoadedModel.warnings
+
+    def warnings(model: LoadedModel, job: Job) -> tuple[FieldWarning, ...]:
+        if job.id == "odd":
+            raise KeyError("a word of the prompt")
+        return real(model, job)
+
+    monkeypatch.setattr(LoadedModel, "warnings", warnings)
+    jobs = [a_job("good", steps=2), a_job("odd", steps=2), a_job("after", steps=2)]
+    finished = EngineHarness(a_spec(tiny_models / "sd")).run(*jobs).finished
+    assert isinstance(finished["odd"].error, InferenceFailed)
+    assert [finished[name].error for name in ("good", "after")] == [None, None]

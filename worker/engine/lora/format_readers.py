@@ -12,13 +12,13 @@ from diffusers.utils import (
     convert_state_dict_to_peft,
     convert_unet_state_dict_to_peft,
 )
-from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 
 from shared.errors import AdapterUnavailable
 from shared.signature import DENOISERS
 from worker.engine.lora.layer_update import LayerUpdate
 from worker.engine.lora.pacing import Pace, paced
+from worker.engine.lora.peft_patterns import value_of
 
 PEFT_PREFIX = "base_model.model."
 
@@ -146,7 +146,6 @@ def _low_rank(path: str, weights: State, alpha: float | None, settings: Mapping[
         raise AdapterUnavailable(f"{path} lacks one half of its weights")
     rank = down.shape[0]
     if settings:  # PEFT's configuration of the adapter
-        patterns: dict[str, float] = settings.get("alpha_pattern") or {}
-        alpha = patterns.get(get_pattern_key(list(patterns), path), settings.get("lora_alpha", _PEFT_ALPHA))
+        alpha = value_of(settings, "alpha_pattern", path, settings.get("lora_alpha", _PEFT_ALPHA))
     scale = 1.0 if alpha is None else alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     return LayerUpdate(down.float(), up.float() * scale, None if bias is None else bias.float() * scale)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from peft.utils.other import get_pattern_key
 
 from shared.errors import AdapterUnavailable
 from shared.inputs.lycoris_shapes import MAGNITUDE, by_layer, product_size
 from worker.engine.lora.layer_update import Hadamard, Kronecker, Magnitude, Product
+from worker.engine.lora.peft_patterns import value_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -94,9 +94,8 @@ def product_of(
 
 def _scale(parts: Tensors, alpha: float | None, path: str, settings: Mapping[str, Any]) -> float:
     if settings:
-        alphas, ranks = (settings.get(f"{name}_pattern") or {} for name in ("alpha", "rank"))
-        alpha = alphas.get(get_pattern_key(list(alphas), path), settings.get("alpha", _PEFT_ALPHA))
-        rank = ranks.get(get_pattern_key(list(ranks), path), settings.get("r", _PEFT_ALPHA))
+        alpha = value_of(settings, "alpha_pattern", path, settings.get("alpha", _PEFT_ALPHA))
+        rank = value_of(settings, "rank_pattern", path, settings.get("r", _PEFT_ALPHA))
         return float(alpha) / float(rank)
     inner = next((parts[name] for name in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if name in parts), None)
     return 1.0 if alpha is None or inner is None else alpha / inner.shape[0]

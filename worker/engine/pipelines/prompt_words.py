@@ -35,18 +35,19 @@ class WordTokenizer(CachedTokenizer):
         names: dict[int, str] = {}
         next_id = len(tokenizer)
         for word in words:
-            ids[word.text.lower()] = range(next_id, next_id + word.tokens)
-            names |= dict.fromkeys(ids[word.text.lower()], "") | {next_id: word.text}
+            ids[word.text] = range(next_id, next_id + word.tokens)
+            names |= dict.fromkeys(ids[word.text], "") | {next_id: word.text}
             next_id += word.tokens
+        longest_first = sorted(ids, key=len, reverse=True)
         super().__init__(tokenizer)
         mark = str(tokenizer.bos_token)
         vars(self).update(
             prompts=LRUCache(_CACHED_PROMPTS),
-            _ids=ids,
+            _ids=[ids[word] for word in longest_first],  # as the groups of the pattern
             _names=names,
             _ends={some[-1] for some in ids.values()},
             _mark=mark,
-            _pattern=re.compile(f"{re.escape(mark)}|(?i:{_any_of(list(ids))})"),
+            _pattern=re.compile(f"{re.escape(mark)}|(?i:{'|'.join(f'({_whole(word)})' for word in longest_first)})"),
         )
 
     def __call__(self, text: str | Sequence[str], *args: Any, **kwargs: Any) -> Any:
@@ -73,12 +74,12 @@ class WordTokenizer(CachedTokenizer):
         tokens: list[int] = []
 
         def replace(match: re.Match[str]) -> str:
-            if match[0] == self._mark:
+            if match.lastindex is None:  # the mark itself
                 tokens.append(self.bos_token_id)
                 return match[0]
             if len(tokens) >= most:
                 return match[0]
-            own = self._ids[match[0].lower()]
+            own = self._ids[match.lastindex - 1]
             tokens.extend(own)
             return " ".join([self._mark] * len(own))
 
@@ -105,12 +106,9 @@ class WordTokenizer(CachedTokenizer):
         return name + ("</w>" if id_ in self._ends else "")
 
 
-def _any_of(words: Sequence[str]) -> str:
-    """Return a pattern of the words, the longest first; none of them within a longer word."""
-    return "|".join(
-        (r"(?<!\w)" if word[0] != "<" else "") + re.escape(word) + (r"(?!\w)" if word[-1] != ">" else "")
-        for word in sorted(words, key=len, reverse=True)
-    )
+def _whole(word: str) -> str:
+    """Return a pattern of a word that is not within a longer one."""
+    return (r"(?<!\w)" if word[0] != "<" else "") + re.escape(word) + (r"(?!\w)" if word[-1] != ">" else "")
 
 
 def tokenizers_with(words: Sequence[Word], pipeline: Pipeline) -> Mapping[str, WordTokenizer]:
@@ -127,6 +125,6 @@ def unused_words(words: Sequence[Word], job: Job) -> Iterator[FieldWarning]:
     """Yield a warning for each word that is in no prompt of a job: its embedding has no effect."""
     texts = " ".join(filter(None, (job.prompt, job.prompt_2, job.negative_prompt)))
     for word in words:
-        if not re.search(_any_of([word.text]), texts, re.IGNORECASE):
+        if not re.search(_whole(word.text), texts, re.IGNORECASE):
             message = f"adapters: the word of an embedding, {word.text!r}, is in none of the prompts"
             yield FieldWarning(param="adapters", message=message)

@@ -12,6 +12,7 @@ from shared.job import Phase
 from shared.signature import DENOISERS
 from worker.engine import protocol
 from worker.engine.device import device_name
+from worker.engine.errors import as_job_error
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
@@ -146,7 +147,12 @@ class BatchScheduler:
             self._report_loading(engine_job)
             self._models.adapters.request_load(model, engine_job.adapter, engine_job.request.adapters)
             return
-        engine_job.create_tasks(model)
+        try:
+            engine_job.create_tasks(model)
+        except Exception as error:  # of code that reads the job's texts: it concerns no other job
+            log.error("job_not_started", error=type(error).__name__)  # the message can quote a prompt
+            engine_job.tasks.clear()
+            return self.finish(engine_job, as_job_error(error))
         started = self._timer.begin_own_code()
         for task in engine_job.tasks:
             task.start(self._device)
