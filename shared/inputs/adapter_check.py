@@ -130,8 +130,11 @@ def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[i
     model's text encoders.
     """
     shapes = shapes_of(tensors)
-    if layers and is_embedding(shapes):
-        widths = {path.removeprefix(WIDTHS): size[1] for path, size in layers.items() if path.startswith(WIDTHS)}
+    if is_embedding(shapes):
+        if WIDTHS not in layers:  # they are not known, or of a worker of an earlier version
+            return None
+        widths = {path[len(WIDTHS) :]: size[1] for path, size in layers.items() if path.startswith(WIDTHS)}
+        del widths[""]
         if not widths:
             _refuse("it is an embedding, and the model takes none: diffusers loads them into CLIP text encoders only")
         return _refused_if_invalid(tensors_of, shapes, widths)

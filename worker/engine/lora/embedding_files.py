@@ -40,10 +40,12 @@ def token_tables(pipeline: Any) -> dict[str, TokenTable]:
 
 
 def published_widths(pipeline: Any) -> Mapping[str, tuple[int, int]]:
-    """Return first id and width of the token embeddings of a pipeline, as the API compares them with uploads."""
-    return {
-        f"{WIDTHS}{component}": (table.first_id, table.width) for component, table in token_tables(pipeline).items()
-    }
+    """Return first id and width of the token embeddings of a pipeline, as the API compares them with uploads.
+
+    Also `WIDTHS` itself: without it they are not known.
+    """
+    tables = token_tables(pipeline)
+    return {WIDTHS: (0, 0)} | {f"{WIDTHS}{name}": (table.first_id, table.width) for name, table in tables.items()}
 
 
 def read_embedding(spec: AdapterSpec, file: Path, pipeline: Any) -> NewTokens:

@@ -120,7 +120,7 @@ local function add_lanes(rank, most)
     if quota.allows(limits, tenant, 1) then
       if has_returned then returned, more_returned = returned_jobs(rank, tenant, each) end
       stream = stream_jobs(rank, tenant, each)
-      startable = startable + #returned + #stream
+      for count = 1, #returned + #stream do if quota.allows(limits, tenant, count) then startable = startable + 1 end end
     end
     table.insert(facts.lanes, {rank, tenant, row.usage, quota.row(limits, tenant),
       placed and dated.start_by_of(placed, {sig = sig, rank = rank, tenant = tenant}, now) or cjson.null,

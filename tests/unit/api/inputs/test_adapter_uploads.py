@@ -187,7 +187,9 @@ async def test_an_embedding_has_a_word_and_no_scale(
 
 async def test_an_embedding_of_another_width_is_refused(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     demo = ModelSpec(id="demo", source="somewhere/model")
-    await fake_queue.adapters.publish_layers(demo, {"unet.x": (4, 32), "embeddings.text_encoder": (591, 64)})
+    await fake_queue.adapters.publish_layers(
+        demo, {"unet.x": (4, 32), "embeddings.": (0, 0), "embeddings.text_encoder": (591, 64)}
+    )
     assert (await upload(api, content=an_embedding())).status_code == 201
     refused = await upload(api, content=an_embedding(width=768))
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_adapter")
