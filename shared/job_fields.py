@@ -26,6 +26,7 @@ LATENTS_TYPE = "application/safetensors"
 MAX_DEADLINE_S = 7 * 86_400
 MAX_EXTRA_INPUTS = 16
 MAX_EXTRA_BYTES = 16 * 1024
+MAX_EXTRA_LEVELS = 16
 MAX_COUNT = 2**31 - 1
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
 
@@ -132,16 +133,29 @@ def _read_step_cache(value: Any) -> Any:
         raise PydanticCustomError("step_cache", "{reason}", {"reason": reason}) from None
 
 
-def _bounded(extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    size = len(json.dumps(extra, ensure_ascii=False).encode("utf-8", "replace"))
+def _bounded(extra: Any) -> Any:
+    """Refuse what is too large or too deep: Pydantic reads and writes some 200 levels only."""
+    limits = {"inputs": MAX_EXTRA_INPUTS, "bytes": MAX_EXTRA_BYTES, "levels": MAX_EXTRA_LEVELS}
+    if _is_deeper(extra, MAX_EXTRA_LEVELS):
+        raise PydanticCustomError("extra_levels", "it has at most {levels} levels", limits)
+    if not isinstance(extra, dict):
+        return extra
+    try:
+        size = len(json.dumps(extra, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+    except (TypeError, ValueError):
+        raise PydanticCustomError("extra_json", "it has a number that JSON cannot write") from None
     if len(extra) > MAX_EXTRA_INPUTS or size > MAX_EXTRA_BYTES:
-        limits = {"inputs": MAX_EXTRA_INPUTS, "bytes": MAX_EXTRA_BYTES}
         raise PydanticCustomError("extra_size", "it has at most {inputs} inputs and {bytes} bytes of JSON", limits)
     return extra
 
 
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 if not parts else levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
 ExtraName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Extra = Annotated[dict[ExtraName, JsonValue], AfterValidator(_bounded)]
+Extra = Annotated[dict[ExtraName, JsonValue], BeforeValidator(_bounded)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]

@@ -13,7 +13,8 @@ MODULAR = "modular_model_index.json"
 
 Index = dict[str, Any]
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_INSIDE = re.compile(r"(?:(?!\.\.)[\w-][\w.-]*(?:/(?!\.\.)[\w.-]+)*)?")  # a path without `..`, relative to a folder
 
 
 class PartPlace(NamedTuple):
@@ -62,8 +63,9 @@ def part_places(folder: Path) -> Iterator[PartPlace]:
         on_hub = _HUB_ID.fullmatch(source) is not None
         values = (entry[2].get(key) for key in ("revision", "variant"))
         revision, variant = (value if isinstance(value, str) else None for value in values)
-        subfolder = entry[2].get("subfolder")
-        own = subfolder if isinstance(subfolder, str) and (subfolder or on_hub) else name
+        own = entry[2].get("subfolder") or ("" if on_hub else name)
+        if not isinstance(own, str) or not _INSIDE.fullmatch(own) or not _INSIDE.fullmatch(revision or ""):
+            raise ValueError(f"{MODULAR} places its {name} outside of a folder; correct the entry")
         if rewrites_prompts(name) and not (own and (folder / own).is_dir()):
             continue
         yield PartPlace(name, own, source if on_hub else None, revision, variant)

@@ -6,11 +6,11 @@ Plain data about diffusers' pipelines, so that no torch is needed. A test compar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from shared.config.model_index import read_index
 from shared.job_fields import Task
 
 PIPELINES = frozenset(
@@ -45,10 +45,14 @@ def takes_part(field: str, folder: Path, task: Task, *, with_nets: bool) -> bool
     return name in PIPELINES and field in _FIELDS.get(task, ()) and not (with_nets and task is Task.IMAGE_TO_IMAGE)
 
 
-@lru_cache(maxsize=256)
 def pipeline_class(source: str) -> str | None:
     """Return diffusers' class of the model in a folder; None if it cannot be read."""
     try:
-        return str(json.loads((Path(source) / "model_index.json").read_text("utf-8"))["_class_name"])
+        return _class_name(source)
     except (OSError, ValueError, TypeError, LookupError):
         return None  # loading the model reports the error
+
+
+@lru_cache(maxsize=256)
+def _class_name(source: str) -> str:
+    return str(read_index(Path(source))["_class_name"])

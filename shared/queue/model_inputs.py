@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ValidationError
 
 from shared.config.models_file import ModelSpec
 from shared.model_inputs import ModelInput
@@ -11,21 +11,34 @@ from shared.queue.connections.errors import translated
 
 _KEPT_MS = 30 * 86_400_000
 _MAX_BYTES = 256 * 1024
-_INPUTS = TypeAdapter(tuple[ModelInput, ...])
+
+
+class _Description(BaseModel):
+    weights: str
+    inputs: tuple[ModelInput, ...]
 
 
 class ModelInputs(QueueComponent):
     async def publish(self, spec: ModelSpec, inputs: Sequence[ModelInput]) -> None:
         """Store the inputs of a loaded model; very many are left out."""
-        wire = _INPUTS.dump_json(tuple(inputs), by_alias=True)
-        if len(wire) <= _MAX_BYTES:
-            with translated():
-                await self._redis.set(self._keys.model_inputs(spec.id), wire, px=_KEPT_MS)
+        wire = _Description(weights=weights_of(spec), inputs=tuple(inputs)).model_dump_json(by_alias=True)
+        name = self._keys.model_inputs(spec.id)
+        with translated():
+            await (self._redis.set(name, wire, px=_KEPT_MS) if len(wire) <= _MAX_BYTES else self._redis.delete(name))
 
     async def of(self, spec: ModelSpec) -> tuple[ModelInput, ...] | None:
-        """Return the inputs that the models file allows; None if no worker has loaded the model lately."""
+        """Return the inputs that the models file allows; None if no worker has loaded these weights lately."""
         with translated():
             wire = await self._redis.get(self._keys.model_inputs(spec.id))
-        if wire is None:
+        try:
+            known = None if wire is None else _Description.model_validate_json(wire)
+        except ValidationError:  # of another version
             return None
-        return tuple(one for one in _INPUTS.validate_json(wire) if one.name in spec.extra)
+        if known is None or known.weights != weights_of(spec):
+            return None
+        return tuple(one for one in known.inputs if one.name in spec.extra)
+
+
+def weights_of(spec: ModelSpec) -> str:
+    """Return what names the weights of a model; folders can have different paths on different machines."""
+    return "+".join((f"{spec.source.rstrip('/').rpartition('/')[2]}@{spec.revision or ''}", *spec.file_names))

@@ -70,8 +70,9 @@ def parameters_json(job: Job, index: int) -> str:
     unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.controls else ("controls",))}
     given = {"prompt": job.prompt, "negative_prompt": job.negative_prompt, "prompt_2": job.prompt_2}
     texts = {name: text for name, text in given.items() if text is not None}
+    others = len(json.dumps(job.extra, ensure_ascii=False).encode(_UTF16, "replace")) if job.extra else 0
     parameters = {
-        **{name: _cut(text, _MAX_TEXTS_BYTES // len(texts)) for name, text in texts.items()},
+        **{name: _cut(text, (_MAX_TEXTS_BYTES - others) // len(texts)) for name, text in texts.items()},
         "seed": job.seed_of(index),
         **job.model_dump(mode="json", include={*_PARAMETERS} - unused, exclude_none=True),
     }

@@ -12,6 +12,7 @@ from shared.errors import Conflict, NotFound
 from shared.inputs.adapter_store import prefix
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.model_inputs import weights_of
 from shared.queue.quotas import adapter_size
 from shared.queue.records import ExpiredItem, page_after
 from shared.queue.transactions import Transaction
@@ -149,7 +150,7 @@ class Adapters(QueueComponent):
 
     async def publish_layers(self, spec: ModelSpec, layers: Mapping[str, tuple[int, int]]) -> None:
         """Store the layers of a loaded model that adapters can change; those of a very large model are left out."""
-        wire = json.dumps({"weights": _weights(spec), "layers": layers})
+        wire = json.dumps({"weights": weights_of(spec), "layers": layers})
         if len(wire) <= _MAX_LAYERS_BYTES:
             with translated():
                 await self._redis.set(self._keys.model_layers(spec.id), wire, px=_LAYERS_MS)
@@ -159,7 +160,7 @@ class Adapters(QueueComponent):
         with translated():
             wire = await self._redis.get(self._keys.model_layers(spec.id))
         known = {} if wire is None else json.loads(wire)
-        layers: Mapping[str, Sequence[int]] = known["layers"] if known.get("weights") == _weights(spec) else {}
+        layers: Mapping[str, Sequence[int]] = known["layers"] if known.get("weights") == weights_of(spec) else {}
         return layers
 
     async def abandon(self, tenant: str, adapter_id: str) -> None:
@@ -204,11 +205,6 @@ class Adapters(QueueComponent):
 def _row(tenant: str, adapter_id: str, size: str) -> str:
     """Return an adapter's row in the retention."""
     return f"adapter|{tenant}|{adapter_id}||{size}"
-
-
-def _weights(spec: ModelSpec) -> str:
-    """Return what names the weights of a model; folders can have different paths on different machines."""
-    return "+".join((f"{spec.source.rstrip('/').rpartition('/')[2]}@{spec.revision or ''}", *spec.file_names))
 
 
 def _no_adapter(adapter_id: str) -> NotFound:

@@ -144,7 +144,8 @@ CLIP = {**LAYERS, "embeddings.": (0, 0), "embeddings.text_encoder": (49408, 2)}
     [
         (CLIP, None),
         ({}, None),
-        (LAYERS, "the model takes none"),
+        (LAYERS, None),  # of a worker that does not know embeddings
+        ({**LAYERS, "embeddings.": (0, 0)}, "the model takes none"),
         ({**CLIP, "embeddings.text_encoder": (49408, 3)}, "text_encoder of the model takes 3"),
         ({**CLIP, "embeddings.text_encoder_2": (49408, 2)}, "needs clip_l and clip_g"),
     ],

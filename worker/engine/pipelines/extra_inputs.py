@@ -1,5 +1,6 @@
 """Inputs of modular pipelines that jobs have no field for: described for clients, and taken from a job's `extra`."""
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -94,7 +95,7 @@ def extra_arguments(pipeline: Pipeline, job: Job) -> dict[str, Any]:
 
 def _converted(name: str, hint: Any, value: JsonValue) -> Any:
     try:
-        return TypeAdapter(hint).validate_python(value)
+        return TypeAdapter(hint).validate_python(copy.deepcopy(value))  # a pipeline can change it
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise UnusableInput(f"extra.{name}: {message}", param=f"extra.{name}") from None

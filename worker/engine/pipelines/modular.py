@@ -16,7 +16,7 @@ import torch
 from diffusers import ModularPipeline
 from diffusers.modular_pipelines import LoopSequentialPipelineBlocks, ModularPipelineBlocks
 
-from shared.config.model_index import MODULAR
+from shared.config.model_index import MODULAR, rewrites_prompts
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 
@@ -36,8 +36,8 @@ _GIVEN: Mapping[Task, tuple[str, ...]] = {
 _IMAGES = ("image", "mask_image")  # of the job's task
 _ALSO_TAKEN = ("last_image", "callback_on_step_end")  # by blocks that the inputs of a task alone do not choose
 _OUTPUTS = {"images": "images", "videos": "frames", "audio": "audio", "sampling_rate": "sampling_rate"}
-# Parts without which blocks run: diffusers asks for them only with an input that is off by default, or has a default.
-_OPTIONAL = ("upsampler", "enhancer", "duration_head", "safety_checker", "watermark", "processor")
+# Parts without which blocks run, besides all parts of blocks that rewrite prompts.
+_OPTIONAL = frozenset({"duration_head", "safety_checker", "watermark"})
 
 
 def is_modular(pipeline: Pipeline) -> bool:
@@ -109,8 +109,10 @@ def _inputs(task: Task, blocks: Any) -> dict[str, Any]:
 
 
 def _missing_parts(pipeline: Pipeline, blocks: ModularPipelineBlocks) -> list[str]:
-    names = (part.name for part in blocks.expected_components)
-    return [name for name in names if getattr(pipeline, name) is None and not any(one in name for one in _OPTIONAL)]
+    leaves = [one for one in all_blocks(blocks) if not one.sub_blocks or isinstance(one, LoopSequentialPipelineBlocks)]
+    named = [[part.name for part in leaf.expected_components] for leaf in leaves]
+    needed = (name for names in named if not any(map(rewrites_prompts, names)) for name in names)
+    return [name for name in dict.fromkeys(needed) if getattr(pipeline, name) is None and name not in _OPTIONAL]
 
 
 @lru_cache(MOST_CLASSES)

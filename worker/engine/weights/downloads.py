@@ -106,12 +106,14 @@ def _download_modular(spec: ModelSpec, local_files_only: bool) -> Path:
     own = {"revision": spec.revision, "local_files_only": local_files_only}
     folder = Path(download(spec.source, allow_patterns=[MODULAR], **own))
     for place in part_places(folder):
-        patterns = [f"{place.subfolder}/{pattern}".removeprefix("/") for pattern in _PART_FILES]
+        files = {
+            "allow_patterns": [f"{place.subfolder}/{pattern}".removeprefix("/") for pattern in _PART_FILES],
+            "ignore_patterns": None if place.subfolder else ["*/*"],  # a star matches folders too
+        }
         if place.repository in (None, spec.source):
-            download(spec.source, allow_patterns=patterns, **own)
+            download(spec.source, **files, **own)
         else:
-            revision = {"revision": place.revision, "local_files_only": local_files_only}
-            download(place.repository, allow_patterns=patterns, **revision)
+            download(place.repository, **files, revision=place.revision, local_files_only=local_files_only)
     return folder
 
 

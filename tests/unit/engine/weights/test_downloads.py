@@ -115,7 +115,15 @@ def test_a_modular_pipeline_is_downloaded_with_its_parts_of_other_repositories(
     (tmp_path / "modular_model_index.json").write_text(json.dumps({"_class_name": "FluxModularPipeline", **index}))
     asked: list[tuple[str, str | None, str]] = []
 
-    def snapshot(source: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+    def snapshot(
+        source: str,
+        *,
+        revision: str | None,
+        allow_patterns: list[str],
+        local_files_only: bool,
+        ignore_patterns: list[str] | None = None,
+    ) -> str:
+        assert (ignore_patterns is None) == (allow_patterns[0] != "*.json"), "a star matches folders too"
         if local and not local_files_only:
             raise httpx.ConnectError("refused")
         asked.append((source, revision, allow_patterns[0]))
