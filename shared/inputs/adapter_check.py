@@ -13,7 +13,7 @@ from shared.errors import AdapterRejected
 from shared.inputs.embedding_check import WIDTHS, check_vectors, is_embedding, tensors_of
 from shared.inputs.formats import FormatFault
 from shared.inputs.formats.safetensors import TensorEntry, header_length, is_finite, read_header
-from shared.inputs.lycoris_shapes import MAGNITUDE, PART, Size, by_layer, check_norms, product_size
+from shared.inputs.lycoris_shapes import MAGNITUDE, MAX_KERNEL, PART, Size, check_norms, core_sizes, product_sizes
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 """The header of a large adapter of SDXL has 0.4 MB; trainers add up to 1 MB of notes. It takes 60 ms to decode."""
@@ -91,15 +91,15 @@ def _check_weights(tensors: Sequence[TensorEntry]) -> None:
 def _check_products(tensors: Sequence[TensorEntry]) -> dict[str, Size]:
     """Return the sizes of the layers of LoHa and LoKr; raises `AdapterRejected` for tensors that do not fit."""
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    sizes: dict[str, Size] = {}
     try:
-        for layer, names in by_layer(shapes).items():
-            sizes[layer] = product_size(names, shapes)
-            if sizes[layer].rank > MAX_RANK:
-                _refuse(f"{layer} has rank {sizes[layer].rank}; at most {MAX_RANK} is allowed")
+        core_sizes(shapes)
+        sizes = product_sizes(shapes)
         check_norms(shapes, sizes)
     except ValueError as error:
         _refuse(str(error))
+    for layer, size in sizes.items():
+        if size.rank > MAX_RANK:
+            _refuse(f"{layer} has rank {size.rank}; at most {MAX_RANK} is allowed")
     return sizes
 
 
@@ -153,7 +153,8 @@ def check_layers(tensors: Sequence[TensorEntry], layers: Mapping[str, Sequence[i
         if match is None or match[1] not in components:
             continue
         inputs, outputs = layers[_known_path(match[1], match[2], layers, component)]
-        if size.outputs != outputs or size.columns % inputs:
+        kernel, rest = divmod(size.columns, inputs)
+        if size.outputs != outputs or rest or kernel > MAX_KERNEL:
             has = f"{size.outputs} outputs and {size.columns} inputs"
             _refuse(f"the product of {layer} has {has}, but the layer of the model {outputs} and {inputs}")
     return None

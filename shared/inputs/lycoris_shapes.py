@@ -11,11 +11,21 @@ from typing import NamedTuple
 
 Shape = Sequence[int]
 
+MAX_OUTPUTS = 2**18
+MAX_COLUMNS = 2**22
+"""Of one layer. The widest layers of models have 2**16 outputs, and 2**17 inputs times their kernel."""
+
+MAX_ROWS = 2**25
+"""Outputs of all products of a file. All layers of Qwen-Image have 2**23."""
+
+MAX_KERNEL = 49
+"""Places of a kernel. Convolutions of denoisers have 3 x 3, 3 x 3 x 3 and 7 x 7."""
+
 PART = re.compile(r"(?P<layer>.+)\.(?P<part>lokr_w[12](?:_[ab])?|lokr_t2|hada_w[12]_[ab]|hada_t[12])")
 MAGNITUDE = re.compile(r"(?P<layer>.+)\.(?P<kind>dora_scale|lora_magnitude_vector)(?:\.weight)?")
 """Names of a DoRA's norms: LyCORIS', and PEFT's."""
 
-
+_CORE = ".lora_mid.weight"
 _LOW_RANK = (
     ("lora_A", "lora_B"),
     ("lora_down", "lora_up"),
@@ -41,11 +51,27 @@ def by_layer(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return layers
 
 
-def product_size(names: Mapping[str, str], shapes: Mapping[str, Shape]) -> Size:
-    """Return the size of a layer's product; raises `ValueError`, which names the first tensor that does not fit.
+def product_sizes(shapes: Mapping[str, Shape]) -> dict[str, Size]:
+    """Return the sizes of a file's products by layer; raises `ValueError`, which names the first that does not fit.
 
-    `names` are those of its parts, `shapes` those of tensors by name.
+    A small file can claim large products: what is made of them has the sizes that this returns.
     """
+    sizes: dict[str, Size] = {}
+    rows = 0
+    for layer, names in by_layer(shapes).items():
+        sizes[layer] = size = _product_size(names, shapes)
+        if size.outputs > MAX_OUTPUTS or size.columns > MAX_COLUMNS:
+            raise ValueError(
+                f"the product of {layer} is {[*size[:2]]}; at most {[MAX_OUTPUTS, MAX_COLUMNS]} is allowed"
+            )
+        rows += size.outputs
+        if rows > MAX_ROWS:
+            raise ValueError(f"the products up to {layer} have {rows} outputs in all; at most {MAX_ROWS} are allowed")
+    return sizes
+
+
+def _product_size(names: Mapping[str, str], shapes: Mapping[str, Shape]) -> Size:
+    """Return the size of a layer's product; `names` are those of its parts, `shapes` those of tensors by name."""
     kinds = {part.partition("_")[0] for part in names}
     layer = next(iter(names.values())).rpartition(".")[0]
     if len(kinds) > 1:
@@ -81,9 +107,35 @@ def _factor(prefix: str, shapes: Mapping[str, Shape], part: str, core: str | Non
         if rank != inner:
             raise ValueError(f"{prefix}{part}_b has rank {inner}, but {part}_a has {rank}")
         return Size(outputs, columns, rank)
-    if list(middle[:2]) != [outputs, inner] or len(middle) < 3:  # of the core, `a` is turned round
-        raise ValueError(f"{prefix}{core} is {list(middle)}, but {part}_a and _b have the ranks {[outputs, inner]}")
-    return Size(rank, columns * math.prod(middle[2:]), max(outputs, inner))
+    # With a core, `a` is turned round.
+    _check_core(f"{prefix}{core}", middle, (outputs, inner), f"{part}_a and _b have")
+    return Size(rank, columns * math.prod(middle[2:]), inner)
+
+
+def core_sizes(shapes: Mapping[str, Shape]) -> dict[str, Size]:
+    """Return the sizes of LoRA layers with a core (`lora_mid`); raises `ValueError` for the first that does not fit."""
+    sizes = {}
+    for name, core in shapes.items():
+        if not name.endswith(_CORE):
+            continue
+        layer = name.removesuffix(_CORE)
+        down, up = (shapes.get(f"{layer}.lora_{half}.weight") for half in ("down", "up"))
+        if down is None or up is None or len(down) < 2 or len(up) < 2:
+            raise ValueError(f"{name} has no lora_down and lora_up that it is for")
+        _check_core(name, core, (up[1], down[0]), "lora_up and lora_down have")
+        columns = math.prod(down[1:]) * math.prod(core[2:])
+        if columns > MAX_COLUMNS:
+            raise ValueError(f"{name} makes a lora_down with {columns} columns; at most {MAX_COLUMNS} are allowed")
+        sizes[layer] = Size(up[0], columns, down[0])
+    return sizes
+
+
+def _check_core(name: str, core: Shape, ranks: tuple[int, int], of: str) -> None:
+    """Raise `ValueError` for a core that is not [rank, rank, *kernel]: two ranks could make much of small matrices."""
+    if len(core) < 3 or tuple(core[:2]) != ranks or ranks[0] != ranks[1]:
+        raise ValueError(f"{name} is {list(core)}, but {of} the ranks {list(ranks)}")
+    if math.prod(core[2:]) > MAX_KERNEL:
+        raise ValueError(f"{name} has a kernel of {list(core[2:])}; at most {MAX_KERNEL} places are allowed")
 
 
 def check_norms(shapes: Mapping[str, Shape], sizes: Mapping[str, Size]) -> None:

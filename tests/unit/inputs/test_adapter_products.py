@@ -33,6 +33,9 @@ FORMS: dict[str, Shapes] = {
 }
 
 
+LOCON_CORE = {"lora_down.weight": (2, 6, 1, 1), "lora_up.weight": (4, 2, 1, 1), "lora_mid.weight": (2, 2, 3, 3)}
+
+
 def check(shapes: Shapes, layer: str = "lora_unet_x", value: float = 0.5) -> Sequence[TensorEntry]:
     tensors = {f"{layer}.{part}": (list(shape), [value] * math.prod(shape)) for part, shape in shapes.items()}
     data = file_of(tensors)
@@ -88,6 +91,42 @@ def test_tensors_that_do_not_fit_are_named(shapes: Shapes, reason: str) -> None:
         check(shapes)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"lokr_w1": (600, 1), "lokr_w2": (600, 1)}, r"the product of lora_unet_x is \[360000, 1\]; at most"),
+        ({"lokr_w1": (1, 2100), "lokr_w2": (1, 2100)}, r"the product of lora_unet_x is \[1, 4410000\]; at most"),
+        ({**LOKR_CORE, "lokr_t2": (1, 1, 300, 300)}, r"lora_unet_x\.lokr_t2 has a kernel of \[300, 300\]; at most 49"),
+        ({**LOHA_CORES, "hada_t1": (2, 2, 50, 1)}, r"lora_unet_x\.hada_t1 has a kernel of \[50, 1\]"),
+        ({**LOCON_CORE, "lora_mid.weight": (2, 2, 8, 7)}, r"lora_unet_x\.lora_mid\.weight has a kernel of \[8, 7\]"),
+        ({**LOCON_CORE, "lora_mid.weight": (2, 2)}, r"lora_unet_x\.lora_mid\.weight is \[2, 2\]"),
+        (
+            {**LOCON_CORE, "lora_down.weight": (1, 6), "lora_mid.weight": (2, 1, 3, 3)},
+            r"lora_unet_x\.lora_mid\.weight is \[2, 1, 3, 3\], but lora_up and lora_down have the ranks \[2, 1\]",
+        ),
+        ({**LOKR, "lora_mid.weight": (2, 2, 3, 3)}, r"lora_mid\.weight has no lora_down and lora_up"),
+        (
+            {**LOCON_CORE, "lora_down.weight": (2, 90_000), "lora_mid.weight": (2, 2, 7, 7)},
+            r"lora_unet_x\.lora_mid\.weight makes a lora_down with 4410000 columns",
+        ),
+    ],
+)
+def test_small_tensors_of_large_products_are_refused(shapes: Shapes, reason: str) -> None:
+    with pytest.raises(AdapterRejected, match=reason):
+        check(shapes)
+
+
+def test_a_core_of_lora_matrices_is_accepted() -> None:
+    assert unusual_weights(check(LOCON_CORE)) is None
+
+
+def test_all_products_of_a_file_together_are_bounded() -> None:
+    """Each has the most outputs that one may have, of 1,024 numbers in the file."""
+    layers = {f"x{number}.{part}": (512, 1) for number in range(129) for part in ("lokr_w1", "lokr_w2")}
+    with pytest.raises(AdapterRejected, match=r"the products up to lora_unet\.x128 have 33816576 outputs in all"):
+        check(layers, "lora_unet")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_values_that_are_not_finite_are_named(form: str) -> None:
     with pytest.raises(AdapterRejected, match=r"lora_unet_x\.(hada_|lokr_)\w+ has values that are not finite"):
@@ -102,6 +141,7 @@ def test_values_that_are_not_finite_are_named(form: str) -> None:
         ("lora_unet_z", LOKR, None),
         ("unet.z", LOHA, r"it changes unet\.z, which the model does not have"),
         ("unet.x", {**LOKR, "lokr_w1": (1, 3)}, r"the product of unet\.x has 2 outputs and 6 inputs, but the layer"),
+        ("unet.x", {"lokr_w1": (2, 3), "lokr_w2": (2, 200)}, "has 4 outputs and 600 inputs, but the layer of the"),
         ("unet.x", {**LOKR, "lokr_w1": (2, 2)}, "has 4 outputs and 4 inputs, but the layer of the model 4 and 6"),
     ],
 )

@@ -16,10 +16,12 @@ from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
 from shared.inputs.adapter_check import unsupported_format
 from shared.inputs.embedding_check import is_embedding
+from shared.inputs.lycoris_shapes import Size, core_sizes
+from worker.engine.lora.fitting import check_size
 from worker.engine.lora.format_readers import PEFT_PREFIX, State, component_changes, read_state, without_prefix
 from worker.engine.lora.layer_places import LayerPlace, places_of
 from worker.engine.lora.layer_update import Changes, LayerUpdate
-from worker.engine.lora.lycoris import FileWeights, product_of, rows_of, separate
+from worker.engine.lora.lycoris import FileWeights, product_of, rows_of, separate, without_cores
 from worker.engine.lora.new_tokens import NewTokens
 from worker.engine.lora.pacing import Pace, no_pace, paced
 from worker.engine.lora.traced_weights import traced, untraced, without_effect
@@ -77,9 +79,10 @@ def read(spec: AdapterSpec, file: Path, pipeline: Any, pace: Pace = no_pace) -> 
             raise AdapterUnavailable(f"{file.name} holds an embedding; set the token of this adapter to its word")
         if (refusal := unsupported_format(weights)) is not None:
             raise AdapterUnavailable(refusal)
-        by_kind = separate(weights)
-        changes, warnings = _read_lora(by_kind.lora, file, pipeline, pace) if by_kind.lora else ({}, [])
-        warnings += _add_products(changes, by_kind, file, pipeline, pace)
+        model = _Model(pipeline, file, spec.component, pace)
+        by_kind = separate(_without_cores(weights, model))
+        changes, warnings = _read_lora(by_kind.lora, model) if by_kind.lora else ({}, [])
+        warnings += _add_products(changes, by_kind, model)
     except AdapterUnavailable as error:
         raise AdapterUnavailable(f"adapter {spec.id!r}: {error.message}") from None
     except Exception as error:  # diffusers' readers raise many types for a bad file
@@ -91,23 +94,61 @@ def read(spec: AdapterSpec, file: Path, pipeline: Any, pace: Pace = no_pace) -> 
     return AdapterFile(changes, tuple(f"{spec.id!r}: {warning}" for warning in dict.fromkeys(warnings)))
 
 
-def _read_lora(weights: State, file: Path, pipeline: Any, pace: Pace) -> tuple[_Updates, list[str]]:
+@dataclass(frozen=True)
+class _Model:
+    """The model that a file is read for; `component` replaces the denoiser that its names say."""
+
+    pipeline: Any
+    file: Path
+    component: str | None
+    pace: Pace
+
+    def places_of(self, sizes: Mapping[str, int]) -> tuple[list[LayerPlace], Mapping[str, Any]]:
+        return places_of(sizes, self.file, self.pipeline, self.pace)
+
+    def check_size(self, place: LayerPlace, size: Size) -> None:
+        """Raise `AdapterUnavailable` for a matrix of the file that does not fit its layer; before it is made."""
+        component = place.component
+        if component == "transformer" and self.component is not None:
+            component = self.component
+        check_size([len(place.rows), size.columns], getattr(self.pipeline, component, None), component, place.path)
+
+
+def _without_cores(weights: State, model: _Model) -> State:
+    """Return the weights with the cores of LoRA layers multiplied into them, if they fit their layers."""
+    try:
+        sizes = core_sizes({name: tensor.shape for name, tensor in weights.items()})
+    except ValueError as error:
+        raise AdapterUnavailable(str(error)) from None
+    if not sizes:
+        return weights
+    places, _ = model.places_of({layer: size.outputs for layer, size in sizes.items()})
+    for place in places:
+        model.check_size(place, sizes[place.layer])
+    return without_cores(weights, {place.layer for place in places})
+
+
+def _read_lora(weights: State, model: _Model) -> tuple[_Updates, list[str]]:
     """Return the updates of a file's LoRA matrices, and warnings."""
     known = traced(weights)
-    state, alphas, metadata = read_state(known, file, pipeline)
+    state, alphas, metadata = read_state(known, model.file, model.pipeline)
     warnings = _warnings(without_effect(known, state), weights, metadata)
     state = untraced(state)
     components = sorted({name.partition(".")[0] for name in state})
-    changes = {name: component_changes(name, state, alphas, metadata, pipeline, pace) for name in components}
+    changes = {
+        name: component_changes(name, state, alphas, metadata, model.pipeline, model.pace) for name in components
+    }
     return changes, warnings
 
 
-def _add_products(changes: _Updates, weights: FileWeights, file: Path, pipeline: Any, pace: Pace) -> list[str]:
+def _add_products(changes: _Updates, weights: FileWeights, model: _Model) -> list[str]:
     """Add a file's products and norms to the updates of its LoRA matrices; return warnings."""
     if not weights.outputs:
         return []
-    places, metadata = places_of(weights.outputs, file, pipeline, pace)
-    for place in paced(places, pace):
+    places, metadata = model.places_of(weights.outputs)
+    for place in paced(places, model.pace):
+        if place.layer in weights.sizes:
+            model.check_size(place, weights.sizes[place.layer])
         own = changes.setdefault(place.component, {})
         settings = without_prefix(f"{place.component}.", metadata)
         own[place.path] = _with_products(own.get(place.path, LayerUpdate(None, None)), weights, place, settings)

@@ -105,7 +105,25 @@ def check_rank(changes: Changes) -> None:
                 )
 
 
-def _check_layer(name: str, update: LayerUpdate, module: torch.nn.Module, path: str) -> None:
+def check_size(size: Sequence[int], module: torch.nn.Module | None, component: str, path: str) -> None:
+    """Raise `AdapterUnavailable` for a layer that `module` lacks, or whose weight is not `size`: [out, in * kernel].
+
+    For matrices that are not made yet.
+    """
+    name = f"{component}.{path}"
+    if module is None:
+        raise AdapterUnavailable(f"it changes {component}, which the model does not have")
+    outputs, inputs, kernel = _shape(_adaptable_layer(name, module, path))
+    wanted = [outputs, inputs * torch.Size(kernel).numel()]
+    if list(size) != wanted:
+        raise _misfit(name, size, wanted)
+
+
+def _misfit(name: str, found: Sequence[int], wanted: Sequence[int]) -> AdapterUnavailable:
+    return AdapterUnavailable(f"its product for {name} is {list(found)}, but the layer takes {list(wanted)}")
+
+
+def _adaptable_layer(name: str, module: torch.nn.Module, path: str) -> Any:
     try:
         layer: Any = module.get_submodule(path)
     except AttributeError:
@@ -114,7 +132,11 @@ def _check_layer(name: str, update: LayerUpdate, module: torch.nn.Module, path: 
         raise AdapterUnavailable(
             f"it changes {name}, a {type(layer).__name__}: only linear layers and convolutions can be"
         )
-    outputs, inputs, kernel = _shape(layer)
+    return layer
+
+
+def _check_layer(name: str, update: LayerUpdate, module: torch.nn.Module, path: str) -> None:
+    outputs, inputs, kernel = _shape(_adaptable_layer(name, module, path))
     rank = 0 if update.down is None else update.down.shape[0]
     down, up = [rank, inputs, *kernel], [outputs, rank, *(1 for _ in kernel)]
     for tensor, shape in ((update.down, down), (update.up, up), (update.bias, up[:1])):
@@ -124,7 +146,7 @@ def _check_layer(name: str, update: LayerUpdate, module: torch.nn.Module, path: 
     for product in update.products:
         found = _product_shape(product)
         if found != [outputs, columns] or not _divides_kernel(product, columns // inputs):
-            raise AdapterUnavailable(f"its product for {name} is {found}, but the layer takes {[outputs, columns]}")
+            raise _misfit(name, found, [outputs, columns])
     magnitude = update.magnitude
     if magnitude is not None and magnitude.norms.shape[0] != (inputs if magnitude.of_inputs else outputs):
         wanted = f"{inputs} inputs" if magnitude.of_inputs else f"{outputs} outputs"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from shared.errors import AdapterUnavailable
-from shared.inputs.lycoris_shapes import MAGNITUDE, by_layer, product_size
+from shared.inputs.lycoris_shapes import MAGNITUDE, MAX_OUTPUTS, Size, by_layer, product_sizes
 from worker.engine.lora.layer_update import Hadamard, Kronecker, Magnitude, Product
 from worker.engine.lora.peft_patterns import value_of
 
@@ -22,12 +22,13 @@ _PEFT_ALPHA = 8.0  # PEFT's default of LoHa and LoKr, and its rank
 class FileWeights:
     """The weights of a file by kind: `lora` by name, `products` by layer and part, `magnitudes` by layer.
 
-    Layers have the names of the file. `alphas` are those of `products`, `outputs` the numbers of outputs of all layers
-    that have products or magnitudes.
+    Layers have the names of the file. `alphas` and `sizes` are those of `products`, `outputs` the numbers of outputs of
+    all layers that have products or magnitudes.
     """
 
     lora: Tensors
     products: Mapping[str, Tensors]
+    sizes: Mapping[str, Size]
     alphas: Mapping[str, float]
     magnitudes: Mapping[str, Magnitude]
     outputs: Mapping[str, int]
@@ -35,11 +36,9 @@ class FileWeights:
 
 def separate(weights: Tensors) -> FileWeights:
     """Return the weights of a file by kind; raises `AdapterUnavailable` for tensors that do not fit each other."""
-    weights = _without_cores(weights)
     named = by_layer(weights)
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
     try:
-        outputs = {layer: product_size(names, shapes).outputs for layer, names in named.items()}
+        sizes = product_sizes({name: tensor.shape for name, tensor in weights.items()})
     except ValueError as error:
         raise AdapterUnavailable(str(error)) from None
     products = {layer: {part: weights[name].float() for part, name in names.items()} for layer, names in named.items()}
@@ -51,8 +50,9 @@ def separate(weights: Tensors) -> FileWeights:
     }
     taken = {name for names in named.values() for name in names.values()} | {f"{layer}.alpha" for layer in alphas}
     lora = {name: tensor for name, tensor in weights.items() if name not in taken and MAGNITUDE.fullmatch(name) is None}
+    outputs = {layer: size.outputs for layer, size in sizes.items()}
     outputs |= {layer: _lora_outputs(layer, lora) for layer in magnitudes if layer not in outputs}
-    return FileWeights(lora, products, alphas, magnitudes, outputs)
+    return FileWeights(lora, products, sizes, alphas, magnitudes, outputs)
 
 
 def _magnitude(kind: str, tensor: torch.Tensor) -> Magnitude:
@@ -61,14 +61,15 @@ def _magnitude(kind: str, tensor: torch.Tensor) -> Magnitude:
     return Magnitude(tensor.float().flatten(), of_inputs, interpolated=by_lycoris)
 
 
-def _without_cores(weights: Tensors) -> Tensors:
-    """Return the weights with the `lora_mid` of convolutions multiplied into their `lora_down`."""
-    result = dict(weights)
-    for name in [name for name in weights if name.endswith(".lora_mid.weight")]:
-        down = f"{name.removesuffix('.lora_mid.weight')}.lora_down.weight"
-        if down not in weights or weights[down].flatten(1).shape[0] != weights[name].shape[1]:
-            raise AdapterUnavailable(f"{name} does not fit its lora_down")
-        core = result.pop(name).float()
+def without_cores(weights: Tensors, layers: Iterable[str]) -> Tensors:
+    """Return the weights with the `lora_mid` of convolutions multiplied into their `lora_down`; `layers` have one.
+
+    The cores of other layers are left out.
+    """
+    result = {name: tensor for name, tensor in weights.items() if not name.endswith(".lora_mid.weight")}
+    for layer in layers:
+        down = f"{layer}.lora_down.weight"
+        core = weights[f"{layer}.lora_mid.weight"].float()
         result[down] = torch.einsum("ij...,jr->ir...", core, weights[down].flatten(1).float())
     return result
 
@@ -76,6 +77,8 @@ def _without_cores(weights: Tensors) -> Tensors:
 def _lora_outputs(layer: str, lora: Tensors) -> int:
     for end in ("lora_up.weight", "lora_B.weight", "lora.up.weight", "lora_linear_layer.up.weight"):
         if (up := lora.get(f"{layer}.{end}")) is not None:
+            if up.shape[0] > MAX_OUTPUTS:
+                raise AdapterUnavailable(f"{layer} has {up.shape[0]} outputs; at most {MAX_OUTPUTS} are allowed")
             return up.shape[0]
     raise AdapterUnavailable(f"{layer} has norms of a DoRA and no weights that they are for")
 

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from harness.adapters import MergedReference, assert_all_like_solo, changes_of, eight_jobs, run_together, spec_with
+from harness.adapters import (
+    MergedReference,
+    assert_all_like_solo,
+    changes_of,
+    eight_jobs,
+    file_of,
+    run_together,
+    spec_with,
+)
 from harness.engine import DIFFUSERS_AND_NUMPY
 from harness.lora_modules import module_output
 from parity.running import as_floats
@@ -209,6 +217,23 @@ def joined_layer(attention: Any) -> torch.nn.Linear:
     joined = torch.nn.Linear(weights[0].shape[1], sum(one.shape[0] for one in weights), bias=False)
     joined.weight = torch.nn.Parameter(torch.cat(weights))
     return joined
+
+
+KERNEL = {"lora_mid.weight": (1, 1, 7, 7), "lora_down.weight": (1, 16), "lora_up.weight": (16, 1)}
+CORE = {"lokr_w1": (1, 1), "lokr_w2_a": (1, 16), "lokr_w2_b": (1, 16), "lokr_t2": (1, 1, 7, 7)}
+COLUMNS = {"lokr_w1": (16, 1), "lokr_w2": (1, 2_000_000)}
+
+
+@pytest.mark.parametrize("shapes", [KERNEL, CORE, COLUMNS])
+def test_products_larger_than_their_layer_are_refused_before_they_are_made(
+    shapes: Mapping[str, tuple[int, ...]], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By the reader already: nothing compares shapes before all of the file is read."""
+    ours, file = opened(tiny_model("sd")), tmp_path / "file.safetensors"
+    own = kohya_name("unet", "down_blocks.0.resnets.0.conv1")
+    save_file({f"{own}.{part}": torch.ones(shape, dtype=torch.float16) for part, shape in shapes.items()}, file)
+    with pytest.raises(AdapterUnavailable, match=r"unet\.down_blocks\.0\.resnets\.0\.conv1 is .*takes \[16, 144\]"):
+        file_of(ours, file)
 
 
 def test_norms_of_the_inputs_of_several_layers_are_refused(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
