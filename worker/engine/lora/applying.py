@@ -61,26 +61,45 @@ def _of_kronecker(layer: torch.nn.Module, inputs: torch.Tensor, product: Kroneck
 
 def _linear_kronecker(_layer: torch.nn.Module, inputs: torch.Tensor, product: Kronecker) -> torch.Tensor:
     inner: torch.Tensor = inputs.unflatten(-1, (product.left[0].shape[1], -1))
-    for factor in product.right:
-        inner = F.linear(inner, factor)
-    inner = inner.transpose(-1, -2)
-    for factor in product.left:
-        inner = F.linear(inner, factor)
-    output: torch.Tensor = inner.transpose(-1, -2).flatten(-2)
+    if product.is_right_first(inputs.shape[-1]):
+        inner = _chained(_chained(inner, product.right).transpose(-1, -2), product.left).transpose(-1, -2)
+    else:
+        inner = _chained(_chained(inner.transpose(-1, -2), product.left).transpose(-1, -2), product.right)
+    output: torch.Tensor = inner.flatten(-2)
     return output
 
 
+def _chained(inputs: torch.Tensor, factors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    for factor in factors:
+        inputs = F.linear(inputs, factor)
+    return inputs
+
+
 def _convolved_kronecker(layer: torch.nn.Module, inputs: torch.Tensor, product: Kronecker) -> torch.Tensor:
-    first, *others = product.right
     across = product.left[0].shape[1]
-    inner = _convolved(layer, inputs.unflatten(1, (across, -1)).flatten(0, 1), _with_kernel(layer, first))
-    for factor in others:
-        inner = _convolve_of(layer)(inner, _pointwise(layer, factor), None)
-    space = inner.shape[1:]
-    inner = inner.reshape(inputs.shape[0], across, -1)
+    inner = inputs.unflatten(1, (across, -1))  # [rows, left, right, *space]
+    if product.is_right_first(inputs.shape[1]):
+        inner = _times_left(_convolved_right(layer, inner, product), product)
+    else:
+        inner = _convolved_right(layer, _times_left(inner, product), product)
+    output: torch.Tensor = inner.flatten(1, 2)
+    return output
+
+
+def _times_left(inputs: torch.Tensor, product: Kronecker) -> torch.Tensor:
+    inner, others = inputs.flatten(2), inputs.shape[2:]
     for factor in product.left:
         inner = factor @ inner
-    output: torch.Tensor = inner.unflatten(2, space).flatten(1, 2)
+    output: torch.Tensor = inner.unflatten(2, others)
+    return output
+
+
+def _convolved_right(layer: torch.nn.Module, inputs: torch.Tensor, product: Kronecker) -> torch.Tensor:
+    first, *others = product.right
+    inner = _convolved(layer, inputs.flatten(0, 1), _with_kernel(layer, first))
+    for factor in others:
+        inner = _convolve_of(layer)(inner, _pointwise(layer, factor), None)
+    output: torch.Tensor = inner.unflatten(0, inputs.shape[:2])
     return output
 
 

@@ -71,6 +71,15 @@ class Kronecker:
     def with_gains(self, of_outputs: torch.Tensor | None, of_inputs: torch.Tensor | None) -> Kronecker:
         return replace(self, gain=of_outputs, input_gain=of_inputs)
 
+    def is_right_first(self, inputs: int) -> bool:
+        """Return whether `right` first leaves less in between, for each token of so many inputs.
+
+        The smaller one has at most as many values as the geometric mean of the inputs and outputs, the other one up to
+        their product.
+        """
+        across = self.left[0].shape[1]
+        return across * self.right[-1].shape[0] <= inputs // across * self.left[-1].shape[0]
+
     @property
     def rank(self) -> int:
         """The rank of the factors that have one, else 1."""

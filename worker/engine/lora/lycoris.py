@@ -116,7 +116,9 @@ def _factors(parts: Tensors, part: str, core: str = "") -> tuple[torch.Tensor, .
     if part in parts:
         return (parts[part].flatten(1),)
     up, down = _halves(parts, part, core)
-    return down, up
+    outputs, rank, columns = *up.shape, down.shape[1]
+    # With a high rank the halves take more than their product, of memory and of each token's time.
+    return (up @ down,) if rank * (outputs + columns) >= outputs * columns else (down, up)
 
 
 def _with_rows(product: Kronecker, rows: torch.Tensor) -> Kronecker:
@@ -124,6 +126,8 @@ def _with_rows(product: Kronecker, rows: torch.Tensor) -> Kronecker:
     across = product.right[-1].shape[0]
     blocks = torch.unique(rows // across)
     left = (*product.left[:-1], product.left[-1][blocks])
+    if len(blocks) == 1:
+        return replace(product, left=left, right=(*product.right[:-1], product.right[-1][rows % across]))
     within = torch.searchsorted(blocks, rows // across) * across + rows % across
     if torch.equal(within, torch.arange(len(blocks) * across)):
         return replace(product, left=left)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from worker.engine.lora.applying import add_update
 from worker.engine.lora.layer_update import Hadamard, Kronecker, LayerUpdate, Magnitude, added_up, at_scale
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
@@ -96,6 +98,43 @@ def test_weights_of_rows_get_the_norms_of_a_dora(name: str, kind: str, of_inputs
     expected = whole + 0.5 * (decomposed(1.0) - whole) if interpolated else decomposed(0.5)
     with_norms = LayerUpdate(None, None, None, update.products, magnitude=Magnitude(norms, of_inputs, interpolated))
     assert_second_row_has_weight(layer, randn(*shape), at_scale(with_norms, 0.5, lambda: weight), expected)
+
+
+class LargestResult(TorchDispatchMode):
+    """Records the most values that an operator has returned."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.values = max(self.values, result.numel())
+        return result
+
+
+# [out, in] of the left matrix and of the right one
+OUTER = {"rows": ((1, 48), (64, 1)), "columns": ((64, 1), (1, 48)), "equal": ((8, 6), (8, 8))}
+
+
+@pytest.mark.parametrize("shapes", OUTER.values(), ids=OUTER)
+@pytest.mark.parametrize("kernel", [None, 1, 3])
+@torch.no_grad()
+def test_a_kronecker_product_takes_about_the_memory_of_its_layer(
+    kernel: int | None, shapes: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    """Of its two orders one can have [inputs x outputs] values in between for each token."""
+    layer = torch.nn.Linear(48, 64) if kernel is None else torch.nn.Conv2d(48, 64, kernel, padding=kernel // 2)
+    inputs = randn(2, 25, 48) if kernel is None else randn(2, 48, 5, 5)
+    (out, across), (out_2, across_2) = shapes
+    left, right = randn(out, across), randn(out_2, across_2 * (kernel or 1) ** 2, seed=1)
+    update = LayerUpdate(None, None, products=(Kronecker((left,), (right,)),))
+    output = torch.zeros_like(layer(inputs))
+    with LargestResult() as largest:
+        add_update(layer, inputs, output, update)
+    assert largest.values <= 2 * 25 * 64
+    layer.weight.copy_(torch.kron(left, right).reshape(layer.weight.shape))
+    layer.bias.zero_()
+    torch.testing.assert_close(output, layer(inputs), atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
