@@ -21,6 +21,9 @@ MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_RANK = 512
 """Rows of a forward share its time, and an adapter costs time by its rank."""
 
+MAX_LOHA_RANK = 128
+"""A LoHa's weights are computed in each forward, which takes as long as tokens by the sum of its two ranks."""
+
 _UNSUPPORTED = {
     "oft_": "OFT and BOFT rotate the outputs of layers, and rows take additions only",
     "lora_embedding": "a LoRA of embeddings changes the table of tokens, which has no rows",
@@ -98,8 +101,9 @@ def _check_products(tensors: Sequence[TensorEntry]) -> dict[str, Size]:
     except ValueError as error:
         _refuse(str(error))
     for layer, size in sizes.items():
-        if size.rank > MAX_RANK:
-            _refuse(f"{layer} has rank {size.rank}; at most {MAX_RANK} is allowed")
+        most = MAX_LOHA_RANK if size.is_loha else MAX_RANK
+        if size.rank > most:
+            _refuse(f"{layer} has rank {size.rank}; at most {most} is allowed")
     return sizes
 
 

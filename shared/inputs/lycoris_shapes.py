@@ -40,6 +40,7 @@ class Size(NamedTuple):
     outputs: int
     columns: int
     rank: int
+    is_loha: bool = False
 
 
 def by_layer(names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -86,7 +87,7 @@ def _product_size(names: Mapping[str, str], shapes: Mapping[str, Shape]) -> Size
     first, second = (_factor(prefix, own, f"hada_w{at}", f"hada_t{at}") for at in (1, 2))
     if first[:2] != second[:2]:
         raise ValueError(f"{prefix}hada_w1_a and _b make {list(first[:2])}, but hada_w2_a and _b {list(second[:2])}")
-    return Size(*first[:2], max(first.rank, second.rank))
+    return Size(*first[:2], max(first.rank, second.rank), is_loha=True)
 
 
 def _factor(prefix: str, shapes: Mapping[str, Shape], part: str, core: str | None) -> Size:

@@ -71,7 +71,8 @@ def test_norms_of_lora_matrices_are_accepted(norms: Shapes) -> None:
         ({**LOHA, "hada_w1_a": (4,)}, r"lora_unet_x\.hada_w1_a is no matrix"),
         ({**LOHA_CORES, "hada_t1": (2, 3, 3, 3)}, r"lora_unet_x\.hada_t1 is \[2, 3, 3, 3\]"),
         ({name: LOHA_CORES[name] for name in LOHA_CORES if name != "hada_t2"}, r"lora_unet_x\.hada_t2 is missing"),
-        ({**LOHA, "hada_w1_a": (4, 513), "hada_w1_b": (513, 6)}, "lora_unet_x has rank 513; at most 512"),
+        ({**LOHA, "hada_w1_a": (4, 129), "hada_w1_b": (129, 6)}, "lora_unet_x has rank 129; at most 128"),
+        ({**LOKR_HALVES, "lokr_w2_a": (2, 513), "lokr_w2_b": (513, 2)}, "lora_unet_x has rank 513; at most 512"),
         ({"lokr_w1": (2, 3)}, r"lora_unet_x\.lokr_w2_a is missing"),
         ({**LOKR, "lokr_w1": (2,)}, r"lora_unet_x\.lokr_w1 is no matrix"),
         ({**LOKR_HALVES, "lokr_w2_b": (2, 2)}, r"lora_unet_x\.lokr_w2_b has rank 2, but lokr_w2_a has 1"),
@@ -114,6 +115,19 @@ def test_tensors_that_do_not_fit_are_named(shapes: Shapes, reason: str) -> None:
 def test_small_tensors_of_large_products_are_refused(shapes: Shapes, reason: str) -> None:
     with pytest.raises(AdapterRejected, match=reason):
         check(shapes)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"hada_w1_a": (96, 32), "hada_w1_b": (32, 96), "hada_w2_a": (96, 32), "hada_w2_b": (32, 96)},
+        {"hada_w1_a": (96, 128), "hada_w1_b": (128, 96), "hada_w2_a": (96, 1), "hada_w2_b": (1, 96)},
+        {"lokr_w1": (8, 8), "lokr_w2": (640, 160)},
+        {"lokr_w1": (16, 16), "lokr_w2_a": (80, 512), "lokr_w2_b": (512, 80)},
+    ],
+)
+def test_ranks_and_factors_that_trainers_use_are_accepted(shapes: Shapes) -> None:
+    check(shapes)
 
 
 def test_a_core_of_lora_matrices_is_accepted() -> None:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from worker.engine.lora.adaptable import AdaptableLinear
-from worker.engine.lora.layer_update import Kronecker, LayerUpdate, Product
+from worker.engine.lora.layer_update import Hadamard, Kronecker, LayerUpdate
+
+Rows = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Inputs of a layer and the layer's outputs for them."""
 
 
-def add_update(layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tensor, update: LayerUpdate) -> None:
-    """Add an update of a layer to `output`, that of the layer for `inputs`."""
+def add_update(layer: torch.nn.Module, rows: Rows, update: LayerUpdate) -> None:
+    """Add an update of a layer to the outputs of `rows`, each by itself."""
+    for inputs, output in rows:
+        _add_without_products(layer, inputs, output, update)
+    for product in update.products:
+        if isinstance(product, Kronecker):
+            for inputs, output in rows:
+                output += _of_kronecker(layer, inputs, product)
+        else:
+            _add_hadamard(layer, rows, product)
+
+
+def _add_without_products(
+    layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tensor, update: LayerUpdate
+) -> None:
     if update.gain is not None:  # the first, as it needs the output of the layer alone
         output += _across(layer, update.gain) * _without_bias(layer, output)
     if update.input_gain is not None:
@@ -23,8 +39,6 @@ def add_update(layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tenso
         output += _low_rank(layer, inputs.to(update.down.dtype), update.down, update.up, update.bias)
     elif update.bias is not None:
         output += _across(layer, update.bias)
-    for product in update.products:
-        output += _of_product(layer, inputs, product)
 
 
 def _low_rank(
@@ -35,16 +49,18 @@ def _low_rank(
     return _convolve_of(layer)(_convolved(layer, inputs, down), up, bias)
 
 
-def _of_product(layer: torch.nn.Module, inputs: torch.Tensor, product: Product) -> torch.Tensor:
-    if isinstance(product, Kronecker):
-        return _of_kronecker(layer, inputs, product)
-    inputs, halves = inputs.to(product.up.dtype), product.halves()
-    linear = isinstance(layer, torch.nn.Linear)
-    if halves is not None:
-        down, up = halves if linear else (_with_kernel(layer, halves[0]), _pointwise(layer, halves[1]))
-        return _low_rank(layer, inputs, down, up, None)
-    weight = product.weight()  # for this call only: it is as large as that of the layer
-    return F.linear(inputs, weight) if linear else _convolved(layer, inputs, _with_kernel(layer, weight))
+def _add_hadamard(layer: torch.nn.Module, rows: Rows, product: Hadamard) -> None:
+    """Add a product whose matrices are computed once for all rows, as they can be as large as that of the layer."""
+    halves, linear = product.halves(), isinstance(layer, torch.nn.Linear)
+    down, up = (product.weight(), None) if halves is None else halves
+    if not linear:
+        down, up = _with_kernel(layer, down), None if up is None else _pointwise(layer, up)
+    for inputs, output in rows:
+        own = inputs.to(product.up.dtype)
+        if up is not None:
+            output += _low_rank(layer, own, down, up, None)
+        else:
+            output += F.linear(own, down) if linear else _convolved(layer, own, down)
 
 
 def _of_kronecker(layer: torch.nn.Module, inputs: torch.Tensor, product: Kronecker) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from peft.utils.integrations import dequantize_module_weight
 
 from shared.errors import AdapterUnavailable
-from shared.inputs.adapter_check import MAX_RANK
+from shared.inputs.adapter_check import MAX_LOHA_RANK, MAX_RANK
 from shared.signature import DENOISERS
 from worker.engine.lora.layer_update import Changes, Hadamard, LayerUpdate, Product, added_up, at_scale
 from worker.engine.lora.pacing import Pace, no_pace, paced
@@ -99,10 +99,10 @@ def check_rank(changes: Changes) -> None:
     """
     for component, layers in changes.items():
         for path, update in layers.items():
-            if update.rank > MAX_RANK:
-                raise AdapterUnavailable(
-                    f"its rank for {component}.{path} is {update.rank}; at most {MAX_RANK} is allowed"
-                )
+            of_loha = max((one.rank for one in update.products if isinstance(one, Hadamard)), default=0)
+            for rank, most in ((update.rank, MAX_RANK), (of_loha, MAX_LOHA_RANK)):
+                if rank > most:
+                    raise AdapterUnavailable(f"its rank for {component}.{path} is {rank}; at most {most} is allowed")
 
 
 def check_size(size: Sequence[int], module: torch.nn.Module | None, component: str, path: str) -> None:

@@ -24,7 +24,7 @@ class Hadamard:
     down_2: torch.Tensor
 
     def weight(self) -> torch.Tensor:
-        return (self.up @ self.down) * (self.up_2 @ self.down_2)
+        return (self.up @ self.down).mul_(self.up_2 @ self.down_2)
 
     def halves(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return `down` and `up` whose product it is, of the product of both ranks; None if that takes longer."""

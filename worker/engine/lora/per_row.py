@@ -12,7 +12,7 @@ from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.errors import StackingError
 from worker.engine.lora.adaptable import make_adaptable
 from worker.engine.lora.adapter_files import AdapterFile
-from worker.engine.lora.applying import add_update
+from worker.engine.lora.applying import Rows, add_update
 from worker.engine.lora.layer_update import LayerUpdate
 from worker.engine.lora.new_tokens import NewTokens, TokenVectors, Word
 
@@ -55,7 +55,7 @@ def spans(keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> li
 
 @dataclass
 class _Forward:
-    """The running forward: `whole` is the key of all its rows if they have one; else `spans` of its `rows` rows.
+    """The running forward: `whole` is the key of all its rows if they have one; else `spans` by key of its `rows` rows.
 
     `adapted`: whether a row has adapters. Compiled blocks read nothing else. Layers with several entries per row get
     those of a row one after the other, or with `halves` the first ones of all rows before the second ones.
@@ -63,7 +63,7 @@ class _Forward:
 
     halves: bool = False
     whole: Hashable = ()
-    spans: Sequence[Span] = ()
+    spans: Mapping[Hashable, Sequence[Span]] = field(default_factory=dict)
     rows: int = 0
     adapted: bool = False
 
@@ -81,7 +81,7 @@ class _Layer:
         if forward.whole:
             change = self.changes.get(forward.whole)
             if change is not None:
-                _apply(change, layer, args[0], output)
+                _apply(change, layer, [(args[0], output)])
         elif forward.spans:
             self._add_to_spans(layer, args[0], output)
         return output
@@ -92,13 +92,16 @@ class _Layer:
         if rest:
             raise StackingError(f"{self.path} gets {inputs.shape[0]} entries for {self.forward.rows} rows")
         consecutive = 1 if self.forward.halves else entries
-        for start, stop, key in self.forward.spans:
+        for key, own in self.forward.spans.items():
             change = self.changes.get(key)
             if change is None:
                 continue
-            for first in range(0, inputs.shape[0], self.forward.rows * consecutive):
-                rows = slice(first + start * consecutive, first + stop * consecutive)
-                _apply(change, layer, inputs[rows], output[rows])
+            rows = [
+                slice(first + start * consecutive, first + stop * consecutive)
+                for start, stop, _ in own
+                for first in range(0, inputs.shape[0], self.forward.rows * consecutive)
+            ]
+            _apply(change, layer, [(inputs[each], output[each]) for each in rows])
 
 
 @dataclass
@@ -118,12 +121,13 @@ class _TokenLayer(_Layer):
         return super().__call__(layer, (ids, *args[1:]), output)
 
 
-def _apply(change: Change, layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> None:
-    """Change the output in place."""
-    if isinstance(change, TokenVectors):
+def _apply(change: Change, layer: torch.nn.Module, rows: Rows) -> None:
+    """Change the outputs of `rows` in place."""
+    if not isinstance(change, TokenVectors):
+        return add_update(layer, rows, change)
+    for inputs, output in rows:
         change.fill_in(inputs, output)
-    else:
-        add_update(layer, inputs, output, change)
+    return None
 
 
 class RowAdapters:
@@ -186,12 +190,15 @@ class RowAdapters:
         if (merge or not self.per_row) and all(key == keys[0] for key in keys):
             forward.whole = keys[0]
         else:
-            forward.spans, forward.rows = spans(keys, rows, merge=merge), sum(rows)
+            forward.rows, by_key = sum(rows), dict[Hashable, list[Span]]()
+            for span in spans(keys, rows, merge=merge):
+                by_key.setdefault(span.key, []).append(span)
+            forward.spans = by_key
         forward.adapted = bool(forward.whole or forward.spans)
         try:
             yield
         finally:
-            forward.whole, forward.spans, forward.rows, forward.adapted = (), (), 0, False
+            forward.whole, forward.spans, forward.rows, forward.adapted = (), {}, 0, False
 
     def prepare_for_compiler(self, blocks: Sequence[torch.nn.Module]) -> None:
         """Make the linear layers of `blocks` adaptable ones, so that graphs of the blocks serve any adapters."""

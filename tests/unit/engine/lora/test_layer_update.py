@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.engine.lora.applying import add_update
@@ -100,6 +102,33 @@ def test_weights_of_rows_get_the_norms_of_a_dora(name: str, kind: str, of_inputs
     assert_second_row_has_weight(layer, randn(*shape), at_scale(with_norms, 0.5, lambda: weight), expected)
 
 
+class Products(TorchDispatchMode):
+    """Counts products of matrices whose result has this shape."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and tuple(result.shape) == self.shape:
+            self.count += 1
+        return result
+
+
+@torch.no_grad()
+def test_weights_of_a_hadamard_product_are_computed_once_for_a_forward() -> None:
+    """Two for the calls with it, which another one is between: each call is applied by itself."""
+    module = torch.nn.Sequential(LAYERS["linear"][0])
+    update, _ = update_of("hadamard", 1)
+    adapters = RowAdapters(module)
+    adapters.per_row = True
+    adapters.attach(KEY, {"0": update})
+    with Products((4, 6)) as products, adapters.applied([KEY, KEY, (), KEY], [1, 2, 1, 1], merge=False):
+        module(randn(10, 5, 6))
+    assert products.count == 2
+
+
 class LargestResult(TorchDispatchMode):
     """Records the most values that an operator has returned."""
 
@@ -130,7 +159,7 @@ def test_a_kronecker_product_takes_about_the_memory_of_its_layer(
     update = LayerUpdate(None, None, products=(Kronecker((left,), (right,)),))
     output = torch.zeros_like(layer(inputs))
     with LargestResult() as largest:
-        add_update(layer, inputs, output, update)
+        add_update(layer, [(inputs, output)], update)
     assert largest.values <= 2 * 25 * 64
     layer.weight.copy_(torch.kron(left, right).reshape(layer.weight.shape))
     layer.bias.zero_()
@@ -158,6 +187,19 @@ def test_a_sum_of_updates_is_added_to_a_layer_of_compiled_blocks() -> None:
     changed = weight + matrix + low_rank.up @ low_rank.down + gains.gain[:, None] * weight + weight * gains.input_gain
     expected = torch.nn.functional.linear(inputs[1], changed, bias + low_rank.bias)
     torch.testing.assert_close(mixed, torch.stack([plain[0], expected, plain[2]]), atol=1e-5, rtol=1e-4)
+
+
+@given(*(st.integers(1, 64) for _ in range(4)))
+def test_a_kronecker_product_takes_at_most_the_time_of_its_layer(out: int, across: int, out_2: int, inner: int) -> None:
+    """In products of numbers for each token, above the one that the inputs and outputs take anyway."""
+    product = Kronecker((torch.empty(out, across),), (torch.empty(out_2, inner),))
+    inputs, outputs = across * inner, out * out_2
+    if product.is_right_first(inputs):
+        between, work = across * out_2, across * out_2 * (inner + out)
+    else:
+        between, work = inner * out, inner * out * (across + out_2)
+    assert between**2 <= inputs * outputs
+    assert work <= inputs * outputs + inputs + outputs
 
 
 @pytest.mark.parametrize(("rank", "is_divided"), [(1, True), (2, False)])

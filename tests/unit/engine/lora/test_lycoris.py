@@ -1,11 +1,15 @@
-"""Products that are read from the tensors of a file: the matrices they are, and how much their factors hold."""
+"""Products that are read from the tensors of a file: the matrices they are, what their factors hold, their bounds."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 import torch
 
-from worker.engine.lora.layer_update import Kronecker
+from shared.errors import AdapterUnavailable
+from worker.engine.lora.fitting import check_rank
+from worker.engine.lora.layer_update import Hadamard, Kronecker, LayerUpdate
 from worker.engine.lora.lycoris import product_of
 
 OUTPUTS = torch.arange(24)
@@ -36,3 +40,21 @@ def test_rows_within_one_of_the_left_matrix_take_only_those_of_the_right_one(
     assert isinstance(product, Kronecker)
     assert (product.left[-1].shape[0], product.right[-1].shape[0], product.rows) == (1, 3, None)
     torch.testing.assert_close(product.weight(), torch.kron(parts["lokr_w1"], parts["lokr_w2"])[rows])
+
+
+def loha(rank: int) -> Hadamard:
+    return Hadamard(torch.ones(4, 1), torch.ones(1, 6), torch.ones(4, rank), torch.ones(rank, 6))
+
+
+@pytest.mark.parametrize(
+    ("update", "refusal"),
+    [
+        (LayerUpdate(None, None, products=(loha(128),)), None),
+        (LayerUpdate(None, None, products=(loha(129),)), r"its rank for unet\.x is 129; at most 128 is allowed"),
+        (LayerUpdate(torch.ones(512, 6), torch.ones(4, 512)), None),
+        (LayerUpdate(torch.ones(513, 6), torch.ones(4, 513)), "is 513; at most 512 is allowed"),
+    ],
+)
+def test_ranks_of_uploads_are_bounded_by_their_form(update: LayerUpdate, refusal: str | None) -> None:
+    with contextlib.nullcontext() if refusal is None else pytest.raises(AdapterUnavailable, match=refusal):
+        check_rank({"unet": {"x": update}})
