@@ -5,6 +5,7 @@ What workers read later is exactly what was checked.
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
@@ -78,6 +79,8 @@ def _check_weights(tensors: Sequence[TensorEntry]) -> None:
         _refuse(refusal)
     found = bool(_check_products(tensors))
     for tensor in tensors:
+        if tensor.name.endswith(".alpha") and math.prod(tensor.shape) != 1:
+            _refuse(f"{tensor.name} is {list(tensor.shape)}, but an alpha is one number")
         rank_at = 0 if _DOWN.search(tensor.name) else 1 if _UP.search(tensor.name) else None
         if rank_at is None or not tensor.name.endswith(".weight"):
             continue

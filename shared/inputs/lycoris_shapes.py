@@ -96,6 +96,9 @@ def _factor(prefix: str, shapes: Mapping[str, Shape], part: str, core: str | Non
     if whole is not None:
         if len(whole) < 2:
             raise ValueError(f"{prefix}{part} is no matrix")
+        for other in (f"{part}_a", f"{part}_b", core):
+            if other is not None and other in shapes:
+                raise ValueError(f"{prefix}{other} is beside {part}, which is all of its matrix")
         return Size(whole[0], math.prod(whole[1:]), 1)
     for half in ("_a", "_b"):
         if f"{part}{half}" not in shapes:
