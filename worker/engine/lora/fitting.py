@@ -24,7 +24,7 @@ def combine(adapters: Sequence[tuple[Changes, float]], modules: Modules, pace: P
     for changes, scale in adapters:
         for component, layers in changes.items():
             for path, update in paced(layers.items(), pace):
-                own = at_scale(update, scale, partial(_weight, modules[component], component, path))
+                own = at_scale(update, scale, partial(_weight, modules[component], component, path), pace)
                 summands.setdefault(component, {}).setdefault(path, []).append(own)
     return {
         component: {path: added_up(each) for path, each in paced(layers.items(), pace)}
@@ -33,14 +33,14 @@ def combine(adapters: Sequence[tuple[Changes, float]], modules: Modules, pace: P
 
 
 def _weight(module: torch.nn.Module, component: str, path: str) -> torch.Tensor:
-    """Return the weight of a layer as float32 on the CPU, one at a time."""
+    """Return the weight of a layer on the CPU, one at a time."""
     layer = module.get_submodule(path)
     weight: torch.Tensor = dequantize_module_weight(layer).detach()
     outputs, inputs, kernel = _shape(layer)
     if list(weight.shape) != [outputs, inputs, *kernel]:
         kind = type(weight).__name__
         raise AdapterUnavailable(f"DoRA needs the weights of {component}.{path}, which are packed as {kind}")
-    return weight.to("cpu", torch.float32)
+    return weight.to("cpu")
 
 
 def move(changes: Changes, modules: Modules, device: torch.device, pace: Pace = no_pace) -> Changes:

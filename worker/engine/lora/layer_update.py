@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
+from worker.engine.lora.pacing import Pace, no_pace, paced
+
 Convert = Callable[[torch.Tensor], torch.Tensor]
+
+_ALL = slice(None)
+_PIECE = 256
+"""Outputs of a layer whose changed weights are computed at once, for their norms. They stay in the processor's cache:
+3072 x 12288 weights at rank 16 take 0.05 s, and 0.23 s at once."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,9 @@ class Hadamard:
     up_2: torch.Tensor
     down_2: torch.Tensor
 
-    def weight(self) -> torch.Tensor:
-        return (self.up @ self.down).mul_(self.up_2 @ self.down_2)
+    def weight(self, rows: slice = _ALL) -> torch.Tensor:
+        """Return [out, in * kernel] for some outputs."""
+        return (self.up[rows] @ self.down).mul_(self.up_2[rows] @ self.down_2)
 
     def halves(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return `down` and `up` whose product it is, of the product of both ranks; None if that takes longer."""
@@ -61,9 +69,17 @@ class Kronecker:
     gain: torch.Tensor | None = None
     input_gain: torch.Tensor | None = None
 
-    def weight(self) -> torch.Tensor:
-        weight = torch.kron(_product(self.left), _product(self.right))
-        return weight if self.rows is None else weight[self.rows]
+    def weight(self, rows: slice = _ALL) -> torch.Tensor:
+        """Return [out, in * kernel] for some outputs."""
+        left, right = _product(self.left), _product(self.right)
+        across = right.shape[0]
+        wanted = torch.arange(left.shape[0] * across) if self.rows is None else self.rows
+        at = wanted[rows]
+        return (left[at // across][:, :, None] * right[at % across][:, None]).flatten(1)
+
+    def joined(self) -> Kronecker:
+        """Return the same product with each factor as one tensor."""
+        return replace(self, left=(_product(self.left),), right=(_product(self.right),))
 
     def scaled(self, scale: float) -> Kronecker:
         return replace(self, left=(*self.left[:-1], self.left[-1] * scale))
@@ -139,14 +155,16 @@ Changes = Mapping[str, Mapping[str, LayerUpdate]]
 """Updates by component and path of the layer in it."""
 
 
-def at_scale(update: LayerUpdate, scale: float, weight: Callable[[], torch.Tensor]) -> LayerUpdate:
-    """Return an update of a file for an adapter of a scale; `weight` returns that of the layer, as float32."""
+def at_scale(
+    update: LayerUpdate, scale: float, weight: Callable[[], torch.Tensor], pace: Pace = no_pace
+) -> LayerUpdate:
+    """Return an update of a file for an adapter of a scale; `weight` returns that of the layer."""
     magnitude = update.magnitude
     if magnitude is None:
         return _scaled(update, scale)
     if magnitude.interpolated:
-        return _scaled(_decomposed(update, magnitude, weight()), scale)
-    return _decomposed(_scaled(update, scale), magnitude, weight())
+        return _scaled(_decomposed(update, magnitude, weight(), pace), scale)
+    return _decomposed(_scaled(update, scale), magnitude, weight(), pace)
 
 
 def _scaled(update: LayerUpdate, scale: float) -> LayerUpdate:
@@ -164,13 +182,9 @@ def _times(tensor: torch.Tensor | None, factor: float) -> torch.Tensor | None:
     return None if tensor is None else tensor * factor
 
 
-def _decomposed(update: LayerUpdate, magnitude: Magnitude, weight: torch.Tensor) -> LayerUpdate:
+def _decomposed(update: LayerUpdate, magnitude: Magnitude, weight: torch.Tensor, pace: Pace) -> LayerUpdate:
     """Return the update that gives the changed weights of a layer the norms of `magnitude`."""
-    changed = weight.flatten(2) if weight.dim() > 2 else weight[..., None]  # [out, in, kernel]
-    for matrix in _matrices(update):
-        changed = changed + matrix.reshape(changed.shape)
-    kept = 1 if magnitude.of_inputs else 0
-    norms = torch.linalg.vector_norm(changed, dim=[dim for dim in range(3) if dim != kept])
+    norms = _norms(update, weight, magnitude.of_inputs, pace)
     factors = magnitude.norms / (norms + torch.finfo(norms.dtype).eps)
     of_outputs, of_inputs = (None, factors) if magnitude.of_inputs else (factors, None)
     down, up = update.down, update.up
@@ -189,11 +203,21 @@ def _decomposed(update: LayerUpdate, magnitude: Magnitude, weight: torch.Tensor)
     )
 
 
-def _matrices(update: LayerUpdate) -> list[torch.Tensor]:
-    matrices = [product.weight() for product in update.products]
-    if update.down is not None and update.up is not None:
-        matrices.append(update.up.flatten(1) @ update.down.flatten(1))
-    return matrices
+def _norms(update: LayerUpdate, weight: torch.Tensor, of_inputs: bool, pace: Pace) -> torch.Tensor:
+    """Return the norms of a layer's changed weights, for each output or each input."""
+    products = [one.joined() if isinstance(one, Kronecker) else one for one in update.products]
+    pieces = []
+    for start in paced(range(0, weight.shape[0], _PIECE), pace):
+        rows = slice(start, start + _PIECE)
+        changed = weight[rows].to(torch.float32).flatten(1)
+        for product in products:
+            changed = changed + product.weight(rows)
+        if update.down is not None and update.up is not None:
+            changed = torch.addmm(changed, update.up[rows].flatten(1), update.down.flatten(1))
+        pieces.append(changed.square().sum(0) if of_inputs else torch.linalg.vector_norm(changed, dim=1))
+    if not of_inputs:
+        return torch.cat(pieces)
+    return torch.stack(pieces).sum(0).reshape(weight.shape[1], -1).sum(1).sqrt()
 
 
 def added_up(updates: Sequence[LayerUpdate]) -> LayerUpdate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,43 @@ def test_a_sum_of_updates_is_added_to_a_layer_of_compiled_blocks() -> None:
     changed = weight + matrix + low_rank.up @ low_rank.down + gains.gain[:, None] * weight + weight * gains.input_gain
     expected = torch.nn.functional.linear(inputs[1], changed, bias + low_rank.bias)
     torch.testing.assert_close(mixed, torch.stack([plain[0], expected, plain[2]]), atol=1e-5, rtol=1e-4)
+
+
+def low_rank_matrix(update: LayerUpdate) -> torch.Tensor:
+    assert update.up is not None
+    assert update.down is not None
+    return update.up @ update.down
+
+
+def wide_update(kind: str) -> LayerUpdate:
+    """Return an update of a layer with 32 inputs and 600 outputs."""
+    if kind == "low rank":
+        return LayerUpdate(randn(4, 32), randn(600, 4, seed=1))
+    if kind == "hadamard":
+        product = Hadamard(randn(600, 2), randn(2, 32), randn(600, 3, seed=1), randn(3, 32, seed=2))
+        return LayerUpdate(None, None, products=(product,))
+    rows = torch.randperm(1200, generator=torch.Generator().manual_seed(1))[:600]
+    return LayerUpdate(None, None, products=(Kronecker((randn(40, 4),), (randn(2, 8), randn(30, 2)), rows=rows),))
+
+
+@pytest.mark.parametrize("of_inputs", [True, False])
+@pytest.mark.parametrize("kind", ["low rank", "hadamard", "kronecker"])
+@torch.no_grad()
+def test_norms_of_a_dora_are_computed_in_pieces(kind: str, of_inputs: bool) -> None:
+    """None is as large as the layer, whose weights are in its own dtype; there are pauses between them."""
+    update, weight = wide_update(kind), randn(600, 32, seed=9).bfloat16()
+    norms, pauses = randn(32 if of_inputs else 600).abs() + 0.5, []
+    with_norms = replace(update, magnitude=Magnitude(norms, of_inputs, interpolated=False))
+    with LargestResult() as largest:
+        changed = at_scale(with_norms, 1.0, lambda: weight, lambda: pauses.append(1))
+    assert largest.values < 600 * 32 / 2
+    assert len(pauses) == 3
+    matrix = update.products[0].weight() if update.products else low_rank_matrix(update)
+    whole = weight.double() + matrix.double()
+    expected = norms / torch.linalg.vector_norm(whole, dim=0 if of_inputs else 1) - 1
+    gain = changed.input_gain if of_inputs else changed.gain
+    assert gain is not None
+    torch.testing.assert_close(gain.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @given(*(st.integers(1, 64) for _ in range(4)))
