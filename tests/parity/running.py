@@ -23,6 +23,7 @@ from shared.config.step_schedules import StepSchedule
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.control_nets import PIPELINES as CONTROL_PIPELINES
+from worker.engine.pipelines.inpainting import Paste
 from worker.engine.protocol import EngineEvent, ForwardDone
 
 TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits
@@ -100,7 +101,12 @@ def as_floats() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("worker.engine.pipelines.call_arguments.to_pixels", _floats)
         patch.setattr("worker.engine.pipelines.call_arguments.to_frames", _floats)
+        patch.setattr(Paste, "__call__", _unpasted)  # of sample jobs, whose masks keep what they do not repaint
         yield
+
+
+def _unpasted(_paste: Paste, image: np.ndarray) -> np.ndarray:
+    return image
 
 
 def _floats(image: torch.Tensor) -> np.ndarray:
