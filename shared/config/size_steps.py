@@ -48,13 +48,16 @@ def size_step(folder: Path) -> int:
     return scale << bool(packed)
 
 
-@lru_cache(maxsize=256)
 def vae_scale(source: str) -> int | None:
     """Return the pixels of a side for each value of the latents' side; None if the files of the model do not say."""
     try:
-        vae = json.loads((Path(source) / "vae" / "config.json").read_text("utf-8"))
-        # Wan's and Qwen-Image's VAE has a list for time with as many levels as there are for space.
-        levels = len(vae["temperal_downsample"] if "temperal_downsample" in vae else vae["block_out_channels"][1:])
+        return _vae_scale(source)
     except (OSError, ValueError, TypeError, LookupError):
         return None  # loading the model reports the error
-    return 1 << levels
+
+
+@lru_cache(maxsize=256)  # without what could not be read: a folder can be mounted later
+def _vae_scale(source: str) -> int:
+    vae = json.loads((Path(source) / "vae" / "config.json").read_text("utf-8"))
+    # Wan's and Qwen-Image's VAE has a list for time with as many levels as there are for space.
+    return 1 << len(vae["temperal_downsample"] if "temperal_downsample" in vae else vae["block_out_channels"][1:])
