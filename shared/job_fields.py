@@ -67,6 +67,13 @@ class OnDeadline(StrEnum):
     RUN = "run"
 
 
+class Medium(StrEnum):
+    """What a task makes."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+
+
 class Task(StrEnum):
     """Tasks of a model. Images with a strength are noised; images to edit condition the model."""
 
@@ -78,8 +85,12 @@ class Task(StrEnum):
     IMAGE_TO_VIDEO = "image_to_video"
 
     @property
+    def medium(self) -> Medium:
+        return Medium.VIDEO if self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO) else Medium.IMAGE
+
+    @property
     def makes_video(self) -> bool:
-        return self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+        return self.medium is Medium.VIDEO
 
     @property
     def has_strength(self) -> bool:
@@ -99,6 +110,10 @@ class OutputFormat(StrEnum):
     """Not decoded, for the job that continues; the name is that of diffusers' `output_type`."""
 
     @property
+    def medium(self) -> Medium:
+        return Medium.VIDEO if self is OutputFormat.MP4 else Medium.IMAGE
+
+    @property
     def content_type(self) -> str:
         return {OutputFormat.MP4: "video/mp4", OutputFormat.LATENT: LATENTS_TYPE}.get(self, f"image/{self.value}")
 
@@ -111,6 +126,9 @@ class OutputFormat(StrEnum):
     def preview_format(self) -> "OutputFormat":
         """Format of previews: that of the image; of videos and latents, the smallest."""
         return OutputFormat.WEBP if self in (OutputFormat.MP4, OutputFormat.LATENT) else self
+
+
+DEFAULT_FORMATS: Mapping[Medium, OutputFormat] = {Medium.IMAGE: OutputFormat.PNG, Medium.VIDEO: OutputFormat.MP4}
 
 
 def _seed(value: int | None) -> int | None:

@@ -1,6 +1,6 @@
 """What a model allows of a request: its sizes, numbers and options, and what its task needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
@@ -10,9 +10,12 @@ from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, option_faults
 from shared.errors import InvalidRequest
-from shared.job_fields import MAX_SEED, PARTS, OnDeadline, OutputFormat, Task
+from shared.job_fields import MAX_SEED, PARTS, Medium, OnDeadline, OutputFormat, Task
 
 T = TypeVar("T")
+
+_OUTPUT_FORMATS: Mapping[Medium, str] = {Medium.IMAGE: "png, jpeg or webp", Medium.VIDEO: "mp4"}
+"""As errors name them: latents are not offered, as few models give them."""
 
 
 def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
@@ -129,11 +132,12 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
         yield InvalidRequest("on_deadline needs a deadline_s", param="on_deadline")
     if request.fps is not None and not task.makes_video:
         yield InvalidRequest(f"{task.value} makes no video", param="fps")
-    if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
-        allowed = "mp4" if task.makes_video else "png, jpeg or webp"
+    if request.output_format is not None and request.output_format.medium is not task.medium:
+        allowed = _OUTPUT_FORMATS[task.medium]
         yield InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
     elif request.output_format is OutputFormat.LATENT and not _gives_latents(spec, task):
-        message = f"output_format: model {spec.id!r} gives no latents for {task.value}; use png, jpeg or webp"
+        allowed = _OUTPUT_FORMATS[task.medium]
+        message = f"output_format: model {spec.id!r} gives no latents for {task.value}; use {allowed}"
         yield InvalidRequest(message, param="output_format")
     if request.frames is not None and not limits.allows_frames(request.frames):
         rule = f"1 to {limits.max_frames}"

@@ -20,7 +20,7 @@ from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Job, Webhook
-from shared.job_fields import SENT_FIELDS, OutputFormat, Task
+from shared.job_fields import DEFAULT_FORMATS, SENT_FIELDS, OutputFormat, Task
 from shared.runtime import clock
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
@@ -121,13 +121,12 @@ def _webhook(request: JobRequest) -> Webhook | None:
 def _task_fields(request: JobRequest, spec: ModelSpec, task: Task) -> dict[str, Any]:
     """Return the fields of the job that only some tasks have."""
     defaults = spec.defaults
-    values: dict[str, Any] = {"output_format": request.output_format or OutputFormat.PNG}
+    values: dict[str, Any] = {"output_format": request.output_format or DEFAULT_FORMATS[task.medium]}
     if task.has_strength and request.denoising_start is None:
         values["strength"] = given_or(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
     if task.makes_video:
         values["frames"] = given_or(request.frames, spec.usual_frames)
         values["fps"] = given_or(request.fps, defaults.fps)
-        values["output_format"] = OutputFormat.MP4
     else:
         values["layers"] = given_or(request.layers, defaults.layers)
     return values
