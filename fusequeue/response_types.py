@@ -241,6 +241,15 @@ class Result:
     data: tuple[bytes, ...]
     files: tuple[Path, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return what it is in a line, without its bytes."""
+        sizes = ", ".join(f"{len(data):,} bytes" for data in self.data)
+        return f"<Result of {self.job.id}: {self.job.model}, seed {self.job.seed}, {sizes or 'no data'}>"
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the first PNG, which notebooks show."""
+        return next((data for data in self.data if data.startswith(b"\x89PNG")), None)
+
     def save(self, folder: StrPath, *, name: str | None = None) -> Result:
         """Save the data as `folder/name-index.ext`, atomically; `name` defaults to the job id."""
         names = [file_name(artifact, name or self.job.id) for artifact in self.job.artifacts if not artifact.was_sent]

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ async def test_run_returns_and_saves_the_images_of_a_new_job(api: AsyncClient, w
     assert result.files == (tmp_path / "new" / "out" / f"{result.job.id}-0.png",)
     assert result.files[0].read_bytes() == data
     assert [image.size for image in result.images()] == [(64, 64)]
+
+
+async def test_a_result_shows_itself_without_its_bytes(api: AsyncClient, work: Work) -> None:
+    """A notebook shows the image, and a traceback or a log a line."""
+    running = asyncio.create_task(api.run("demo", PROMPT, seed=7))
+    data = await work()
+    result = await running
+    assert repr(result) == f"<Result of {result.job.id}: demo, seed 7, {len(data):,} bytes>"
+    assert result._repr_png_() == data
+    assert replace(result, data=(b"RIFF",))._repr_png_() is None
 
 
 async def test_a_result_without_a_folder_can_be_saved_later(api: AsyncClient, work: Work, tmp_path: Path) -> None:
