@@ -4,7 +4,8 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import GenericAlias
+from typing import Any, get_args, get_origin
 
 from pydantic import JsonValue, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
@@ -51,7 +52,10 @@ def _describe(task: Task, pipeline: Pipeline) -> Iterator[ModelInput]:
 
 
 def _type_of(item: Any) -> Any:
-    return item.type_hint or (type(item.default) if item.default is not None else None)
+    hint = item.type_hint or (type(item.default) if item.default is not None else None)
+    types = get_args(hint) if get_origin(hint) is tuple else ()
+    # diffusers writes `tuple[int]` for any number of them.
+    return GenericAlias(tuple, (*types, ...)) if len(types) == 1 else hint
 
 
 def _schema(hint: Any) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import Cosmos3OmniModularPipeline, WanModularPipeline
-from diffusers.modular_pipelines import ModularPipelineBlocks, SequentialPipelineBlocks
+from diffusers.modular_pipelines import InputParam, ModularPipelineBlocks, SequentialPipelineBlocks
 from harness.engine import a_job
 from tiny.videos.cosmos3 import distilled, omni
 from tqdm.auto import tqdm
@@ -16,8 +16,10 @@ from tqdm.auto import tqdm
 from shared.config.models_file import Defaults
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
+from shared.model_inputs import type_fault
 from worker.engine.pipelines.call_arguments import arguments_for, ignored_fields, make_results, set_guidance
 from worker.engine.pipelines.clones import StepCounter
+from worker.engine.pipelines.extra_inputs import describe_inputs, extra_arguments
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.modular import modular_for, private_blocks
 
@@ -117,3 +119,23 @@ def test_denoisers_get_a_negative_embedding_without_guidance() -> None:
     vars(pipeline).update(parts, guider=pipeline.guider.new(guidance_scale=1.0))
     assert not pipeline.requires_unconditional_embeds
     assert modular_for(Task.TEXT_TO_VIDEO, pipeline).requires_unconditional_embeds
+
+
+class LayersBlock(ModularPipelineBlocks):
+    """Declares its type as diffusers does: any number of layers."""
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [InputParam("out_layers", type_hint=tuple[int], default=(1, 2))]
+
+    def __call__(self, components: Any, state: Any) -> Any:
+        return components, state
+
+
+def test_a_tuple_of_one_type_is_a_list_of_any_length() -> None:
+    pipeline = SequentialPipelineBlocks.from_blocks_dict({"layers": LayersBlock}).init_pipeline()
+    (described,) = describe_inputs({Task.TEXT_TO_IMAGE: pipeline})
+    assert (described.default, type_fault(described, [3, 4, 5])) == ([1, 2], None)
+    assert type_fault(described, [3, "x"]) == "[1]: 'x' is not of type 'integer'"
+    job = a_job("one", extra={"out_layers": [3, 4, 5]})
+    assert extra_arguments(pipeline, job) == {"out_layers": (3, 4, 5)}
