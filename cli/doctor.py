@@ -24,7 +24,7 @@ from cli.up import environment
 from fusequeue import InvalidArgument
 from fusequeue.transport import open_client
 from shared.config import settings
-from shared.config.model_index import CLASSIC, MODULAR, index_file
+from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders
 from shared.errors import FusequeueError
 from shared.runtime.python_command import python_command
 
@@ -132,6 +132,12 @@ def _source(spec: ModelSpec) -> Finding:
         return Finding(
             name, FAILED, f"{folder} has no {CLASSIC}, nor {MODULAR}", "set `source` to a folder of save_pretrained"
         )
+    replaced = {"vae"} if spec.vae else set()
+    unwanted = set() if spec.safety_checker else {"safety_checker"}
+    missing = [] if spec.checkpoint else [one for one in missing_folders(folder) if one not in replaced | unwanted]
+    if missing:
+        lacks = f"{folder} has no folder {' and '.join(missing)}, which its index lists"
+        return Finding(name, FAILED, lacks, "copy or download the whole model again")
     if spec.checkpoint is None and not next(folder.rglob("*.safetensors"), None):
         return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
     return Finding(name, OK, str(folder))

@@ -71,6 +71,16 @@ def part_places(folder: Path) -> Iterator[PartPlace]:
         yield PartPlace(name, own, source if on_hub else None, revision, variant)
 
 
+def missing_folders(folder: Path) -> list[str]:
+    """Return the folders of parts that the index of a folder lists and that are not there, nor in a repository."""
+    if is_modular(folder):
+        parts = {place.subfolder for place in part_places(folder) if place.repository is None}
+    else:
+        entries = {name: entry for name, entry in read_index(folder).items() if not name.startswith("_")}
+        parts = {name for name, entry in entries.items() if isinstance(entry, list) and any(entry)}
+    return sorted(part for part in parts if not (folder / part).is_dir())
+
+
 def _read(folder: Path) -> Index:
     index = json.loads((index_file(folder) or folder / CLASSIC).read_text("utf-8"))
     if not isinstance(index, dict):

@@ -114,6 +114,19 @@ def _with_file(key: str, contents: bytes) -> Callable[[Redis, Path, pytest.Monke
     return change
 
 
+def _without_a_part(index: str, entry: list[Any]) -> Callable[[Redis, Path, pytest.MonkeyPatch], None]:
+    def change(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
+        source = folder / "weights"
+        (source / "unet").mkdir(parents=True)
+        (source / "unet" / "part.safetensors").touch()
+        parts = {"unet": entry, "vae": entry, "safety_checker": [None, None]}
+        (source / index).write_text(json.dumps({"_class_name": "A", **parts}))
+        (folder / "models.toml").write_text(MODEL.format(source="weights"))
+        env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
+
+    return change
+
+
 def _no_source(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     (folder / "models.toml").write_text(MODEL.format(source="./none"))
     env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
@@ -157,6 +170,14 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_with_file("vae", b"<html>"), ("vae of demo", "failed", "its header cannot be read", "download it again")),
         (_no_models, ("models file", "failed", "none.toml", "FUSEQUEUE_MODELS")),
         (_no_weights, ("model demo", "failed", "no safetensors", "safe_serialization")),
+        (
+            _without_a_part("model_index.json", ["diffusers", "A"]),
+            ("model demo", "failed", "weights has no folder vae, which its index lists", "copy or download"),
+        ),
+        (
+            _without_a_part("modular_model_index.json", [None, None, {"pretrained_model_name_or_path": "weights"}]),
+            ("model demo", "failed", "weights has no folder vae, which its index lists", "copy or download"),
+        ),
         (_no_source, ("model demo", "failed", "no such folder", "`source`")),
         (_unknown_setting, ("settings", "warning", "FUSEQUEUE_RETENTION_S", "correct its name")),
         (_no_number, ("settings", "failed", "FUSEQUEUE_LEASE_MS", "docs/operations.md")),
