@@ -113,7 +113,7 @@ gpu: $(READY)
 clean:
 	rm -rf $(VENV) .clients .peers .stores .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml fusequeue/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \
 	apt-get install python3 python3-venv, or set one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || echo "creating $(VENV) with $$($(PYTHON) --version); torch can take a few minutes" >&2

@@ -12,7 +12,7 @@ import sys
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 ARGUMENTS = ["install", "--quiet", "--constraint", "constraints.txt"]
-PROJECT = ["--editable", ".[worker,dev]"]
+PROJECT = ["--editable", "./fusequeue", "--editable", ".[worker,dev]"]
 SHARED_OPTIONS = ("index-url", "extra-index-url", "find-links")  # of pip and uv, with the same meaning
 
 

@@ -222,7 +222,8 @@ def _device() -> list[Finding]:
     """Check the device, whether models fit on it, and their packages, in a separate process, which imports torch."""
     module = "worker.engine.checks.memory_fit"
     if importlib.util.find_spec("torch") is None:
-        return [Finding("device", WARNING, "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
+        remedy = "on a worker: pip install 'fusequeue-server[worker]'"
+        return [Finding("device", WARNING, "torch is not installed", remedy)]
     try:
         done = subprocess.run(
             python_command(module), capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False

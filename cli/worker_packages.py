@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from shared.errors import ConfigurationError
 
 PACKAGES = ("torch", "diffusers", "transformers", "numpy", "PIL")
-REMEDY = "pip install 'fusequeue[worker]', in a checkout pip install -c constraints.txt '.[worker]'"
+REMEDY = "pip install 'fusequeue-server[worker]', in a checkout pip install -c constraints.txt ./fusequeue '.[worker]'"
 
 
 def require_worker_packages(otherwise: str = "") -> None:

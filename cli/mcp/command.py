@@ -23,7 +23,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
-        print_error("mcp is not installed: pip install 'fusequeue[mcp]'")
+        print_error("mcp is not installed: pip install 'fusequeue-server[mcp]'")
         raise typer.Exit(Exit.USAGE) from None
     with exit_on_error():
         Client(url, api_key=key).close()  # refuses a URL or key that cannot be used

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ulid import ULID, LaxMonotonicPolicy, ULIDGenerator
 
 try:
-    VERSION = version("fusequeue")
+    VERSION = version("fusequeue-server")
 except PackageNotFoundError:  # run from a checkout that is not installed
     VERSION = "0"
 

@@ -28,7 +28,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401 - imported only by commands that plot
     except ImportError as error:
-        raise ConfigurationError("plotting needs matplotlib: pip install 'fusequeue[plot]'") from error
+        raise ConfigurationError("plotting needs matplotlib: pip install 'fusequeue-server[plot]'") from error
 
 
 def cost_curves_svg(title: str, curves: Mapping[str, Mapping[int, float]]) -> str:

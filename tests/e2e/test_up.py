@@ -16,6 +16,7 @@ import pytest
 from harness.hostile_folder import hostile_folder
 from harness.ports import free_port
 from harness.waiting import wait_until
+from harness.wheels import CLIENT, SERVICE, unpacked_wheel
 
 from shared.runtime.python_command import python_command
 
@@ -171,6 +172,22 @@ def test_one_command_starts_all_and_an_interrupt_stops_all(up, tmp_path):
     assert not [pid for pid in processes if alive(pid)]
     stopped = [line for line in command.messages().splitlines() if line.startswith("stopping ")]
     assert stopped == ["stopping worker-1", "stopping chores", "stopping api", "stopping redis"]
+
+
+@pytest.mark.timeout(290)
+def test_the_two_wheels_serve_a_job_from_any_folder(up, tmp_path):
+    """Also one with a user's own `worker.py` and `api`: nothing of it, or of the checkout, is imported."""
+    folders = [unpacked_wheel(project, tmp_path) for project in (CLIENT, SERVICE)]
+    path = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = up("--port", str(free_port()), **path)
+    job = run_job(command.ready())
+    assert job["status"] == "succeeded", job
+    show = "import api, cli, demo, shared, worker; print(*(one.__file__ for one in (api, cli, demo, shared, worker)))"
+    shown = subprocess.run((sys.executable, "-P", "-c", show), cwd=command.folder, env=path, capture_output=True)
+    files = shown.stdout.decode().split()
+    assert len(files) == 5, shown
+    assert all(Path(file).is_relative_to(folders[1]) for file in files), files
+    assert command.end(signal.SIGTERM) == 0, command.messages()
 
 
 def test_only_its_owner_can_read_what_it_writes_and_it_says_how_to_create_the_first_key(up):

@@ -52,7 +52,7 @@ def require(traces: bool) -> None:
         from shared.runtime.tracing import otel  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"FUSEQUEUE_TRACES needs OpenTelemetry ({error}); install fusequeue[traces], or unset it"
+            f"FUSEQUEUE_TRACES needs OpenTelemetry ({error}); install fusequeue-server[traces], or unset it"
         ) from error
 
 

@@ -183,4 +183,4 @@ def test_without_the_package_the_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['mcp'] = None; from cli.main import app; app(['mcp'])"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "fusequeue: mcp is not installed: pip install 'fusequeue[mcp]'\n"
+    assert ran.stderr == "fusequeue: mcp is not installed: pip install 'fusequeue-server[mcp]'\n"

@@ -51,7 +51,7 @@ def test_a_missing_package_fails_the_check(tiny_models: Path, monkeypatch: pytes
     monkeypatch.setattr("worker.engine.weights.requirements.is_installed", lambda _package: False)
     spec = a_spec(tiny_models / "flux", quantization=Quantization(denoiser="torchao-int8"))
     found = check_model(spec, "cpu", 80 * GIB)
-    assert (found.verdict, found.remedy) == ("failed", "pip install 'fusequeue[quantization]'")
+    assert (found.verdict, found.remedy) == ("failed", "pip install 'fusequeue-server[quantization]'")
 
 
 def test_a_refiner_has_all_it_needs(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ HIDE = 'import sys\nsys.modules.update(dict.fromkeys(("numpy", "torch")))\nfrom 
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
-        (("up", "--data-dir", "data"), "pip install 'fusequeue[worker]'"),
+        (("up", "--data-dir", "data"), "pip install 'fusequeue-server[worker]'"),
         (("up", "--data-dir", "data"), "without workers: --workers 0"),
-        (("worker",), "pip install 'fusequeue[worker]'"),
-        (("probe",), "pip install 'fusequeue[worker]'"),
+        (("worker",), "pip install 'fusequeue-server[worker]'"),
+        (("probe",), "pip install 'fusequeue-server[worker]'"),
     ],
 )
 def test_a_worker_without_its_packages_names_them(arguments: tuple[str, ...], remedy: str, tmp_path: Path) -> None:

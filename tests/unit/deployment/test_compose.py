@@ -161,11 +161,11 @@ def test_an_edit_of_the_sources_rebuilds_only_the_last_layers() -> None:
         )
         sources = [step for step in steps if "--mount=type=bind,target=/src" in step]
         assert len(sources) == 1
-        assert "--no-deps /src" in sources[0], "dependencies are installed before"
+        assert "--no-deps /src/fusequeue /src" in sources[0], "dependencies are installed before"
         assert steps[-1] == sources[0]
         for step in steps[:-1]:
             assert set(re.findall(r"source=([\w./]+)", step)) <= {
-                *("pyproject.toml", "constraints.txt", "compose/requirements.py"),
+                *("pyproject.toml", "fusequeue/pyproject.toml", "constraints.txt", "compose/requirements.py"),
             }, step
     torch_steps = [step for step in steps if "torch==" in step]
     assert ["--no-deps" in step for step in torch_steps] == [True, False], "its wheel, then its CUDA libraries"
@@ -183,7 +183,7 @@ def test_files_of_the_images_are_in_the_build_context() -> None:
     copied = set(re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "constraints.txt"}
+    needed = {*wheel["packages"], *wheel["force-include"], "fusequeue", "pyproject.toml", "constraints.txt"}
     for source in needed | {part for line in copied for part in line.split()}:
         assert (ROOT / source).exists(), source
         allowed = (ROOT / ".dockerignore").read_text().splitlines()

@@ -31,7 +31,7 @@ _INSTALLED_BY = {
     "pytorch": "torch",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
-    "torchvision": "'fusequeue[vision]'",
+    "torchvision": "'fusequeue-server[vision]'",
 }
 _MODULES = {"opencv-python": "cv2"}  # of packages that others can stand in for: opencv-python-headless has the same
 # What transformers looks for before a package: it names only the last one.

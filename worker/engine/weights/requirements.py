@@ -49,7 +49,8 @@ def lacking(quantization: Quantization, device_type: str) -> str | None:
     needed += [("gguf", "gguf")] if quantization.gguf else []
     for key, package in needed:
         if not is_installed(package):
-            return f"quantization.{key} needs {package}, which is not installed; pip install 'fusequeue[quantization]'"
+            remedy = "pip install 'fusequeue-server[quantization]'"
+            return f"quantization.{key} needs {package}, which is not installed; {remedy}"
         if package == "bitsandbytes" and device_type == "cpu":
             return f"quantization.{key} needs a GPU; use torchao on a CPU"
     return None

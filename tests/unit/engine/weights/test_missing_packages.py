@@ -182,6 +182,6 @@ def test_a_name_that_a_module_imports_only_with_a_package_names_it(
     with pytest.raises(NameError) as caught:
         module.APipeline()
     monkeypatch.setattr(missing_packages, "_is_installed", lambda _name: False)
-    hint = "it needs torchvision, which is not installed; pip install 'fusequeue[vision]'"
+    hint = "it needs torchvision, which is not installed; pip install 'fusequeue-server[vision]'"
     assert lacking_package(caught.value) == hint
     assert lacking_package(NameError("name 'x' is not defined", name="x")) is None

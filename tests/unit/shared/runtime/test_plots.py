@@ -66,5 +66,5 @@ def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         return original(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigurationError, match=re.escape("pip install 'fusequeue[plot]'")):
+    with pytest.raises(ConfigurationError, match=re.escape("pip install 'fusequeue-server[plot]'")):
         require_matplotlib()
