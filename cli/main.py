@@ -28,6 +28,7 @@ COMMANDS = {
         "Serve the tools generate, status, result and batch to MCP clients.",
     ),
     "version": ("cli.processes:version", "Print the version."),
+    "generate": ("cli.generate:generate", "Make images of prompts here, without a service, and save them."),
     "submit": ("cli.submit:submit", "Submit a job, wait with a progress bar, and save its images."),
     "backfill": ("cli.backfill.command:backfill", "Generate an image for each prompt of a file."),
     "pool": (

@@ -6,6 +6,9 @@ with Client() as client:
     client.run("demo", "a red circle on a blue ground, left", seed=7, folder="images")
 """
 
+from importlib import import_module
+from typing import Any
+
 from fusequeue.aio import AsyncClient, OnProgress
 from fusequeue.errors import (
     Busy,
@@ -217,3 +220,14 @@ __all__ = [
     "WebhookSecret",
     "WorkerInfo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `Engine` or `AsyncEngine`, which are in the package of the service: they need torch."""
+    if name not in ("AsyncEngine", "Engine"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module("library"), name)
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'fusequeue-server[worker]', in a checkout pip install ./fusequeue '.[worker]'"
+        raise ImportError(f"{name} needs {error.name}, which is not installed: {remedy}") from error

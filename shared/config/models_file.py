@@ -358,7 +358,7 @@ def load(path: Path, rules: Path | None = None) -> Catalog:
     if len(spread := [spec.id for spec in specs if spec.devices > 1]) > 1:
         raise ConfigurationError(f"{path}: only one model of a file can have devices above 1: {', '.join(spread)}")
     try:
-        return Catalog(tuple(_resolve_paths(spec, path.parent) for spec in specs), batch_rules)
+        return Catalog(tuple(resolve_paths(spec, path.parent) for spec in specs), batch_rules)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
@@ -367,7 +367,11 @@ def _duplicates(names: list[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
-def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
+def resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Return a model whose paths are relative to `folder` with absolute ones, and with what its files say of it.
+
+    Raises `ValueError` for what does not fit its files.
+    """
     update: dict[str, object] = {"adapter": tuple(adapter.resolve_path(folder) for adapter in spec.adapter)}
     update["control"] = tuple(control.resolve_path(folder) for control in spec.control)
     if spec.quantization is not None:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("api", "bench", "cli", "demo", "fusequeue", "shared", "worker")
+PACKAGES = ("api", "bench", "cli", "demo", "fusequeue", "library", "shared", "worker")
 
 
 def tracked() -> list[PurePosixPath]:

@@ -94,6 +94,8 @@ class Engine:
     def stop(self, timeout_s: float) -> None:
         self._inbox.put(self._begin_stop)
         self._thread.join(timeout_s)
+        for timer in list(self._load_timers.values()):
+            timer.cancel()
         self._input_decoder.close()
         self._models.close()
 

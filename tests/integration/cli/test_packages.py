@@ -76,7 +76,7 @@ def _is_installed(requirement: str) -> bool:
 
 def test_the_service_has_all_of_its_files_and_needs_the_client_of_its_version(folder: Path) -> None:
     service = unpacked_wheel(SERVICE, folder)
-    packages = {"api", "cli", "demo", "shared", "worker"}
+    packages = {"api", "cli", "demo", "library", "shared", "worker"}
     names = {path.name.partition("-")[0] for path in service.iterdir()}
     assert names == {*packages, "models.toml", "fusequeue_server"}
     listed = (f"{ROOT / package}/**/*.{end}" for package in packages for end in ("py", "lua", "js", "css", "html"))

@@ -1,0 +1,109 @@
+"""What the engine makes of one prompt: images or videos, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TypeAlias
+
+from PIL import Image
+
+from shared.errors import FusequeueError
+from shared.job import BatchingStats, FieldWarning, Job
+from worker.engine.protocol import Latents, Output
+from worker.output.image_encoding import encode, encode_latents
+
+StrPath: TypeAlias = str | Path
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video, with its sound if the model makes one."""
+
+    output: Output = field(repr=False)
+    job: Job = field(repr=False)
+    index: int = 0
+
+    @property
+    def frames(self) -> list[Image.Image]:
+        return [Image.fromarray(frame) for frame in self.output.pixels]
+
+    def mp4(self) -> bytes:
+        from worker.output.video_encoding import encode_video  # FFmpeg's libraries take 5 MB
+
+        return encode_video(self.output, self.job, self.index).data
+
+
+@dataclass(frozen=True)
+class Result:
+    """Item `index` of the prompts: its images, videos or latents, or an `error`.
+
+    `job` has every field with its default chosen, the seed too; None for an item whose fields are invalid.
+    """
+
+    index: int
+    job: Job | None = None
+    outputs: tuple[Output | Latents, ...] = field(default=(), repr=False)
+    error: FusequeueError | None = None
+    warnings: tuple[FieldWarning, ...] = ()
+    batching: BatchingStats = field(default_factory=BatchingStats, repr=False)
+    device_seconds: float = 0.0
+
+    @property
+    def images(self) -> list[Image.Image | Video]:
+        """The images as those of Pillow, and the videos."""
+        return [self._shown(at, output) for at, output in enumerate(self.outputs) if isinstance(output, Output)]
+
+    def _shown(self, at: int, output: Output) -> Image.Image | Video:
+        return Video(output, self._job, at) if output.is_video else Image.fromarray(output.pixels)
+
+    @property
+    def _job(self) -> Job:
+        if self.job is None:
+            raise ValueError(f"item {self.index} has no job: {self.error}")
+        return self.job
+
+    def files(self) -> list[bytes]:
+        """Return the outputs as files in the job's `output_format`."""
+        return [self._file(at, output) for at, output in enumerate(self.outputs)]
+
+    def _file(self, at: int, output: Output | Latents) -> bytes:
+        if isinstance(output, Latents):
+            return encode_latents(output, self._job, at)
+        return Video(output, self._job, at).mp4() if output.is_video else encode(output.pixels, self._job, at)
+
+    def save(self, folder: StrPath, name: str | None = None) -> list[Path]:
+        """Write the outputs as `folder/name-index.ext`, and return the paths; `name` defaults to the item's number."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        suffix = self._job.output_format.suffix if self.outputs else ""
+        stem = f"{self.index:05}" if name is None else name
+        paths = [Path(folder) / f"{stem}-{at}.{suffix}" for at in range(len(self.outputs))]
+        for path, data in zip(paths, self.files(), strict=True):
+            part = path.with_name(f".{path.name}.part")
+            part.write_bytes(data)
+            part.replace(path)
+        return paths
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the first image, which notebooks show."""
+        first = next((image for image in self.images if isinstance(image, Image.Image)), None)
+        if first is None:
+            return None
+        file = BytesIO()
+        first.save(file, "PNG")
+        return file.getvalue()
+
+
+class GenerationFailed(FusequeueError, code="generation_failed"):
+    """Some items have failed; `results` are those of all items, in order."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        failed = [result for result in results if result.error is not None]
+        first = failed[0]
+        super().__init__(
+            f"{len(failed)} of {len(results)} failed; item {first.index}: {first.error}; "
+            "`results` of this error has the others"
+        )
+        self.results = tuple(results)

@@ -1,0 +1,165 @@
+"""A running engine and its items: each is a future that the engine's thread completes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import structlog
+from PIL import Image
+
+from library.requests import Fields, job_of
+from library.results import Result
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
+from shared.errors import ConfigurationError, FusequeueError, InferenceFailed, InvalidRequest, ModelUnavailable
+from shared.job import Job
+from worker.engine.engine import Engine
+from worker.engine.protocol import (
+    EngineEvent,
+    EngineRequest,
+    JobFinished,
+    JobProgress,
+    Latents,
+    Output,
+    OutputReady,
+    PreviewReady,
+)
+
+log = structlog.get_logger()
+
+OnProgress: TypeAlias = Callable[[int, int, int], None]
+"""Gets an item's number, its denoising steps done, and all of them; it is called on the engine's thread."""
+OnPreview: TypeAlias = Callable[[int, Image.Image], None]
+"""Gets an item's number and a small image of its present state; it is called on the engine's thread."""
+
+STOP_S = 60.0
+_WATCH_S = 0.5
+
+
+@dataclass(eq=False)
+class _Item:
+    index: int
+    job: Job
+    future: Future[Result]
+    on_progress: OnProgress | None
+    on_preview: OnPreview | None
+    outputs: dict[int, Output | Latents] = field(default_factory=dict)
+
+
+class Session:
+    """An engine in this process. Items can be submitted from any thread."""
+
+    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+        self.catalog = catalog
+        self._settings = settings
+        self._engine = Engine(catalog, self, settings)
+        self._items: dict[str, _Item] = {}
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Load the models; raises `ModelUnavailable` for one that cannot be loaded."""
+        if not structlog.is_configured():  # else it would print each step of the engine
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+        self._engine.start()
+        threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
+        self._engine.warm_up()
+        failures = self._engine.status().unavailable_models
+        for model, failure in failures.items():
+            self.close()
+            raise ModelUnavailable(f"model {model!r}: {failure.reason}")
+
+    def close(self) -> None:
+        """Stop the engine after its present forward; unfinished items are canceled. Does nothing a second time."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._engine.stop(STOP_S)
+        self._end_all(InferenceFailed("the engine was closed"))
+
+    def submit(
+        self,
+        index: int,
+        fields: Fields,
+        previews: int = 0,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+    ) -> Future[Result]:
+        """Start an item; its future never raises: `Result.error` says what went wrong."""
+        if self._closed.is_set():
+            raise ConfigurationError("the engine is closed; make another one")
+        future: Future[Result] = Future()
+        try:
+            job, files = job_of(fields, self.catalog, self._settings, previews)
+        except InvalidRequest as error:
+            future.set_result(Result(index, error=error))
+            return future
+        self._items[job.id] = _Item(index, job, future, on_progress, on_preview)
+        self._engine.submit(EngineRequest(job.id, job, self.catalog.for_size(job.model, job.width, job.height), files))
+        return future
+
+    def slots(self, model: str) -> int:
+        """Return how many images of a model a forward takes at most."""
+        return self.catalog.get(model).max_batch
+
+    def cancel(self, future: Future[Result]) -> None:
+        """Remove an item at its next step."""
+        for key, item in list(self._items.items()):
+            if item.future is future:
+                self._engine.cancel(key)
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an event of the engine, on its thread."""
+        item = self._items.get(getattr(event, "claim_key", ""))
+        match event:
+            case OutputReady(index=at, output=output) if item is not None:
+                item.outputs[at] = output
+            case JobProgress(step=step, total=total) if item is not None and item.on_progress is not None:
+                _call(item.on_progress, item.index, step, total)
+            case PreviewReady(pixels=pixels) if item is not None and item.on_preview is not None:
+                _call(item.on_preview, item.index, Image.fromarray(pixels))
+            case JobFinished() if item is not None:
+                self._finish(event, item)
+
+    def _finish(self, event: JobFinished, item: _Item) -> None:
+        self._items.pop(event.claim_key, None)
+        error: FusequeueError | None = event.error
+        if event.canceled:
+            error = InferenceFailed("it was canceled")
+        item.future.set_result(
+            Result(
+                item.index,
+                job=item.job,
+                outputs=() if error is not None else tuple(item.outputs[at] for at in sorted(item.outputs)),
+                error=error,
+                warnings=event.warnings,
+                batching=event.batching,
+                device_seconds=event.device_seconds,
+            )
+        )
+
+    def _watch(self) -> None:
+        """End all items if the engine's thread ends by itself, as when the device is lost."""
+        while not self._engine.join(_WATCH_S):
+            if (failure := self._engine.status().failure) is not None:
+                self._end_all(InferenceFailed(failure))
+        if not self._closed.is_set():
+            self._closed.set()
+            self._end_all(InferenceFailed("the engine ended; its log says why, and a new one can be made"))
+
+    def _end_all(self, error: FusequeueError) -> None:
+        for key in list(self._items):
+            if (item := self._items.pop(key, None)) is not None:
+                item.future.set_result(Result(item.index, job=item.job, error=error))
+
+
+def _call(callback: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function of the program; its fault is not the engine's."""
+    try:
+        callback(*arguments)
+    except Exception:
+        log.exception("callback_failed")
