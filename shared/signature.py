@@ -1,7 +1,4 @@
-"""Signatures: jobs with equal ones are claimed together. Also the fields that a model can mix within a signature.
-
-Plain data about architectures, so that no torch is needed. Parity tests prove every entry.
-"""
+"""Signatures: jobs with equal ones are claimed together. Also the fields that a model can mix within a signature."""
 
 import hashlib
 import json
@@ -13,6 +10,7 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
+from shared.architectures.registry import ADAPTERS_PER_ROW, CONTROLS_PER_ROW, LIST_DENOISERS
 from shared.config.model_index import read_index
 from shared.job import Job, matching
 from shared.job_fields import MUST_MATCH
@@ -28,28 +26,6 @@ FIELDS: Mapping[str, frozenset[str]] = {
     "controls": frozenset({"control_ids"}),
     "size": frozenset({"width", "height"}),
 }
-
-# Denoisers of which rows with any control, and without, share forwards: all controls add tensors of the same shapes.
-CONTROLS_PER_ROW = frozenset({"UNet2DConditionModel"})
-
-# Denoisers that take images as a list and mask the padding.
-LIST_DENOISERS = frozenset({"ZImageTransformer2DModel"})
-
-# Classes in which dim 0 of every adapted layer holds the rows of a forward, in order; `zero_cond_t` repeats them.
-ADAPTERS_PER_ROW = frozenset(
-    {
-        "UNet2DConditionModel",
-        "SD3Transformer2DModel",
-        "FluxTransformer2DModel",
-        "Flux2Transformer2DModel",
-        "QwenImageTransformer2DModel",
-        "WanTransformer3DModel",
-        "CLIPTextModel",
-        "CLIPTextModelWithProjection",
-        "T5EncoderModel",
-        "UMT5EncoderModel",
-    }
-)
 
 MAX_KNOWN = 1024
 

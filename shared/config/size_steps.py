@@ -6,34 +6,8 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from shared.architectures.registry import PACKED
 from shared.signature import denoisers_of
-
-PACKED = frozenset(
-    {
-        "BriaFibo2Transformer2DModel",
-        "BriaFiboTransformer2DModel",
-        "BriaTransformer2DModel",
-        "ChromaTransformer2DModel",
-        "CosmosTransformer3DModel",
-        "ErnieImageTransformer2DModel",
-        "Flux2Transformer2DModel",
-        "Flux3Transformer2DModel",
-        "FluxTransformer2DModel",
-        "HiDreamImageTransformer2DModel",
-        "Ideogram4Transformer2DModel",
-        "Krea2Transformer2DModel",
-        "LongCatImageTransformer2DModel",
-        "Lumina2Transformer2DModel",
-        "NucleusMoEImageTransformer2DModel",
-        "OmniGenTransformer2DModel",
-        "OvisImageTransformer2DModel",
-        "QwenImage21Transformer2DModel",
-        "QwenImageTransformer2DModel",
-        "ZImageTransformer2DModel",
-    }
-)
-"""Denoisers that get the latents in patches of 2 x 2, and that of Qwen-Image 2.1, for which sides are rounded alike."""
-
 
 XL_SCALE = 8
 """Pixels of a side for each value of the latents' side, by Stable Diffusion XL's VAE."""

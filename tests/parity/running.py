@@ -17,12 +17,12 @@ from parity.plain import PlainPipeline, PlainResult
 from parity.variants import Difference, blocks_difference, int8_difference
 from tiny import controls
 
+from shared.architectures.registry import CONTROL_PIPELINES
 from shared.config.controls import Control, ControlSpec
 from shared.config.model_index import index_file, read_index
 from shared.config.step_schedules import StepSchedule
 from shared.job import Job
 from shared.job_fields import Task
-from worker.engine.pipelines.control_nets import PIPELINES as CONTROL_PIPELINES
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.protocol import EngineEvent, ForwardDone
 

@@ -11,9 +11,9 @@ from parity.cells import LONG, small_images
 from tiny import registry
 from tiny.registry import torchvision_fault
 
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from shared.job_fields import Task
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 

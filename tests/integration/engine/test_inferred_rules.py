@@ -14,9 +14,9 @@ from diffusers import UNet2DConditionModel
 from harness import model_pool
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_spec
 
+from shared.architectures.registry import ARCHITECTURES
 from shared.config.models_file import Defaults, Limits
 from shared.job_fields import Task
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

@@ -17,12 +17,12 @@ from harness import jobs as factory
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
 
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef
 from shared.job_fields import Task
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.pipelines import loading
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
 
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import StackingRules
 from shared.job_fields import Task
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
-from worker.engine.fusion.stacking_rules import StackingRules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

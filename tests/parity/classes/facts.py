@@ -15,10 +15,9 @@ from diffusers import DiffusionPipeline, ModularPipeline, utils
 from diffusers.pipelines.pag.pag_utils import PAGMixin
 from parity.cells import Cell
 
+from shared.architectures.registry import ARCHITECTURES, CONTROL_PIPELINES
 from shared.job_fields import Task
 from shared.signature import DENOISERS
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
-from worker.engine.pipelines.control_nets import PIPELINES as CONTROL_PIPELINES
 from worker.engine.pipelines.modular import task_fault
 from worker.engine.pipelines.task_pipelines import call_parameters, supports
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from shared.architectures.stacking_rules import EQUAL, Kind, StackingRules
 from worker.engine.errors import StackingError
-from worker.engine.fusion.stacking_rules import EQUAL, Kind, StackingRules
 
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 Arguments = Mapping[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import Arguments, is_omitted
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 MAX_GUESSES = 12
 PER_ROW = (Kind.STACKED, Kind.GROUPED, Kind.LAYERED)

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import Kind, StackingRules
 from shared.signature import DENOISERS
 from worker.engine.device import send
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key, holds_objects
 from worker.engine.fusion.inferred_rules import MAX_GUESSES
 from worker.engine.fusion.private_changes import Change, applied
 from worker.engine.fusion.stacking import Stacker, map_tensors
-from worker.engine.fusion.stacking_rules import Kind, StackingRules
 from worker.engine.fusion.task_greenlet import current_task, park
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+from shared.architectures.stacking_rules import EQUAL, Argument, Kind, StackingRules
 from worker.engine.device import send
 from worker.engine.errors import StackingError
 from worker.engine.fusion.batch_key import KEYS, Arguments, is_omitted
-from worker.engine.fusion.stacking_rules import EQUAL, Argument, Kind, StackingRules
 
 
 class Stacker:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shared.architectures.registry import ADAPTERS_PER_ROW
 from shared.config.adapters import Adapter
-from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.errors import StackingError
 from worker.engine.lora.adaptable import make_adaptable
 from worker.engine.lora.adapter_files import AdapterFile

@@ -20,16 +20,9 @@ from diffusers.hooks import context_parallel as diffusers_hooks
 from diffusers.models import _modeling_parallel
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shared.architectures.registry import SPLIT_DENOISERS
 from shared.signature import denoisers_of
 
-# Others have no plan in diffusers, one that fails (LTX-Video, LTX-2, Helios), or one that no test compares with one
-# device.
-SUPPORTED = (
-    "Flux2Transformer2DModel",
-    "FluxTransformer2DModel",
-    "QwenImageTransformer2DModel",
-    "WanTransformer3DModel",
-)
 # Of one collective call: the ranks have the same work, so they reach it at about the same time.
 COLLECTIVE_TIMEOUT_S = 120.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -38,8 +31,8 @@ _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 def check_divisible(folder: Path, devices: int) -> None:
     """Raise `ValueError` if a denoiser of the pipeline in `folder` cannot be split over `devices`."""
     for component, name in (denoisers_of(folder) or {}).items():
-        if name not in SUPPORTED:
-            known = ", ".join(SUPPORTED)
+        if name not in SPLIT_DENOISERS:
+            known = ", ".join(sorted(SPLIT_DENOISERS))
             raise ValueError(f"devices = {devices}: {name} cannot be split; remove the key; those that can: {known}")
         heads: int = json.loads((folder / component / "config.json").read_text("utf-8"))["num_attention_heads"]
         if heads % devices:

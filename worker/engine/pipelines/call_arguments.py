@@ -11,6 +11,7 @@ import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image
 
+from shared.architectures.registry import LISTED_IMAGES
 from shared.config.models_file import Defaults
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
@@ -24,7 +25,6 @@ from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Latents, Output, Pixels
 
-ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list even of one image
 LATENT = OutputFormat.LATENT.value  # diffusers' `output_type` has the same name
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
@@ -192,7 +192,7 @@ def _is_distilled(pipeline: Pipeline, job: Job, accepted: Parameters) -> bool:
 def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     values: dict[str, Any] = {"mask_image": inputs.mask, "last_image": inputs.last_image}
     if inputs.images:
-        listed = len(inputs.images) > 1 or pipeline in ALWAYS_LISTED
+        listed = len(inputs.images) > 1 or pipeline in LISTED_IMAGES
         values["image"] = list(inputs.images) if listed else inputs.images[0]
     if inputs.latents is not None:
         values["image"] = inputs.latents

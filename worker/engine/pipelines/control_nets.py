@@ -5,12 +5,13 @@ module proxies, so that rows with different control images and scales share thei
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import diffusers
 import torch
-from diffusers.models.controlnets import multicontrolnet
 
+from shared.architectures.family import ControlNet
+from shared.architectures.registry import CONTROL_NETS, CONTROL_PIPELINES
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import ModelSpec
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
@@ -21,41 +22,12 @@ from worker.engine.weights.requirements import cached_folder
 
 # Keys of the configurations of a denoiser and its control nets that are equal if they were made for each other.
 _COMMON_KEYS = ("cross_attention_dim", "joint_attention_dim")
-
-
-class _Family(NamedTuple):
-    """The control nets of one denoiser: their class, what they return for no control, and that of several together."""
-
-    net: str
-    nothing: Any
-    several: Any = None
-
-
-_FAMILIES: Mapping[str, _Family] = {
-    "UNet2DConditionModel": _Family("ControlNetModel", (None, None), multicontrolnet.MultiControlNetModel),
-    "SD3Transformer2DModel": _Family("SD3ControlNetModel", (None,), diffusers.SD3MultiControlNetModel),
-    "FluxTransformer2DModel": _Family("FluxControlNetModel", (None, None), diffusers.FluxMultiControlNetModel),
-    "QwenImageTransformer2DModel": _Family("QwenImageControlNetModel", None),
-}
-_FAMILY_OF = {family.net: family for family in _FAMILIES.values()}
-PIPELINES: Mapping[str, str] = {
-    "StableDiffusionPipeline": "StableDiffusionControlNetPipeline",
-    "StableDiffusionImg2ImgPipeline": "StableDiffusionControlNetImg2ImgPipeline",
-    "StableDiffusionInpaintPipeline": "StableDiffusionControlNetInpaintPipeline",
-    "StableDiffusionXLPipeline": "StableDiffusionXLControlNetPipeline",
-    "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLControlNetImg2ImgPipeline",
-    "StableDiffusionXLInpaintPipeline": "StableDiffusionXLControlNetInpaintPipeline",
-    "StableDiffusion3Pipeline": "StableDiffusion3ControlNetPipeline",
-    "FluxPipeline": "FluxControlNetPipeline",
-    "FluxImg2ImgPipeline": "FluxControlNetImg2ImgPipeline",
-    "FluxInpaintPipeline": "FluxControlNetInpaintPipeline",
-    "QwenImagePipeline": "QwenImageControlNetPipeline",
-}
+_NETS = {net.name: net for net in CONTROL_NETS.values()}
 
 
 def control_pipeline_class(pipeline: Pipeline) -> Any | None:
     """Return diffusers' class for the task of `pipeline` with controls, None if there is none."""
-    name = PIPELINES.get(type(pipeline).__name__)
+    name = CONTROL_PIPELINES.get(type(pipeline).__name__)
     return None if name is None else getattr(diffusers, name)
 
 
@@ -66,23 +38,23 @@ def load_control_nets(
     nets = [control for control in spec.control if control.kind == "controlnet"]
     if not nets:
         return {}
-    families = [_FAMILIES.get(type(one).__name__) for one in denoisers]
-    if len(families) != 1 or (family := families[0]) is None:
+    known = [CONTROL_NETS.get(type(one).__name__) for one in denoisers]
+    if len(known) != 1 or (declared := known[0]) is None:
         names = " and ".join(type(one).__name__ for one in denoisers)
         raise ValueError(f"control nets are not supported with {names}; remove its controls")
-    if family.several is None and spec.limits.max_controls > 1:
-        raise ValueError(f"limits.max_controls: {family.net} takes one control of a job")
-    return {control.id: _load(control, family, denoisers[0], device, dtype) for control in nets}
+    if declared.several is None and spec.limits.max_controls > 1:
+        raise ValueError(f"limits.max_controls: {declared.name} takes one control of a job")
+    return {control.id: _load(control, declared, denoisers[0], device, dtype) for control in nets}
 
 
-def _load(control: ControlSpec, family: _Family, denoiser: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _load(control: ControlSpec, declared: ControlNet, denoiser: Any, device: torch.device, dtype: torch.dtype) -> Any:
     folder = cached_folder(control)
     if folder is None:
         raise ValueError(f"control {control.id!r}: no control net (no config.json) at {control.source}")
-    net_class: Any = getattr(diffusers, family.net)
+    net_class: Any = getattr(diffusers, declared.name)
     config = net_class.load_config(folder, local_files_only=True)
-    if config.get("_class_name") != family.net:
-        held, needed = config.get("_class_name"), f"{type(denoiser).__name__} needs a {family.net}"
+    if config.get("_class_name") != declared.name:
+        held, needed = config.get("_class_name"), f"{type(denoiser).__name__} needs a {declared.name}"
         raise ValueError(f"control {control.id!r}: {control.source} holds a {held}; {needed}")
     for key in _COMMON_KEYS:
         own, other = config.get(key), denoiser.config.get(key)
@@ -115,8 +87,8 @@ class ControlNets:
         proxies = [self._proxy(control.id, skips_zero=len(controls) == 1) for control in controls]
         if len(proxies) == 1:
             return proxies[0]
-        several: Any = _FAMILY_OF[type(next(iter(self._nets.values()))).__name__].several
-        return several(proxies)
+        several = _NETS[type(next(iter(self._nets.values()))).__name__].several
+        return getattr(diffusers, str(several))(proxies)
 
     def _proxy(self, name: str, *, skips_zero: bool) -> "ControlProxy":
         proxy = ControlProxy(self._nets[name], self._methods[name], self._device, self._dtype)
@@ -135,6 +107,6 @@ class ControlProxy(ModuleProxy):
 
     def __call__(self, *args: Any, conditioning_scale: float = 1.0, **kwargs: Any) -> Any:
         if conditioning_scale == 0 and self.skips_zero:
-            return _FAMILY_OF[type(self._module).__name__].nothing
+            return _NETS[type(self._module).__name__].nothing
         outputs = super().__call__(*args, **kwargs)
         return outputs if conditioning_scale == 1 else map_tensors(outputs, lambda rows: rows * conditioning_scale)

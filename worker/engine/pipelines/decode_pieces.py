@@ -6,27 +6,12 @@ from typing import Any
 
 import torch
 
+from shared.architectures.registry import DIVISIBLE
 from shared.job import Job
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod
 
 # Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
 MAX_DECODE_PIXELS = 4 * 1024 * 1024
-
-# VAEs with decoders that get what they keep between two pieces as arguments, or keep nothing. Others, such as that of
-# EasyAnimate, keep frames in their layers, which the pieces of two videos would mix.
-DIVISIBLE = frozenset(
-    {
-        "AutoencoderKLAllegro",
-        "AutoencoderKLCogVideoX",
-        "AutoencoderKLCosmos",
-        "AutoencoderKLHunyuanVideo",
-        "AutoencoderKLHunyuanVideo15",
-        "AutoencoderKLLTX2Video",
-        "AutoencoderKLLTXVideo",
-        "AutoencoderKLMochi",
-        "AutoencoderKLWan",
-    }
-)
 
 
 def decode_limit(job: Job) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import diffusers
 
+from shared.architectures.registry import SIBLINGS
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
@@ -21,21 +22,6 @@ _AUTOMATIC: Mapping[Task, str] = {
     Task.IMAGE_TO_IMAGE: "AutoPipelineForImage2Image",
     Task.INPAINT: "AutoPipelineForInpainting",
 }
-# Classes that diffusers' automatic pipelines do not know, and those of the usual families, which need no others.
-_SIBLINGS: Mapping[tuple[str, Task], str] = {
-    ("StableDiffusionPipeline", Task.IMAGE_TO_IMAGE): "StableDiffusionImg2ImgPipeline",
-    ("StableDiffusionPipeline", Task.INPAINT): "StableDiffusionInpaintPipeline",
-    ("StableDiffusionXLPipeline", Task.IMAGE_TO_IMAGE): "StableDiffusionXLImg2ImgPipeline",
-    ("StableDiffusionXLPipeline", Task.INPAINT): "StableDiffusionXLInpaintPipeline",
-    ("FluxKontextPipeline", Task.INPAINT): "FluxKontextInpaintPipeline",
-    ("Flux2KleinPipeline", Task.INPAINT): "Flux2KleinInpaintPipeline",
-    ("WanPipeline", Task.IMAGE_TO_VIDEO): "WanImageToVideoPipeline",
-    ("WanImageToVideoPipeline", Task.TEXT_TO_VIDEO): "WanPipeline",
-    ("HunyuanVideo15Pipeline", Task.IMAGE_TO_VIDEO): "HunyuanVideo15ImageToVideoPipeline",
-    ("HunyuanVideo15ImageToVideoPipeline", Task.TEXT_TO_VIDEO): "HunyuanVideo15Pipeline",
-    ("LTX2Pipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
-    ("LTX2ImageToVideoPipeline", Task.TEXT_TO_VIDEO): "LTX2Pipeline",
-}
 
 
 def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
@@ -44,7 +30,7 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
         return modular_for(task, pipeline)
     if supports(task, pipeline):
         return pipeline
-    sibling = _SIBLINGS.get((type(pipeline).__name__, task))
+    sibling = SIBLINGS.get((type(pipeline).__name__, task))
     try:
         if sibling is not None:
             other = rebuild(pipeline, getattr(diffusers, sibling))

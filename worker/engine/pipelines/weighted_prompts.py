@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
+from shared.architectures.registry import WEIGHTED_PROMPTS
 from shared.config.models_file import ModelSpec
 from shared.job import Job
 from worker.engine.pipelines.clones import Pipeline
@@ -32,7 +33,6 @@ SHOWN_CHUNKS = 8
 _FRAGMENTS_AT_ONCE = 64
 
 _LIBRARY = "compel"  # imported when a model needs it, as it imports many pipelines
-_DENOISERS = ("UNet2DConditionModel", "UNetMotionModel")
 _WITH_T5 = "SD3Transformer2DModel"
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TEXTS = ("prompt", "prompt_2", "negative_prompt")
@@ -73,7 +73,7 @@ def weights_refused(pipeline: Pipeline) -> str | None:
     denoiser = getattr(pipeline, "unet", None).__class__.__name__  # of a module proxy that of its module
     parameters = call_parameters(pipeline)
     takes_embeddings = "prompt_embeds" in parameters and parameters["prompt"].default is not Parameter.empty
-    is_known = len(encoders) == len(names) if has_t5(pipeline) else denoiser in _DENOISERS
+    is_known = len(encoders) == len(names) if has_t5(pipeline) else denoiser in WEIGHTED_PROMPTS
     return None if is_known and takes_embeddings else f"{type(pipeline).__name__} is not supported"
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 import transformers
 
+from shared.architectures.family import Family
+from shared.architectures.registry import ARCHITECTURES, FAMILIES
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.errors import StackingError
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.batch_key import add_substitutes, batch_key
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import Stacker, split
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 LTX = ARCHITECTURES["LTX2VideoTransformer3DModel"]["forward"]
 WAN = ARCHITECTURES["WanTransformer3DModel"]["forward"]
@@ -35,13 +36,33 @@ def ltx_call(rows: int, timestep: torch.Tensor, **more: Any) -> dict[str, Any]:
     return add_substitutes(LTX, call | more)
 
 
+PACKAGES: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_name_of_a_family_is_that_of_a_class(family: Family) -> None:
+    """A misspelled one would never be found."""
+    nets = [one.control_net for one in family.denoisers.values() if one.control_net is not None]
+    names = {
+        *family.denoisers,
+        *family.encoders,
+        *(name for net in nets for name in (net.name, net.several) if name is not None),
+        *(name for name, _ in family.siblings),
+        *family.siblings.values(),
+        *family.control_pipelines,
+        *family.control_pipelines.values(),
+        *family.denoising_parts,
+        *family.listed_images,
+    }
+    assert {name for name in names if not any(hasattr(package, name) for package in PACKAGES)} == set()
+
+
 @pytest.mark.parametrize(
     ("architecture", "method"), [(name, method) for name, methods in ARCHITECTURES.items() for method in methods]
 )
 def test_every_rule_names_arguments_of_its_class(architecture: str, method: str) -> None:
     """A misspelled argument would have to be equal, which prevents fused forwards."""
-    packages: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
-    model_class = next(getattr(package, architecture) for package in packages if hasattr(package, architecture))
+    model_class = next(getattr(package, architecture) for package in PACKAGES if hasattr(package, architecture))
     parameters = set(inspect.signature(getattr(model_class, method)).parameters)
     rules = ARCHITECTURES[architecture][method]
     assert set(rules.arguments) <= parameters

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from shared.errors import InferenceFailed, JobError, OutOfMemory
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, ParkedCall, SharedMethod, shared_methods_of
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import batch_key
 from worker.engine.fusion.inferred_rules import MAX_GUESSES, altered_call, guess_rules
 from worker.engine.fusion.stacking import Stacker
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 SIZES = {"time_ids": torch.ones(2, 6), "none": None}
 POSITIONS = [torch.arange(1), torch.arange(4), torch.arange(4)]

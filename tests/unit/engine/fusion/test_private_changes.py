@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.pipelines.text_cache import tokens_key
 
 CPU = torch.device("cpu")

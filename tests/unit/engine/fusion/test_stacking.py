@@ -11,12 +11,11 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from shared.signature import LIST_DENOISERS
+from shared.architectures.registry import ARCHITECTURES
+from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.errors import StackingError
-from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.batch_key import batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 UNET = ARCHITECTURES["UNet2DConditionModel"]["forward"]
 FLUX = ARCHITECTURES["FluxTransformer2DModel"]["forward"]
@@ -374,16 +373,6 @@ def test_every_rule_names_its_row_argument_and_masks() -> None:
             for argument in rules.arguments.values():
                 if argument.mask is not None:
                     assert rules.arguments[argument.mask].kind in (Kind.MASK, Kind.JOINT_MASK)
-
-
-def test_signatures_mix_sizes_exactly_for_listed_samples() -> None:
-    """The signature omits the size exactly if the stacking rules can mix sizes."""
-    listed = {
-        name
-        for name, methods in ARCHITECTURES.items()
-        if "forward" in methods and methods["forward"].arguments[methods["forward"].rows].kind is Kind.LISTED
-    }
-    assert listed == LIST_DENOISERS
 
 
 JOINT = StackingRules(

@@ -75,6 +75,11 @@ class StackingRules:
     listed_output: bool = False
     exact: bool = True
 
+    @property
+    def lists_rows(self) -> bool:
+        """Return whether rows are entries of a list, which can differ in shape."""
+        return self.arguments[self.rows].kind is Kind.LISTED
+
     @cached_property
     def substitutes(self) -> Mapping[str, str]:
         """Names of arguments that can be omitted, with the argument that is used instead."""
@@ -95,3 +100,6 @@ def rules_for(rows: str, *stacked: str, exact: bool = True, **others: Argument) 
 
 def forward(rows: str, *stacked: str, exact: bool = True, **others: Argument) -> Methods:
     return {"forward": rules_for(rows, *stacked, exact=exact, **others)}
+
+
+VAE: Methods = {"encode": rules_for("x"), "decode": rules_for("z")}

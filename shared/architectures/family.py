@@ -1,0 +1,82 @@
+"""What the class names of a model family decide. Plain data, without torch. Parity tests prove every entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shared.architectures.stacking_rules import Methods
+from shared.job_fields import Task
+
+
+@dataclass(frozen=True)
+class ControlNet:
+    """The control nets of a denoiser: `nothing` is what one returns for no control.
+
+    `several` is diffusers' class of several together; without one, a job takes one control.
+    """
+
+    name: str
+    methods: Methods
+    nothing: tuple[None, ...] | None = None
+    several: str | None = None
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """A class of denoisers. Without stacking rules for its `methods`, inferred ones are tried."""
+
+    methods: Methods = field(default_factory=dict)
+    # Gets the latents in patches of 2 x 2, or its sides are rounded as if it did.
+    packed: bool = False
+    # Dim 0 of every adapted layer holds the rows of a forward, in order; `zero_cond_t` repeats them.
+    adapters_per_row: bool = False
+    # Rows with any control, and without, share forwards: all controls add tensors of the same shapes.
+    controls_per_row: bool = False
+    # diffusers has a plan that splits it over devices, and a test compares the results with those of one device.
+    split: bool = False
+    # Its pipelines can have the states of CLIP for prompts with weights.
+    weighted_prompts: bool = False
+    # What the names in a checkpoint's denoiser have: those of the original code, or of diffusers.
+    checkpoint_marks: tuple[str, ...] = ()
+    control_net: ControlNet | None = None
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A class of text encoders, VAEs or other parts. Without stacking rules it is called once per job.
+
+    A `divisible` VAE has a decoder that gets what it keeps between two pieces as arguments, or keeps nothing. Others,
+    such as that of EasyAnimate, keep frames in their layers, which the pieces of two videos would mix.
+    """
+
+    methods: Methods = field(default_factory=dict)
+    adapters_per_row: bool = False
+    divisible: bool = False
+
+
+class KnownCheckpoint(NamedTuple):
+    """What the names in the checkpoints of some models begin with, and a repository with their configurations."""
+
+    mark: str
+    name: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models. Names are those of diffusers' and transformers' classes.
+
+    `siblings` do a task with the modules of another pipeline, where diffusers' automatic pipelines do not know them or
+    would import all families; `control_pipelines` (by pipeline) take control nets. `denoising_parts` names pipelines
+    that denoise an image in parts, `listed_images` those that take a list even of one image.
+    """
+
+    denoisers: Mapping[str, Denoiser] = field(default_factory=dict)
+    encoders: Mapping[str, Encoder] = field(default_factory=dict)
+    siblings: Mapping[tuple[str, Task], str] = field(default_factory=dict)
+    control_pipelines: Mapping[str, str] = field(default_factory=dict)
+    denoising_parts: frozenset[str] = frozenset()
+    listed_images: frozenset[str] = frozenset()
+    checkpoints: tuple[KnownCheckpoint, ...] = ()  # the first whose mark a file has counts

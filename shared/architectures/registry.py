@@ -1,0 +1,78 @@
+"""The families of `shared.families`, and the tables of class names that others read.
+
+Each stacking rule is verified twice: by the parity test of its architecture, and by the self-check when a model is
+loaded. A denoiser without rules is tried with inferred ones; any other class runs unfused.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TypeVar
+
+from shared import families
+from shared.architectures.family import ControlNet, Denoiser, Encoder, Family, KnownCheckpoint
+from shared.architectures.stacking_rules import Methods
+from shared.job_fields import Task
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def merged(tables: Iterable[Mapping[Key, Value]]) -> Mapping[Key, Value]:
+    """Return the entries of all tables; raises `ValueError` for one that two of them have."""
+    entries: dict[Key, Value] = {}
+    for table in tables:
+        if both := entries.keys() & table.keys():
+            raise ValueError(f"two families declare {', '.join(sorted(map(str, both)))}")
+        entries |= table
+    return entries
+
+
+def _families() -> Iterator[Family]:
+    for name in sorted(module.name for module in iter_modules(families.__path__)):
+        yield import_module(f"{families.__name__}.{name}").FAMILY
+
+
+FAMILIES: tuple[Family, ...] = tuple(_families())
+_DENOISERS: Mapping[str, Denoiser] = merged(family.denoisers for family in FAMILIES)
+_ENCODERS: Mapping[str, Encoder] = merged(family.encoders for family in FAMILIES)
+
+CONTROL_NETS: Mapping[str, ControlNet] = {
+    name: one.control_net for name, one in _DENOISERS.items() if one.control_net is not None
+}
+"""Control nets by denoiser."""
+
+ARCHITECTURES: Mapping[str, Methods] = merged(
+    (
+        {name: one.methods for name, one in _DENOISERS.items() if one.methods},
+        {net.name: net.methods for net in CONTROL_NETS.values()},
+        {name: one.methods for name, one in _ENCODERS.items() if one.methods},
+    )
+)
+"""Stacking rules by class."""
+
+PACKED = frozenset(name for name, one in _DENOISERS.items() if one.packed)
+# They take images as a list and mask the padding: rows of several sizes share forwards.
+LIST_DENOISERS = frozenset(
+    name for name, one in _DENOISERS.items() if any(rules.lists_rows for rules in one.methods.values())
+)
+CONTROLS_PER_ROW = frozenset(name for name, one in _DENOISERS.items() if one.controls_per_row)
+SPLIT_DENOISERS = frozenset(name for name, one in _DENOISERS.items() if one.split)
+WEIGHTED_PROMPTS = frozenset(name for name, one in _DENOISERS.items() if one.weighted_prompts)
+ADAPTERS_PER_ROW = frozenset(
+    {name for name, one in _DENOISERS.items() if one.adapters_per_row}
+    | {name for name, one in _ENCODERS.items() if one.adapters_per_row}
+)
+DIVISIBLE = frozenset(name for name, one in _ENCODERS.items() if one.divisible)
+CHECKPOINT_MARKS: Mapping[str, tuple[str, ...]] = {
+    name: one.checkpoint_marks for name, one in _DENOISERS.items() if one.checkpoint_marks
+}
+SIBLINGS: Mapping[tuple[str, Task], str] = merged(family.siblings for family in FAMILIES)
+CONTROL_PIPELINES: Mapping[str, str] = merged(family.control_pipelines for family in FAMILIES)
+DENOISING_PARTS = frozenset[str]().union(*(family.denoising_parts for family in FAMILIES))
+LISTED_IMAGES = frozenset[str]().union(*(family.listed_images for family in FAMILIES))
+_DENOISER_MARKS = frozenset(mark for marks in CHECKPOINT_MARKS.values() for mark in marks)
+# Marks of denoisers before those of text encoders, which say less.
+CHECKPOINTS: tuple[KnownCheckpoint, ...] = tuple(
+    sorted((one for family in FAMILIES for one in family.checkpoints), key=lambda one: one.mark not in _DENOISER_MARKS)
+)

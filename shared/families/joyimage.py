@@ -1,0 +1,11 @@
+"""JoyImage."""
+
+from shared.architectures.family import Denoiser, Family
+from shared.architectures.stacking_rules import TIMES, forward
+
+FAMILY = Family(
+    denoisers={
+        # Text has no mask: only prompts of equal length fuse.
+        "JoyImageEditTransformer3DModel": Denoiser(forward("hidden_states", "encoder_hidden_states", timestep=TIMES))
+    }
+)

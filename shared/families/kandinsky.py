@@ -1,0 +1,27 @@
+"""Kandinsky 2, 3 and 5; the denoiser of Kandinsky 2 is that of Stable Diffusion."""
+
+from shared.architectures.family import Denoiser, Family
+from shared.architectures.stacking_rules import ROWS, SHARED, TIMES, forward
+
+FAMILY = Family(
+    denoisers={
+        # The priors of Kandinsky 2 denoise one embedding per image.
+        "PriorTransformer": Denoiser(
+            forward("hidden_states", "proj_embedding", "encoder_hidden_states", "attention_mask", timestep=TIMES)
+        ),
+        "Kandinsky3UNet": Denoiser(
+            forward("sample", "encoder_hidden_states", "encoder_attention_mask", timestep=TIMES)
+        ),
+        # Positions are functions of the shapes. Text has no mask: only prompts of equal length fuse.
+        "Kandinsky5Transformer3DModel": Denoiser(
+            forward(
+                "hidden_states",
+                "encoder_hidden_states",
+                "pooled_projections",
+                timestep=ROWS,
+                visual_rope_pos=SHARED,
+                text_rope_pos=SHARED,
+            )
+        ),
+    }
+)

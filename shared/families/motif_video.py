@@ -1,0 +1,12 @@
+"""Motif-Video."""
+
+from shared.architectures.family import Denoiser, Family
+from shared.architectures.stacking_rules import TIMES, forward
+
+FAMILY = Family(
+    denoisers={
+        "MotifVideoTransformer3DModel": Denoiser(
+            forward("hidden_states", "encoder_hidden_states", "encoder_attention_mask", "image_embeds", timestep=TIMES)
+        )
+    }
+)

@@ -1,0 +1,13 @@
+"""Ovis-Image."""
+
+from shared.architectures.family import Denoiser, Family
+from shared.architectures.stacking_rules import ROWS, SAME, forward
+
+FAMILY = Family(
+    denoisers={
+        "OvisImageTransformer2DModel": Denoiser(
+            forward("hidden_states", "encoder_hidden_states", timestep=ROWS, img_ids=SAME, txt_ids=SAME),
+            packed=True,
+        )
+    }
+)

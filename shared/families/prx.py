@@ -1,0 +1,12 @@
+"""PRX."""
+
+from shared.architectures.family import Denoiser, Family
+from shared.architectures.stacking_rules import ROWS, forward
+
+FAMILY = Family(
+    denoisers={
+        "PRXTransformer2DModel": Denoiser(
+            forward("hidden_states", "encoder_hidden_states", "attention_mask", timestep=ROWS)
+        )
+    }
+)

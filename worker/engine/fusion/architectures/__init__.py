@@ -1,1 +1,0 @@
-"""Stacking rules of the known architectures, as plain data."""
