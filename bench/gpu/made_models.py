@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +89,9 @@ def billions(pipeline: Pipeline) -> dict[str, float]:
 def _build(shape: str) -> Pipeline:
     if not DRY:
         return REAL_SHAPES[shape]()
-    from tiny.registry import MODULES
+    from tiny.registry import module_of
 
-    module = next(module for module, names in MODULES.items() if shape in names)
-    return import_module(f"tiny.{module}").PIPELINES[shape]()
+    return module_of(shape).PIPELINES[shape]()
 
 
 def _state_size(folder: Path, nbytes: int) -> None:

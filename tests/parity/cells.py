@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def needs_torchvision(self) -> bool:
-        return self.tiny in registry.NEEDS_TORCHVISION
+        return registry.needs_torchvision(self.tiny)
 
     def first_jobs(self) -> list[Job]:
         return [a_job(name, **fields) for name, fields in self.jobs.items()]

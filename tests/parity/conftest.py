@@ -63,15 +63,19 @@ class SharedOutcomes:
 
 @pytest.fixture(scope="session")
 def more_outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedOutcomes]:
-    """Hold the outcomes of the second grid and of random batch mates; the last process writes their page."""
+    """Hold the outcomes of the second grid and of random batch mates; the last process writes their page.
+
+    So does the only process, for rows that ran by themselves.
+    """
     from parity.more.page import is_complete, write
 
     base = tmp_path_factory.getbasetemp()
-    outcomes = SharedOutcomes((base.parent if hasattr(request.config, "workerinput") else base) / "outcomes")
+    is_one_of_several = hasattr(request.config, "workerinput")
+    outcomes = SharedOutcomes((base.parent if is_one_of_several else base) / "outcomes")
     yield outcomes
     page = request.config.getoption(MORE_OPTION, default=None)
     findings, mingled = outcomes.read("findings"), outcomes.read("mingled")
-    if page is not None and is_complete(findings, mingled):
+    if page is not None and (is_complete(findings, mingled) or not is_one_of_several):
         write(page, findings, mingled)
 
 

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import diffusers
+import families
 import numpy as np
 import torch
 from harness.engine import input_files
@@ -218,6 +219,7 @@ CALLS = {
     "AnimateDiffPipeline": "num_frames height width guidance_scale negative_prompt",
     "AnimateDiffSDXLPipeline": "num_frames height width guidance_scale negative_prompt",
     "AnimateDiffPAGPipeline": "num_frames height width guidance_scale negative_prompt",
+    **{name: call for module in families.modules() for name, call in module.CALLS.items()},
 }
 
 

@@ -1,11 +1,16 @@
-"""Every tiny pipeline by name. Only the module of the requested one is imported, as diffusers imports slowly."""
+"""Every tiny pipeline by name. Only the module of the requested one is imported, as diffusers imports slowly.
+
+Those of a new family are in its module in `families`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
+import families
 from tiny.weights import save
 
 MODULES = {
@@ -72,6 +77,11 @@ NEEDS_TORCHVISION = frozenset(
 )
 
 
+def needs_torchvision(name: str) -> bool:
+    needing = (module for module in families.modules() if getattr(module, "NEEDS_TORCHVISION", False))
+    return name in NEEDS_TORCHVISION or any(name in module.PIPELINES for module in needing)
+
+
 def torchvision_fault() -> str | None:
     """Return why torchvision cannot be used, None if it can."""
     if importlib.util.find_spec("torchvision") is None:
@@ -85,5 +95,12 @@ def torchvision_fault() -> str | None:
 
 def save_tiny(name: str, folder: Path) -> Path:
     """Save the tiny pipeline called `name` in `folder`."""
-    module = next(module for module, names in MODULES.items() if name in names)
-    return save(import_module(f"tiny.{module}").PIPELINES[name], folder)
+    return save(module_of(name).PIPELINES[name], folder)
+
+
+def module_of(name: str) -> ModuleType:
+    """Return the module that builds the tiny pipeline called `name`."""
+    listed = next((module for module, names in MODULES.items() if name in names), None)
+    if listed is not None:
+        return import_module(f"tiny.{listed}")
+    return next(module for module in families.modules() if name in module.PIPELINES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
+import families
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny.registry import torchvision_fault
@@ -16,10 +18,16 @@ pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefi
 
 
 CLASSIC = ("sd", "sdxl", "sd3", "flux", "qwen-image", "z-image", "bria", "krea-2")
+NEW = {
+    row.tiny: row.around
+    for module in families.modules()
+    for row in module.ROWS
+    if Task.TEXT_TO_IMAGE in row.tasks and not row.needs_torchvision
+}
 MODULAR = ("modular-ernie-image", "modular-ideogram-4")
 
 
-@pytest.mark.parametrize("model", [*CLASSIC, *MODULAR])
+@pytest.mark.parametrize("model", [*CLASSIC, *NEW, *MODULAR])
 def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
     tiny_model: Callable[[str], Path], tmp_path: Path, model: str
 ) -> None:
@@ -29,7 +37,8 @@ def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
     step = load(file).get("m").limits.multiple_of
     side = 16 * step
     jobs = [a_job("fits", width=side, height=side), a_job("wide", width=side + step // 2, height=side)]
-    recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
+    with NEW.get(model, nullcontext)():
+        recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
     assert recorder.finished["fits"].error is None
     assert recorder.images["fits", 0].shape[:2] == (side, side)
     assert not recorder.finished["fits"].warnings

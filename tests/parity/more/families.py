@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from parity.cells import LONG, Cell, Fields, edits
@@ -39,8 +38,7 @@ def small(tiny: str, context: str) -> Callable[[], AbstractContextManager[Any]]:
     """Return the `context` of the module of a tiny pipeline, which is imported when entered."""
     if not context:
         return nullcontext
-    module = next(module for module, names in registry.MODULES.items() if tiny in names)
-    return lambda: getattr(import_module(f"tiny.{module}"), context)()  # type: ignore[no-any-return]
+    return lambda: getattr(registry.module_of(tiny), context)()  # type: ignore[no-any-return]
 
 
 def image(

@@ -1,7 +1,8 @@
-"""The second grid, in the order of its page."""
+"""The second grid, in the order of its page. Rows of new families are in their modules in `families`."""
 
 from __future__ import annotations
 
+import families
 from parity.more.families import Clip, Family, both, image, video
 
 from shared.job_fields import Task
@@ -82,4 +83,4 @@ VIDEOS: tuple[Family, ...] = (
     ),
     video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1), fused=False),
 )
-GRID = (*IMAGES, *VIDEOS)
+GRID: tuple[Family, ...] = (*IMAGES, *VIDEOS, *(row for module in families.modules() for row in module.ROWS))

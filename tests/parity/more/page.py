@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from parity.more.families import Family
@@ -53,22 +53,31 @@ def is_complete(findings: Mapping[str, object], mingled: Mapping[str, object]) -
 
 
 def write(path: Path, findings: Mapping[str, Finding | str], mingled: Mapping[str, Mingled]) -> None:
-    """Write the page to `path`; every family must have an outcome: a finding, or why it has not run."""
-    ordered = [findings[family.tiny] for family in GRID]
-    ran = [finding for finding in ordered if not isinstance(finding, str)]
-    fused = sum(finding.reason is None for finding in ran)
-    head = HEAD.format(
-        tolerance=TOLERANCE,
-        nudge=NUDGE,
-        versions=versions(),
-        count=len(ran),
-        fused=fused,
-        solo=len(ran) - fused,
-    )
-    lines = [_line(family, finding) for family, finding in zip(GRID, ordered, strict=True)]
+    """Write the page to `path`; rows that have not run keep their lines, which must be of the same versions."""
+    earlier = path.read_text("utf-8").splitlines() if path.exists() else []
+    if not is_complete(findings, mingled) and f"Versions: {versions()}." not in earlier:
+        raise ValueError(f"{path} is not of the versions {versions()}; run the whole grid")
+    lines = [
+        _line(family, findings[family.tiny])
+        if family.tiny in findings
+        else _kept(earlier, f"| {family.family} | {family.pipelines} | ")
+        for family in GRID
+    ]
+    rows = [
+        _mates_line(family.tiny, mingled[family.tiny])
+        if family.tiny in mingled
+        else _kept(earlier, f"| {family.tiny} | ")
+        for family in FAMILIES
+    ]
+    fused, solo = (sum(f" | {outcome}" in line for line in lines) for outcome in ("yes |", "no: "))
+    values = {"tolerance": TOLERANCE, "nudge": NUDGE, "versions": versions()}
+    head = HEAD.format(**values, count=fused + solo, fused=fused, solo=solo)
     mates = MATES_HEAD.format(tolerance=TOLERANCE)
-    rows = [_mates_line(family.tiny, mingled[family.tiny]) for family in FAMILIES if family.tiny in mingled]
-    path.write_text(head + "\n".join(lines) + "\n" + mates + "\n".join(rows) + "\n")
+    path.write_text(head + "\n".join(filter(None, lines)) + "\n" + mates + "\n".join(filter(None, rows)) + "\n")
+
+
+def _kept(lines: Iterable[str], start: str) -> str:
+    return next((line for line in lines if line.startswith(start)), "")
 
 
 def _line(family: Family, finding: Finding | str) -> str:
