@@ -1,4 +1,7 @@
-"""What the class names of a model family decide. Plain data, without torch. Parity tests prove every entry."""
+"""What the class names of a model family decide.
+
+Plain data, without torch, as the API needs it. Tests prove every entry.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ class Denoiser:
     adapters_per_row: bool = False
     # Rows with any control, and without, share forwards: all controls add tensors of the same shapes.
     controls_per_row: bool = False
-    # diffusers has a plan that splits it over devices, and a test compares the results with those of one device.
+    # diffusers has a plan that splits it over devices, and a test compares the results with those of one device. The
+    # plans of LTX-Video, LTX-2 and Helios fail.
     split: bool = False
     # Its pipelines can have the states of CLIP for prompts with weights.
     weighted_prompts: bool = False

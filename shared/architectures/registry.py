@@ -4,7 +4,7 @@ Each stacking rule is verified twice: by the parity test of its architecture, an
 loaded. A denoiser without rules is tried with inferred ones; any other class runs unfused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
@@ -28,14 +28,12 @@ def merged(tables: Iterable[Mapping[Key, Value]]) -> Mapping[Key, Value]:
     return entries
 
 
-def _families() -> Iterator[Family]:
-    for name in sorted(module.name for module in iter_modules(families.__path__)):
-        yield import_module(f"{families.__name__}.{name}").FAMILY
+_MODULES = sorted(module.name for module in iter_modules(families.__path__))
+FAMILIES: Mapping[str, Family] = {name: import_module(f"{families.__name__}.{name}").FAMILY for name in _MODULES}
+"""Families by the name of their module."""
 
-
-FAMILIES: tuple[Family, ...] = tuple(_families())
-_DENOISERS: Mapping[str, Denoiser] = merged(family.denoisers for family in FAMILIES)
-_ENCODERS: Mapping[str, Encoder] = merged(family.encoders for family in FAMILIES)
+_DENOISERS: Mapping[str, Denoiser] = merged(family.denoisers for family in FAMILIES.values())
+_ENCODERS: Mapping[str, Encoder] = merged(family.encoders for family in FAMILIES.values())
 
 CONTROL_NETS: Mapping[str, ControlNet] = {
     name: one.control_net for name, one in _DENOISERS.items() if one.control_net is not None
@@ -67,12 +65,11 @@ DIVISIBLE = frozenset(name for name, one in _ENCODERS.items() if one.divisible)
 CHECKPOINT_MARKS: Mapping[str, tuple[str, ...]] = {
     name: one.checkpoint_marks for name, one in _DENOISERS.items() if one.checkpoint_marks
 }
-SIBLINGS: Mapping[tuple[str, Task], str] = merged(family.siblings for family in FAMILIES)
-CONTROL_PIPELINES: Mapping[str, str] = merged(family.control_pipelines for family in FAMILIES)
-DENOISING_PARTS = frozenset[str]().union(*(family.denoising_parts for family in FAMILIES))
-LISTED_IMAGES = frozenset[str]().union(*(family.listed_images for family in FAMILIES))
+SIBLINGS: Mapping[tuple[str, Task], str] = merged(family.siblings for family in FAMILIES.values())
+CONTROL_PIPELINES: Mapping[str, str] = merged(family.control_pipelines for family in FAMILIES.values())
+DENOISING_PARTS = frozenset[str]().union(*(family.denoising_parts for family in FAMILIES.values()))
+LISTED_IMAGES = frozenset[str]().union(*(family.listed_images for family in FAMILIES.values()))
 _DENOISER_MARKS = frozenset(mark for marks in CHECKPOINT_MARKS.values() for mark in marks)
+_KNOWN = (one for family in FAMILIES.values() for one in family.checkpoints)
 # Marks of denoisers before those of text encoders, which say less.
-CHECKPOINTS: tuple[KnownCheckpoint, ...] = tuple(
-    sorted((one for family in FAMILIES for one in family.checkpoints), key=lambda one: one.mark not in _DENOISER_MARKS)
-)
+CHECKPOINTS: tuple[KnownCheckpoint, ...] = tuple(sorted(_KNOWN, key=lambda one: one.mark not in _DENOISER_MARKS))
