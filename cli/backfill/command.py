@@ -5,7 +5,7 @@ import re
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +15,13 @@ from rich import progress
 from rich.text import Text
 
 from cli.backfill.ledger import NAME, EntryState, Ledger, LedgerError
-from cli.backfill.pipeline import Backfill, BackfillOptions
+from cli.backfill.pipeline import Backfill, BackfillOptions, EveryLineRefused, Refusal
 from cli.backfill.prompts import OWN_BATCH, PromptsError, read
 from cli.client_options import Chosen, CommandConsole, Exit, Json, Key, Url, exit_on_error, takes
 from cli.job_options import Fields, chosen_fields, job_options, parse_fields
-from cli.messages import one_line
+from cli.messages import one_line, print_error
 from cli.up import folder_lock
-from fusequeue import AsyncClient, LineFailure
+from fusequeue import AsyncClient
 from shared.errors import ConfigurationError
 from shared.runtime.asyncio_tools import cancel_and_wait
 
@@ -29,6 +29,7 @@ MANIFEST = "manifest.jsonl"
 LOCK = "backfill.lock"
 UNFINISHED = re.compile(r"\.\d{6,}.*-\d+\.\w+\.[0-9a-f]{8}\.part")
 PROGRESS_S = 0.5  # between two updates of the bar: each counts the lines of the ledger
+LINE_S = 60.0  # between two lines of progress, where there is no terminal
 
 
 @takes(job_options(left_out={"batch_id"}))
@@ -51,7 +52,7 @@ def backfill(
     if "batch_id" in common:
         raise typer.BadParameter(OWN_BATCH, param_hint="'--set'")
     with exit_on_error(), _invalid_files(out), _locked(out):
-        ledger = _open(prompts, out, common)
+        ledger = _open(prompts, out, common, console)
         try:
             if retry_failed:
                 ledger.retry_failed()
@@ -62,6 +63,9 @@ def backfill(
                 f"fusequeue cancel --batch {ledger.run_id}"
             )
             raise KeyboardInterrupt from None
+        except EveryLineRefused as error:
+            print_error(f"every line is refused: {error}; nothing was submitted: correct the file or the options")
+            raise typer.Exit(Exit.USAGE) from None
         finally:
             ledger.write_manifest(out / MANIFEST)
             counts, flagged = ledger.counts(), ledger.flagged()
@@ -95,10 +99,13 @@ def _locked(out: Path) -> Iterator[None]:
         yield
 
 
-def _open(prompts: Path, out: Path, common: dict[str, Any]) -> Ledger:
+def _open(prompts: Path, out: Path, common: dict[str, Any], console: CommandConsole) -> Ledger:
     ledger = Ledger(out)
     try:
-        ledger.begin(read(prompts, common))
+        changed = ledger.begin(read(prompts, common))
+        if changed is not None:
+            counts = f"{changed.kept} lines are as before, {changed.added} are new, {changed.removed} are gone"
+            console.err.print(f"the file or the options changed: {counts}", markup=False)
     except BaseException:
         ledger.close()
         raise
@@ -132,9 +139,13 @@ async def _run(
             bar.update(task, completed=counts[EntryState.DONE] + counts[EntryState.FAILED], status=status)
 
         async def keep_showing() -> None:
-            while not quiet:
-                show()
-                await asyncio.sleep(PROGRESS_S)
+            while True:
+                if quiet:
+                    await asyncio.sleep(LINE_S)
+                    console.err.print(progress_line(ledger.counts()), markup=False)
+                else:
+                    show()
+                    await asyncio.sleep(PROGRESS_S)
 
         async with AsyncClient(url, api_key=key) as client:
             showing = asyncio.create_task(keep_showing())
@@ -145,11 +156,19 @@ async def _run(
         show()  # the last counts
 
 
-def _refusal_printer(console: CommandConsole) -> Callable[[LineFailure], None]:
+def progress_line(counts: Mapping[EntryState, int]) -> str:
+    """Return the counts of lines in words, for a log."""
+    failed = f", {counts[EntryState.FAILED]} failed" if counts[EntryState.FAILED] else ""
+    return (
+        f"{counts[EntryState.DONE]} of {sum(counts.values())} saved, {counts[EntryState.SUBMITTED]} submitted{failed}"
+    )
+
+
+def _refusal_printer(console: CommandConsole) -> Callable[[Refusal], None]:
     """Return a function that prints why lines wait, once for each reason."""
     printed: set[str] = set()
 
-    def print_refusal(refusal: LineFailure) -> None:
+    def print_refusal(refusal: Refusal) -> None:
         if refusal.code not in printed:
             printed.add(refusal.code)
             console.err.print(one_line(f"waiting: {refusal.message} ({refusal.code})"), markup=False)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sqlite3
 import uuid
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 NAME = "backfill.sqlite"
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL, edition INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS line (
     number INTEGER PRIMARY KEY,  -- in the source
     body TEXT NOT NULL,
@@ -22,15 +23,31 @@ CREATE TABLE IF NOT EXISTS line (
     job TEXT,
     files TEXT,
     error TEXT,
-    flagged TEXT  -- indexes of files
+    flagged TEXT,  -- indexes of files
+    made TEXT  -- what the images were made with
 );
 DROP INDEX IF EXISTS by_state;  -- of an earlier version
 CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
 """
 
 
+# Columns that earlier versions did not have.
+_LATER = {"line": {"flagged": "TEXT", "made": "TEXT"}, "run": {"edition": "INTEGER NOT NULL DEFAULT 0"}}
+_KEPT = "state, failed_attempts, job, files, error, flagged, made"
+_NOTHING: tuple[Any, ...] = ("new", 0, None, None, None, None, None)
+
+
 class LedgerError(Exception):
     """The folder belongs to another backfill."""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """How the lines of a corrected file compare with those of the folder: by content, wherever they stand."""
+
+    kept: int
+    added: int
+    removed: int
 
 
 class EntryState(StrEnum):
@@ -59,38 +76,71 @@ class Ledger:
         self._db = sqlite3.connect(folder / NAME, isolation_level=None, timeout=5)
         try:
             self._db.executescript(_SCHEMA)
-            if "flagged" not in [column[1] for column in self._db.execute("PRAGMA table_info(line)")]:
-                self._db.execute("ALTER TABLE line ADD COLUMN flagged TEXT")  # of an earlier version
+            for table, columns in _LATER.items():
+                have = [column[1] for column in self._db.execute(f"PRAGMA table_info({table})")]
+                for name in columns.keys() - set(have):
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
         except sqlite3.Error:
             self._db.close()
             raise
         self.run_id = ""
+        self.edition = 0
 
     def close(self) -> None:
         self._db.close()
 
-    def begin(self, lines: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Store (number, body) lines, all or none; raises `LedgerError` if the folder has different ones."""
+    def begin(self, lines: Iterable[tuple[int, Mapping[str, Any]]]) -> Corrections | None:
+        """Store (number, body) lines, all or none.
+
+        If the folder has other ones, lines with the same content keep their state, and the others replace the rest.
+        Returns what has changed, None if nothing has. Raises `LedgerError` if fewer than half of the lines are the same
+        and some have been submitted.
+        """
         digest = hashlib.sha256()
         rows = []
         for number, body in lines:
-            rows.append((number, json.dumps(body, sort_keys=True), EntryState.NEW))
+            rows.append((number, json.dumps(body, sort_keys=True)))
             digest.update(f"{number} {rows[-1][1]}\n".encode())
         source = digest.hexdigest()
-        run = self._db.execute("SELECT source, id FROM run").fetchone()
+        run = self._db.execute("SELECT source, id, edition FROM run").fetchone()
         if run is not None:
-            if run[0] != source:
-                raise LedgerError(
-                    "the folder holds another backfill: the prompts or the options changed; "
-                    "choose another --out, or resume with the original ones"
-                )
-            self.run_id = run[1]
-            return
+            self.run_id, self.edition = run[1:]
+            return None if run[0] == source else self._correct(rows, source)
         self.run_id = f"backfill-{uuid.uuid4().hex[:20]}"
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
-            self._db.executemany("INSERT INTO line (number, body, state) VALUES (?, ?, ?)", rows)
-            self._db.execute("INSERT INTO run VALUES (?, ?)", (source, self.run_id))
+            self._insert((*row, *_NOTHING) for row in rows)
+            self._db.execute("INSERT INTO run (source, id) VALUES (?, ?)", (source, self.run_id))
+        return None
+
+    def _insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._db.executemany(f"INSERT INTO line (number, body, {_KEPT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _correct(self, rows: Sequence[tuple[int, str]], source: str) -> Corrections:
+        """Replace the lines of the folder by those of a corrected file."""
+        states: defaultdict[str, deque[tuple[Any, ...]]] = defaultdict(deque)
+        for body, *state in self._db.execute(f"SELECT body, {_KEPT} FROM line ORDER BY number"):
+            states[body].append(tuple(state))
+        before = sum(map(len, states.values()))
+        corrected = [(*row, *(states[row[1]].popleft() if states.get(row[1]) else _NOTHING)) for row in rows]
+        kept = before - sum(map(len, states.values()))
+        if 2 * kept < min(before, len(rows)) and not self.is_untouched():
+            raise LedgerError(
+                f"the folder holds another backfill: the prompts or the options changed, and only {kept} of its "
+                f"{before} lines are the same; choose another --out, or resume with the original ones"
+            )
+        self.edition += 1
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            self._db.execute("DELETE FROM line")
+            self._insert(corrected)
+            self._db.execute("UPDATE run SET source = ?, edition = ?", (source, self.edition))
+        return Corrections(kept, added=len(rows) - kept, removed=before - kept)
+
+    def key(self, chunk: int, attempt: int) -> str:
+        """Return the idempotency key of an attempt of a chunk: a corrected file has other lines at its positions."""
+        edition = f"{self.edition}-" if self.edition else ""
+        return f"{self.run_id}-{edition}{chunk}-{attempt}"
 
     def counts(self) -> dict[EntryState, int]:
         counts = dict(self._db.execute("SELECT state, count(*) FROM line GROUP BY state").fetchall())
@@ -106,6 +156,12 @@ class Ledger:
         query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state IN (?, ?))"
         (finished,) = self._db.execute(query, (EntryState.NEW, EntryState.SUBMITTED)).fetchone()
         return bool(finished)
+
+    def is_untouched(self) -> bool:
+        """Return whether no line has been submitted yet."""
+        query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state != ?)"
+        (untouched,) = self._db.execute(query, (EntryState.NEW,)).fetchone()
+        return bool(untouched)
 
     def entries(self, state: EntryState, limit: int = -1) -> list[Entry]:
         """Return the first lines in a state, by default all of them, those with the fewest failed attempts first."""
@@ -125,10 +181,18 @@ class Ledger:
         with self._db:
             self._db.executemany("UPDATE line SET state = ?, job = ?, error = ? WHERE number = ?", states)
 
-    def done(self, number: int, files: Sequence[str], flagged: Sequence[int] = ()) -> None:
-        """Record the saved files of a line, and the indexes of those that a safety checker flagged."""
-        query = "UPDATE line SET state = ?, files = ?, flagged = ?, error = NULL WHERE number = ?"
-        self._db.execute(query, (EntryState.DONE, json.dumps(files), json.dumps(flagged), number))
+    def done(
+        self,
+        number: int,
+        files: Sequence[str],
+        flagged: Sequence[int] = (),
+        made: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record the saved files of a line, the indexes of those that a safety checker flagged, and what the service
+        has chosen for them."""
+        query = "UPDATE line SET state = ?, files = ?, flagged = ?, made = ?, error = NULL WHERE number = ?"
+        values = (EntryState.DONE, json.dumps(files), json.dumps(flagged), json.dumps(made or {}), number)
+        self._db.execute(query, values)
 
     def failed(self, failures: Sequence[tuple[Entry, str, bool]]) -> None:
         """Record (entry, error, whether it is submitted again) of failed attempts.
@@ -153,15 +217,16 @@ class Ledger:
         return self._db.execute(query, (EntryState.NEW, EntryState.FAILED)).rowcount
 
     def write_manifest(self, path: Path) -> None:
-        """Write one JSON object per line (number, body fields, state, job, files, flagged, error), atomically."""
+        """Write one JSON object per line (number, body fields, state, job, files, flagged, made, error), atomically."""
         part = path.with_suffix(".part")
-        query = "SELECT number, body, state, job, files, flagged, error FROM line ORDER BY number"
+        query = "SELECT number, body, state, job, files, flagged, made, error FROM line ORDER BY number"
         with (
             part.open("w", encoding="utf-8", errors="backslashreplace") as file,
             closing(self._db.execute(query)) as rows,
         ):
-            for number, body, state, job, files, flagged, error in rows:
+            for number, body, state, job, files, flagged, made, error in rows:
                 row = {"line": number, **json.loads(body), "state": state, "job": job}
-                row |= {"files": json.loads(files or "[]"), "flagged": json.loads(flagged or "[]"), "error": error}
+                row |= {"files": json.loads(files or "[]"), "flagged": json.loads(flagged or "[]")}
+                row |= {"made": json.loads(made or "{}"), "error": error}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         part.replace(path)

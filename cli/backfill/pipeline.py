@@ -2,23 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from cli.backfill.ledger import Entry, EntryState, Ledger
 from cli.backfill.prompts import file_name
-from fusequeue import AsyncClient, Job, LineFailure, NotFound, RefusedError
+from fusequeue import AsyncClient, Busy, Job, LineFailure, LineResult, NotFound, RefusedError
 from fusequeue.transport import RETRIED
+
+Refusal: TypeAlias = LineFailure | Busy
+T = TypeVar("T")
 
 CHUNK_LINES = 250  # per request; a line always belongs to the same chunk, so its idempotency key never changes
 DOWNLOADS = 8  # concurrent
 MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
 SERVICE_FULL = frozenset({429, 503})  # or unavailable: no fault of a line
 NOT_OF_THE_LINE = RETRIED | {401}  # of a download: the service is full or unavailable, or refuses the API key
+RATE_LIMITED = 429  # of a whole request: it is sent again when the service allows it
+MADE_WITH = ("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength")
+
+
+class EveryLineRefused(Exception):
+    """The service refuses all lines of the first request for the same reason: the header or an option is wrong."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,8 @@ class Backfill:
 
     One task submits, one lists the jobs that have ended, and `DOWNLOADS` save their results. At most `in_flight` jobs
     are queued or running, and at most as many have ended and wait to be saved: with more, listing pauses, and so does
-    submitting. Calls `on_refusal` for each line that the service refuses for now.
+    submitting. Calls `on_refusal` for each line, and each request, that the service refuses for now. Raises
+    `EveryLineRefused` before any line is recorded if no line can be submitted.
     """
 
     def __init__(
@@ -43,7 +53,7 @@ class Backfill:
         client: AsyncClient,
         ledger: Ledger,
         options: BackfillOptions,
-        on_refusal: Callable[[LineFailure], None],
+        on_refusal: Callable[[Refusal], None],
     ) -> None:
         self._client = client
         self._ledger = ledger
@@ -100,7 +110,7 @@ class Backfill:
         submitted = 0
         for (attempt, chunk), group in groupby(entries, lambda one: (one.failed_attempts, one.number // CHUNK_LINES)):
             lines = {entry.number % CHUNK_LINES + 1: entry for entry in group}
-            submitted += await self._submit_lines(lines, f"{self._ledger.run_id}-{chunk}-{attempt}")
+            submitted += await self._submit_lines(lines, self._ledger.key(chunk, attempt))
         return submitted
 
     async def _submit_lines(self, lines: Mapping[int, Entry], key: str) -> int:
@@ -109,7 +119,10 @@ class Backfill:
         accepted: dict[str, Entry] = {}
         refused: list[tuple[int, str]] = []
         failed: list[tuple[Entry, str, bool]] = []
-        async for result in self._client.submit_many(bodies, idempotency_key=key):
+        results = await self._when_allowed(lambda: self._results(bodies, key))
+        if self._ledger.is_untouched() and (fault := common_fault(results)) is not None:
+            raise EveryLineRefused(fault)
+        for result in results:
             entry, error = lines[result.line], result.error
             if error is None:
                 job_id = result.id or ""
@@ -128,6 +141,22 @@ class Backfill:
         self._check_finished()
         return len(accepted) + len(refused) + len(failed)
 
+    async def _results(self, bodies: Sequence[dict[str, Any] | None], key: str) -> list[LineResult]:
+        return [result async for result in self._client.submit_many(bodies, idempotency_key=key)]
+
+    async def _when_allowed(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Return what a request returns; while the service limits the tenant's rate, wait as long as it says."""
+        pause_s = MIN_PAUSE_S
+        while True:
+            try:
+                return await request()
+            except Busy as error:
+                if error.status != RATE_LIMITED:
+                    raise
+                self._on_refusal(error)
+                await asyncio.sleep(max(pause_s, error.retry_after_s or 0.0))
+                pause_s = min(MAX_PAUSE_S, pause_s * 1.5)
+
     def _body(self, entry: Entry) -> dict[str, Any]:
         return {"priority": "bulk", **entry.body, "batch_id": self._ledger.run_id}
 
@@ -139,7 +168,7 @@ class Backfill:
                 self._has_submitted.clear()
                 await self._has_submitted.wait()
             started = time.monotonic()
-            ended = await self._list_ended()
+            ended = await self._when_allowed(self._list_ended)
             listing_s = time.monotonic() - started
             for entry, job in ended:
                 await self._ended.put((entry, job))
@@ -186,15 +215,17 @@ class Backfill:
             self._check_finished()
 
     async def _download(self, entry: Entry, job: Job) -> None:
-        name = file_name(entry.number, job.prompt)
+        name = file_name(entry.number, job.prompt, self._ledger.edition)
         try:
-            files = await self._client.download(job, self._options.folder, name=name)
+            files = await self._when_allowed(lambda: self._client.download(job, self._options.folder, name=name))
         except RefusedError as error:
             if error.status in NOT_OF_THE_LINE:
                 raise
             self._failed(entry, f"its image cannot be read: {error.message} ({error.code})", retry=False)
         else:
-            self._ledger.done(entry.number, [file.name for file in files], job.flagged)
+            made = {name: value for name in MADE_WITH if (value := getattr(job, name, None)) is not None}
+            made["device_seconds"] = job.metrics.device_seconds
+            self._ledger.done(entry.number, [file.name for file in files], job.flagged, made)
 
     def _failed(self, entry: Entry, error: str, *, retry: bool) -> None:
         self._ledger.failed([self._failure(entry, error, retry=retry)])
@@ -207,6 +238,14 @@ class Backfill:
     def _check_finished(self) -> None:
         if self._ledger.is_finished():
             self._finished.set()
+
+
+def common_fault(results: Sequence[LineResult]) -> str | None:
+    """Return why all of several lines are refused for good, if it is one field of all of them; else None."""
+    errors = [result.error for result in results if result.error is not None and not result.error.retryable]
+    if len(results) < 2 or len(errors) < len(results) or len({(error.code, error.param) for error in errors}) > 1:
+        return None
+    return f"{errors[0].message} ({errors[0].code})"
 
 
 def lines_to_submit(in_flight: int, limit: int) -> int:

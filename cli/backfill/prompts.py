@@ -100,8 +100,12 @@ def _finite(text: str) -> float:
     return number
 
 
-def file_name(number: int, prompt: str) -> str:
-    """Return the file name of a line's results: its number and the first words of its prompt."""
+def file_name(number: int, prompt: str, edition: int = 0) -> str:
+    """Return the file name of a line's results: its number and the first words of its prompt.
+
+    The lines of a corrected file, an `edition` above 0, can have numbers that earlier results have.
+    """
     ascii_prompt = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", ascii_prompt)[:SLUG_CHARS].strip("-")
-    return f"{number:06d}-{slug}" if slug else f"{number:06d}"
+    place = f"{number:06d}.{edition}" if edition else f"{number:06d}"
+    return f"{place}-{slug}" if slug else place

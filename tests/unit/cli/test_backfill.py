@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli.backfill.ledger import NAME, EntryState, Ledger, LedgerError
+from cli.backfill.command import progress_line
+from cli.backfill.ledger import NAME, Corrections, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
 
 LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
@@ -81,17 +82,51 @@ def test_a_ledger_resumes(tmp_path: Path) -> None:
     assert reopened.counts() == {EntryState.NEW: 1, EntryState.SUBMITTED: 0, EntryState.DONE: 1, EntryState.FAILED: 1}
     assert reopened.retry_failed() == 1
     assert [(entry.number, entry.failed_attempts) for entry in reopened.entries(EntryState.NEW, 10)] == [(1, 1), (4, 1)]
-    with pytest.raises(LedgerError, match="another backfill"):
-        reopened.begin(LINES[:2])
+    with pytest.raises(LedgerError, match=r"another backfill.* only 0 of its 3 lines are the same"):
+        reopened.begin([(1, {"prompt": "another"})])
     reopened.close()
 
 
+def test_lines_of_a_corrected_file_keep_their_state_wherever_they_stand(tmp_path: Path) -> None:
+    """Only what is new or corrected is made, under names that no earlier result has."""
+    lines = [(number, {"prompt": prompt}) for number, prompt in enumerate(("a", "b", "b", "c"), 1)]
+    with closing(Ledger(tmp_path)) as ledger:
+        assert ledger.begin(lines) is None
+        ledger.submitted([(1, "job_1", None), (2, "job_2", None), (4, None, "too long")])
+        ledger.done(2, ["000002-b-0.png"])
+        key = ledger.key(0, 0)
+    corrected = [(number, {"prompt": prompt}) for number, prompt in enumerate(("new", "a", "b", "b", "d"), 1)]
+    with closing(Ledger(tmp_path)) as ledger:
+        assert ledger.begin(corrected) == Corrections(kept=3, added=2, removed=1)
+        assert ledger.begin(corrected) is None
+        assert [(one.number, one.job) for one in ledger.entries(EntryState.SUBMITTED)] == [(2, "job_1")]
+        assert [one.number for one in ledger.entries(EntryState.NEW)] == [1, 4, 5]
+        assert ledger.counts()[EntryState.DONE] == 1
+        assert ledger.key(0, 0) != key, "its positions have other lines"
+        assert file_name(2, "b", ledger.edition) == "000002.1-b"
+
+
+def test_lines_that_were_never_submitted_can_all_be_replaced(tmp_path: Path) -> None:
+    """As when an option is wrong for each of them."""
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin(LINES)
+        assert ledger.begin([(1, {"prompt": "another"})]) == Corrections(kept=0, added=1, removed=3)
+
+
+def test_progress_in_words() -> None:
+    counts = {EntryState.NEW: 5, EntryState.SUBMITTED: 2, EntryState.DONE: 3, EntryState.FAILED: 0}
+    assert progress_line(counts) == "3 of 10 saved, 2 submitted"
+    assert progress_line(counts | {EntryState.FAILED: 1}) == "3 of 11 saved, 2 submitted, 1 failed"
+
+
 def test_a_ledger_of_an_earlier_version_resumes(tmp_path: Path) -> None:
-    """Its lines had no column for flagged files."""
+    """Its lines had no columns for flagged files and for what they were made with."""
     with closing(Ledger(tmp_path)) as ledger:
         ledger.begin(LINES)
     with closing(sqlite3.connect(tmp_path / NAME)) as database:
         database.execute("ALTER TABLE line DROP COLUMN flagged")
+        database.execute("ALTER TABLE line DROP COLUMN made")
+        database.execute("ALTER TABLE run DROP COLUMN edition")
     with closing(Ledger(tmp_path)) as ledger:
         ledger.begin(LINES)
         ledger.done(1, ["a.png"], [0])

@@ -14,8 +14,15 @@ import pytest
 from harness.canned import JOB
 
 from cli.backfill.ledger import EntryState, Ledger
-from cli.backfill.pipeline import CHUNK_LINES, DOWNLOADS, Backfill, BackfillOptions, lines_to_submit
-from fusequeue import AsyncClient, Busy, LineFailure, Unauthorized
+from cli.backfill.pipeline import (
+    CHUNK_LINES,
+    DOWNLOADS,
+    Backfill,
+    BackfillOptions,
+    EveryLineRefused,
+    lines_to_submit,
+)
+from fusequeue import AsyncClient, Busy, Unauthorized
 
 ARTIFACT = {"index": 0, "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
 NOT_FETCHED = {"code": "url_not_fetched", "message": "image: cannot reach a.test", "status": 422}
@@ -23,7 +30,9 @@ QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status
 
 
 class FakeService:
-    """Refuses the prompts in `refused` that many times; the jobs of the others have succeeded.
+    """Refuses the prompts in `refused` that many times, with -1 for good; the jobs of the others have succeeded.
+
+    Requests of a path in `limited` are refused that many times.
 
     An image in `unreadable` has that status; that of the prompt `flagged` is flagged. Images are sent while
     `sends_images` is set; `most_unsaved` is the largest number of jobs whose images were not sent.
@@ -33,6 +42,7 @@ class FakeService:
         self.refused: dict[str, tuple[dict[str, Any], int]] = {}
         self.unreadable: dict[str, int] = {}
         self.flagged = ""
+        self.limited = Counter[str]()
         self.prompts: list[str] = []
         self.jobs: dict[tuple[str, int], dict[str, Any]] = {}
         self.sends_images = asyncio.Event()
@@ -40,6 +50,10 @@ class FakeService:
         self.sent = self.most_unsaved = 0
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.limited[request.url.path] > 0:
+            self.limited[request.url.path] -= 1
+            detail = {"detail": "too many requests", "code": "rate_limited"}
+            return httpx.Response(429, json=detail, headers={"Retry-After": "0"})
         if request.url.path == "/v1/jobs:bulk":
             key = request.headers["Idempotency-Key"]
             rows = [self._submit(key, at, line) for at, line in enumerate(request.content.splitlines(), 1) if line]
@@ -58,6 +72,8 @@ class FakeService:
         prompt = json.loads(line)["prompt"]
         self.prompts.append(prompt)
         error, times = self.refused.get(prompt, ({}, 0))
+        if times < 0:
+            return {"line": at, "error": {**error, "retryable": False}}
         if self.prompts.count(prompt) <= times:
             return {"line": at, "error": {**error, "retryable": True}}
         job_id = f"job_{len(self.jobs)}"
@@ -84,10 +100,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.backfill.pipeline.MAX_PAUSE_S", 0.0)
 
 
-async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **options: int) -> list[LineFailure]:
+async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **options: int) -> list[Any]:
     """Run a backfill of the prompts p0, p1, ... and return the refusals that it reports."""
     ledger.begin((number, {"prompt": f"p{number}"}) for number in range(lines))
-    refusals: list[LineFailure] = []
+    refusals: list[Any] = []
     client = AsyncClient("http://api.test", retries=0, transport=httpx.MockTransport(service))
     async with asyncio.timeout(30), client:
         await Backfill(client, ledger, BackfillOptions(folder, **options), refusals.append).run()
@@ -128,6 +144,39 @@ async def test_a_full_service_counts_no_attempt_and_is_reported(
     refusals = await run(service, ledger, tmp_path, 3, attempts=1)
     assert [(one.code, one.message) for one in refusals] == [("quota_exceeded", QUOTA["message"])] * 5
     assert ledger.counts()[EntryState.DONE] == 3
+
+
+@pytest.mark.parametrize("limited", ["/v1/jobs:bulk", "/v1/jobs", "/artifacts/p1"])
+async def test_a_limited_rate_is_waited_for(service: FakeService, ledger: Ledger, tmp_path: Path, limited: str) -> None:
+    """Whichever request it refuses; no attempt of a line is counted."""
+    service.limited = Counter({limited: 3})
+    refusals = await run(service, ledger, tmp_path, 3, attempts=1)
+    assert [(one.code, one.message) for one in refusals] == [("rate_limited", "too many requests")] * 3
+    assert ledger.counts()[EntryState.DONE] == 3
+
+
+async def test_a_fault_of_every_line_ends_the_run_before_any_is_recorded(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    wrong = {"code": "invalid_request", "message": "colour: there is no such field", "param": "colour", "status": 422}
+    service.refused = {f"p{number}": (wrong, -1) for number in range(3)}
+    with pytest.raises(EveryLineRefused, match=r"colour: there is no such field \(invalid_request\)"):
+        await run(service, ledger, tmp_path, 3)
+    assert ledger.counts()[EntryState.NEW] == 3
+    del service.refused["p2"]
+    await run(service, ledger, tmp_path, 3)
+    assert (ledger.counts()[EntryState.DONE], ledger.counts()[EntryState.FAILED]) == (1, 2)
+
+
+async def test_the_manifest_says_what_an_image_was_made_with(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    await run(service, ledger, tmp_path, 1)
+    made = rows(ledger, tmp_path)["p0"]["made"]
+    assert (made["model"], made["seed"], made["width"], made["steps"]) == tuple(
+        JOB[name] for name in ("model", "seed", "width", "steps")
+    )
+    assert "device_seconds" in made
 
 
 async def test_lines_are_submitted_while_images_are_downloaded_and_bounded(
