@@ -22,6 +22,12 @@ from shared.queue import Queue
 Action = Callable[["Stage", random.Random], Awaitable[None]]
 HOOK_TIMEOUT_S = 30.0
 
+INDEXES = (
+    *("ready", "lanes", "signature", "front", "solo", "dated", "returned"),
+    *("lane_order", "tenant_order", "tenant_signatures"),
+)
+"""Families of keys that reconciling makes from the jobs' records and lanes."""
+
 
 class Stage:
     """What faults happen to. `proxies` are by client and server, such as `worker-redis`."""
@@ -188,23 +194,12 @@ async def flush_all(stage: Stage, rng: random.Random) -> None:
     await wait_for(lambda: len(stage.monitor.ends) > ended + 200, "new jobs end")
 
 
-async def lose_groups(stage: Stage, rng: random.Random) -> None:
-    """Destroy the consumer groups of all lanes, and reconcile."""
-    prefix = stage.cluster.keys.prefix
-    with stage.cluster.redis.client as client:
-        for name in list(client.scan_iter(match=f"{prefix}lane:*", count=1000)):
-            with contextlib.suppress(redis.ResponseError):  # the lane is gone
-                client.xgroup_destroy(name, "workers")
-    await reconcile(stage.cluster)
-
-
 async def lose_indexes(stage: Stage, rng: random.Random) -> None:
     """Delete the indexes that can be made from the records again, and reconcile."""
     keys = stage.cluster.keys
-    families = ("ready", "lanes", "signature", "front", "solo", "dated")
     with stage.cluster.redis.client as client:
         names = [keys.leases, keys.signatures, keys.queued_jobs, keys.running_slots, keys.claimed_jobs]
-        for family in families:
+        for family in INDEXES:
             names += client.scan_iter(match=f"{keys.prefix}{family}:*", count=1000)
         client.delete(*names)
     await reconcile(stage.cluster)
@@ -323,7 +318,7 @@ FAULTS: dict[str, Action] = {
         action.__name__: action
         for action in (kill_worker, stop_worker, drain_worker, kill_redis, long_outage, freeze_redis)
     },
-    **{action.__name__: action for action in (rewrite_aof, step_clock, flush_scripts, flush_all, lose_groups)},
+    **{action.__name__: action for action in (rewrite_aof, step_clock, flush_scripts, flush_all)},
     **{action.__name__: action for action in (lose_indexes, promote_replica, restart_chores, stop_s3, fill_disk)},
     **{action.__name__: action for action in (fail_s3, drop_s3_replies)},
     **_variants("out_of_memory", out_of_memory, ("5",), ("30",)),

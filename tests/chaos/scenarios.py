@@ -39,7 +39,7 @@ SCENARIOS = {
     "outages": Scenario(1_000, {"long_outage": 3, "freeze_redis": 3}, run_again=_never),
     "memory": Scenario(2_000, {"out_of_memory:5": 3, "out_of_memory:30": 1}, run_again=_never),
     "clock": Scenario(1_000, {"step_clock": 10, "kill_worker": 5}),
-    "repairs": Scenario(2_000, {"lose_groups": 5, "lose_indexes": 5}),
+    "repairs": Scenario(2_000, {"lose_indexes": 10}),
     "flush": Scenario(1_000, {"flush_all": 2}),
     "failover": Scenario(1_500, {"promote_replica": 3}, proxied=True),
     "network": Scenario(3_000, dict.fromkeys(NETWORK, 4), proxied=True),
@@ -58,8 +58,7 @@ SCENARIOS = {
             "kill_worker": 10,
             "kill_redis": 4,
             "promote_replica": 2,
-            "lose_groups": 2,
-            "lose_indexes": 2,
+            "lose_indexes": 4,
             "long_outage": 2,
         }
         | dict.fromkeys((*STEPS, *STOPS, *NETWORK, *S3_FAULTS), 2),

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from chaos import planted_bugs
-from chaos.faults import FAULTS
+from chaos.faults import FAULTS, INDEXES
 from chaos.plan import Mix, Plan
 from chaos.processes import redis_executable
 from chaos.run import Run, Scenario
 from chaos.scenarios import SCENARIOS, STEPS
+from shared.queue.redis_keys import KEYS
 
 SEED = 1
 SHORT_LEASE = {"lease_ms": 1000}
@@ -62,6 +63,10 @@ def test_every_planted_bug_has_a_run() -> None:
 
 def test_every_scenario_names_faults_that_exist() -> None:
     assert {kind for scenario in SCENARIOS.values() for kind in scenario.kinds} <= FAULTS.keys()
+
+
+def test_every_index_that_is_lost_exists() -> None:
+    assert {kind for kind in INDEXES if KEYS[kind].live} == set(INDEXES)
 
 
 def test_a_seed_makes_the_same_plan_again() -> None:

@@ -43,10 +43,9 @@ async def set_back(queue: Queue) -> None:
 
 
 async def _shift_lane(redis: Any, name: str, prefix: str) -> None:
-    """Store the entries of a lane, of which none has been read, with later ids."""
+    """Store the entries of a lane with later ids."""
     entries = await redis.xrange(name)
     await redis.delete(name)
-    await redis.xgroup_create(name, "workers", "0", mkstream=True)
     for entry, fields in entries:
         at_ms, number = entry.split("-")
         later = await redis.xadd(name, fields, id=f"{int(at_ms) + HOUR_MS}-{number}")
