@@ -1,7 +1,7 @@
 """Options for the fields of jobs: each declared field of one value has one, with its type, bounds, choices and text."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -136,8 +136,23 @@ def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
             faults.append(f"{assignment[:80]!r} is not NAME=VALUE")
         elif not is_text(assignment):
             faults.append(f"{assignment[:80]!r} is not UTF-8")
+        elif name in fields:
+            faults.append(f"{name[:80]} has two values; give it one")
         else:
             fields[name] = parse_field(name, text)
     if faults:
         raise typer.BadParameter("; ".join(faults), param_hint="'--set'")
     return fields
+
+
+def require_one_value(assigned: Mapping[str, Any], others: Iterable[str]) -> None:
+    """Raise `BadParameter` for fields of NAME=VALUE options that an argument or an option of their own sets too."""
+    if twice := ", ".join(name for name in others if name in assigned):
+        message = f"{twice}: an argument or another option sets it too; give each field one value"
+        raise typer.BadParameter(message, param_hint="'--set'")
+
+
+def is_given(context: typer.Context, parameter: str) -> bool:
+    """Return whether a parameter of the command is on the command line, and no default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,6 +1,6 @@
 """Commands that change jobs, those named or all that match filters: cancel, update, retry and delete."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -112,7 +112,7 @@ def require_no_filters(chosen: Chosen) -> None:
 
 def change_all(console: CommandConsole, change: Callable[..., Changes], chosen: Chosen, done: str, noun: str) -> None:
     """Change all that match, and print how many; raises `BadParameter` without a filter."""
-    filters = {**chosen, **({"metadata": dict(map(parse_pair, chosen["metadata"]))} if "metadata" in chosen else {})}
+    filters = {**chosen, **({"metadata": parse_pairs(chosen["metadata"])} if "metadata" in chosen else {})}
     if not chosen.keys() - {"dry_run"}:
         raise typer.BadParameter(f"name {noun} by id, or filters, which `--help` lists")
     changes = change(**filters)
@@ -120,9 +120,14 @@ def change_all(console: CommandConsole, change: Callable[..., Changes], chosen: 
     console.record(changes, ((f"{len(changes.ids)} {noun}", verb), (f"{changes.skipped} others", "match")))
 
 
-def parse_pair(text: str) -> tuple[str, str]:
-    """Return key and value of `KEY=VALUE`, or raise `BadParameter`."""
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise typer.BadParameter(f"{text[:80]!r} is not KEY=VALUE")
-    return key, value
+def parse_pairs(texts: Iterable[str]) -> dict[str, str]:
+    """Return the values of `KEY=VALUE` texts by key, or raise `BadParameter`."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise typer.BadParameter(f"{text[:80]!r} is not KEY=VALUE", param_hint="'--metadata'")
+        if key in pairs:
+            raise typer.BadParameter(f"{key[:80]} has two values; give it one", param_hint="'--metadata'")
+        pairs[key] = value
+    return pairs

@@ -20,7 +20,7 @@ from cli.client_options import (
     takes,
     text_option,
 )
-from cli.job_options import IMAGE, Fields, chosen_fields, job_options, parse_fields
+from cli.job_options import IMAGE, Fields, chosen_fields, is_given, job_options, parse_fields, require_one_value
 from cli.messages import print_error
 from fusequeue import (
     Client,
@@ -77,6 +77,7 @@ Timeout = Annotated[
 
 @takes(job_options())
 def submit(
+    context: typer.Context,
     prompt: Prompt,
     chosen: Chosen,
     model: Model = "demo",
@@ -99,6 +100,8 @@ def submit(
         chosen |= {"image": image[0]} if len(image) == 1 else {"images": image}
     destination = parse_destination(output_url or [], output_bucket)
     fields = parse_fields(field or [])
+    own = {"prompt": True, "model": is_given(context, "model"), "mask": mask, "output": destination}
+    require_one_value(fields, [*chosen, *(name for name, value in own.items() if value)])
     with connected(url, api_key, as_json) as (client, console):
         job = client.submit(model, prompt, mask=mask, output=destination, extra_body=fields, **chosen)
         if not wait:

@@ -18,7 +18,7 @@ from cli.backfill.ledger import NAME, EntryState, Ledger, LedgerError
 from cli.backfill.pipeline import Backfill, BackfillOptions, EveryLineRefused, Refusal
 from cli.backfill.prompts import OWN_BATCH, PromptsError, read
 from cli.client_options import Chosen, CommandConsole, Exit, Json, Key, Url, exit_on_error, takes
-from cli.job_options import Fields, chosen_fields, job_options, parse_fields
+from cli.job_options import Fields, chosen_fields, is_given, job_options, parse_fields, require_one_value
 from cli.messages import one_line, print_error
 from cli.up import folder_lock
 from fusequeue import AsyncClient
@@ -34,6 +34,7 @@ LINE_S = 60.0  # between two lines of progress, where there is no terminal
 
 @takes(job_options(left_out={"batch_id"}))
 def backfill(
+    context: typer.Context,
     prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv or .jsonl file.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results and the manifest.")],
     chosen: Chosen,
@@ -48,7 +49,9 @@ def backfill(
 ) -> None:
     """Generate an image for each prompt of a file. The same command resumes after Ctrl-C, a crash or a failure."""
     console = CommandConsole(as_json)
-    common = {"model": model, **chosen_fields(chosen), **parse_fields(field or [])}
+    fields, assigned = chosen_fields(chosen), parse_fields(field or [])
+    require_one_value(assigned, [*fields, *(["model"] if is_given(context, "model") else [])])
+    common = {"model": model, **fields, **assigned}
     if "batch_id" in common:
         raise typer.BadParameter(OWN_BATCH, param_hint="'--set'")
     with exit_on_error(), _invalid_files(out), _locked(out):

@@ -52,6 +52,16 @@ def fusequeue(*arguments: str) -> Result:
         (("submit", "x", "-s", f"prompt={BYTES}"), "'--set'"),
         (("submit", "x", "-s", "steps"), "'--set': 'steps' is not NAME=VALUE"),
         (("submit", "x", "-s", "=x", "-s", "steps", "-s", "a=1"), "'=x' is not NAME=VALUE; 'steps' is not NAME=VALUE"),
+        (("submit", "x", "-s", "steps=3", "--steps", "4"), "'--set': steps: an argument or another option sets it too"),
+        (("submit", "x", "-s", "seed=1", "-s", "seed=2"), "'--set': seed has two values; give it one"),
+        (("submit", "x", "-s", "guidance_scale=3", "--guidance", "3"), "'--set': guidance_scale: an argument or"),
+        (("submit", "x", "-s", "height=64", "--size", "64x64"), "'--set': height: an argument or another"),
+        (("submit", "x", "-s", "prompt=y"), "'--set': prompt: an argument or another"),
+        (("submit", "x", "-s", "model=a", "--model", "demo"), "'--set': model: an argument or another"),
+        (("submit", "x", "-s", "image=a", "--image", "file"), "'--set': image: an argument or another"),
+        (("submit", "x", "-s", "mask=a", "--mask", "file"), "'--set': mask: an argument or another"),
+        (("submit", "x", "-s", "output={}", "--output-bucket", "b"), "'--set': output: an argument or another"),
+        (("cancel", "--metadata", "a=1", "--metadata", "a=2"), "'--metadata': a has two values; give it one"),
         (("submit", "x", "--seed", "many"), "'--seed'"),
         (("submit", "x", "--steps", "1.5"), "'--steps'"),
         (("submit", "x", "-n", ""), "'-n'"),
@@ -80,6 +90,8 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "large.jsonl", "--out", "out"), "large.jsonl:1: 1e999 is not a finite number"),
         (("backfill", "deep.jsonl", "--out", "out"), "deep.jsonl:1: "),
         (("backfill", "prompts.txt", "--out", "out", "-s", "batch_id=b"), "'--set': batch_id: a backfill sets it"),
+        (("backfill", "prompts.txt", "--out", "out", "-s", "n=2", "-n", "2"), "'--set': n: an argument or another"),
+        (("backfill", "prompts.txt", "--out", "out", "-s", "model=a", "--model", "b"), "model: an argument or"),
         (("backfill", "prompts.txt", "--out", "locked"), "locked is in use by process "),
         (("backfill", "prompts.txt", "--out", "used"), "'--out': used/backfill.sqlite: file is not a database"),
         (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
@@ -105,6 +117,11 @@ def test_a_fault_is_one_line_that_names_the_option(arguments: tuple[str, ...], e
     assert line.isprintable()
     assert len(line) < 2100
     assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_a_field_without_an_option_beside_it_replaces_a_default() -> None:
+    result = fusequeue("submit", "x", "-s", "model=other", "--size", "64x64", "-s", "steps=3")
+    assert result.exit_code == 3, result.stderr  # sent: nothing listens
 
 
 def test_the_version_is_an_option_too() -> None:
