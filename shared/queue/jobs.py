@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.config.adapters import uploaded_ids
-from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
+from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.job_fields import OnDeadline
 from shared.queue import scripts
@@ -45,15 +45,18 @@ class Jobs(QueueComponent):
     ) -> list[SubmitResult | FusequeueError]:
         """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the result of each, in order.
 
-        A result can be a `QueueFull`, such as `QuotaExceeded`, or `IdempotencyMismatch`. Submitting is idempotent
+        A result can be a `QueueFull`, such as `QuotaExceeded`, `IdempotencyMismatch`, or `InvalidRequest` of a job that
+        cannot be written, which leaves the others as they are. Submitting is idempotent
         by job id; a job is queued completely or not at all. `positions` returns those of newly queued jobs, and
         their deadlines.
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
-        jobs = (_submit_args(submission, self._client.process) for submission in submissions)
-        replies = await self._scripts.submit(positions, *jobs)
-        return [self._result(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
+        jobs = [_submit_args(submission, self._client.process) for submission in submissions]
+        written = [job for job in jobs if isinstance(job, SubmitArgs)]
+        replies = iter(await self._scripts.submit(positions, *written) if written else ())
+        pairs = zip(jobs, submissions, strict=True)
+        return [job if isinstance(job, InvalidRequest) else self._result(next(replies), one) for job, one in pairs]
 
     async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> SubmitResult | None:
         """Return the job of the tenant's idempotency key, deleted or not, or None; raises `IdempotencyMismatch`.
@@ -297,7 +300,15 @@ def _position(reply: str) -> QueuePosition | None:
     return None if facts is None else queue_position(facts)
 
 
-def _submit_args(submission: Submission, process: str) -> SubmitArgs:
+def _submit_args(submission: Submission, process: str) -> SubmitArgs | InvalidRequest:
+    """Return the arguments for a job, or why it cannot be written."""
+    try:
+        return _written(submission, process)
+    except ValueError as error:
+        return InvalidRequest(f"the job cannot be written: {error}")
+
+
+def _written(submission: Submission, process: str) -> SubmitArgs:
     job = submission.job
     idempotency = ""
     if submission.idempotency_key is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from harness.queue import claim, claim_ids, end, names_left, put, state_of
 
 from shared.auth import TenantLimits
-from shared.errors import IdempotencyMismatch, QueueFull
+from shared.errors import IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, Job, State
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission, SubmitResult
@@ -41,6 +42,18 @@ async def test_the_number_of_submitted_jobs_is_limited(queue: Queue, make_submis
         await queue.jobs.submit([])
     with pytest.raises(ValueError, match="1 to 500"):
         await queue.jobs.submit([make_submission()] * 501)
+
+
+async def test_a_job_that_cannot_be_written_fails_alone(queue: Queue, make_submission: Make) -> None:
+    """Others that the same script queues are of other requests."""
+    invalid = make_submission()
+    invalid = replace(invalid, job=invalid.job.model_copy(update={"prompt": "\ud800"}))
+    first, second = make_submission(), make_submission()
+    submissions = [first, invalid, replace(make_submission(), idempotency_key="\ud800"), second]
+    results = await queue.jobs.submit(submissions, positions=True)
+    assert [type(result) for result in results] == [SubmitResult, InvalidRequest, InvalidRequest, SubmitResult]
+    assert await claim_ids(queue) == [first.job.id, second.job.id]
+    assert [type(result) for result in await queue.jobs.submit([invalid])] == [InvalidRequest]
 
 
 async def test_a_submit_sent_twice_is_one_job(queue: Queue, make_submission: Make) -> None:
