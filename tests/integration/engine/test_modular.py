@@ -225,3 +225,25 @@ def test_a_loaded_model_describes_its_inputs(tiny_model: Callable[[str], Path]) 
     assert inputs.keys() == {"eta", "aesthetic_score", "negative_aesthetic_score"}
     assert (inputs["eta"].type_schema, inputs["eta"].default) == ({"type": "number"}, 0.0)
     assert inputs["aesthetic_score"].tasks == (Task.IMAGE_TO_IMAGE,)
+
+
+def with_variant(part: str) -> Change:
+    """Keep the weights of a part as those of a variant."""
+
+    def change(folder: Path) -> None:
+        (file,) = (folder / part).glob("*.safetensors")
+        file.rename(file.with_name(f"{file.stem}.fp16.safetensors"))
+
+    return change
+
+
+def test_parts_without_weights_of_the_variant_have_plain_ones(changed: Callable[[Change], Path]) -> None:
+    spec = a_spec(changed(with_variant("unet")), variant="fp16")
+    assert EngineHarness(spec).run(a_job("one", steps=2)).finished["one"].error is None
+
+
+def test_a_variant_that_no_part_has_is_refused(changed: Callable[[Change], Path]) -> None:
+    spec = a_spec(changed(with_variant("unet")), variant="bf16")
+    error = EngineHarness(spec).run(a_job("one", steps=2)).finished["one"].error
+    assert isinstance(error, ModelUnavailable)
+    assert error.message.endswith("none of its parts has weights of the variant 'bf16'; correct the model's variant")

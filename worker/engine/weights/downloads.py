@@ -1,10 +1,8 @@
 """Downloads from the hub: bounded requests, a limit on silence, and the cached copy while the hub cannot be reached."""
 
 import functools
-import json
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,10 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
-from shared.config.model_index import MODULAR, part_places
+from shared.config.model_index import CLASSIC, MODULAR, read_index
 from shared.config.models_file import ModelSpec
 from worker.engine.weights.load_failures import passing_cause
+from worker.engine.weights.modular_downloads import download_modular
 
 log = structlog.get_logger()
 
@@ -28,10 +27,9 @@ LOOK_EVERY_S = 5.0
 
 _LOADER: Any = DiffusionPipeline
 _CONTROL_FILES = ("config.json", "*_model.safetensors", "*_model-*.safetensors", "*_model.safetensors.index.json")
-_PART_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _TIMEOUTS = ("connect", "read", "write", "pool")
 _Spec = ModelSpec | ControlSpec
-_Source = tuple[str, str | None, str | None, str | None]
+_Source = tuple[object, ...]
 _running: dict[_Source, Future[Path]] = {}  # one that stalls is given up, and awaited again by the next load
 
 
@@ -89,50 +87,39 @@ def _download(spec: _Spec, *, local_files_only: bool) -> Path:
         return Path(
             download(spec.source, revision=spec.revision, allow_patterns=allowed, local_files_only=local_files_only)
         )
+    replaced = _replaced_parts(spec, local_files_only)
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
-    if spec.checkpoint is not None:
-        options |= dict.fromkeys(_parts_of_checkpoint(spec, Path(spec.checkpoint), local_files_only))
+    unwanted = dict.fromkeys(replaced if spec.safety_checker else (*replaced, "safety_checker"))
     try:
-        return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
+        return Path(_LOADER.download(spec.source, use_safetensors=True, **options, **unwanted))
     except EntryNotFoundError as error:  # it has no index of a classic pipeline
         if isinstance(error, LocalEntryNotFoundError) and not local_files_only:  # the hub cannot be reached
             raise
-        return _download_modular(spec, local_files_only)
+        return download_modular(spec.source, spec.revision, spec.variant, replaced, local_files_only=local_files_only)
 
 
-def _download_modular(spec: ModelSpec, local_files_only: bool) -> Path:
-    """Download a modular pipeline, and those of its parts that are in other repositories."""
+def _replaced_parts(spec: ModelSpec, local_files_only: bool) -> set[str]:
+    """Return the parts whose weights are not downloaded, as files replace them; their configurations are."""
+    replaced = set(spec.quantization.gguf if spec.quantization is not None else ())
+    replaced |= set() if spec.vae is None else {"vae"}
+    if not replaced and spec.checkpoint is None:
+        return replaced
     download: Any = huggingface_hub.snapshot_download
-    own = {"revision": spec.revision, "local_files_only": local_files_only}
-    folder = Path(download(spec.source, allow_patterns=[MODULAR], **own))
-    for place in part_places(folder):
-        files = {
-            "allow_patterns": [f"{place.subfolder}/{pattern}".removeprefix("/") for pattern in _PART_FILES],
-            "ignore_patterns": None if place.subfolder else ["*/*"],  # a star matches folders too
-        }
-        if place.repository in (None, spec.source):
-            download(spec.source, **files, **own)
-        else:
-            download(place.repository, **files, revision=place.revision, local_files_only=local_files_only)
-    return folder
-
-
-def _parts_of_checkpoint(spec: ModelSpec, file: Path, local_files_only: bool) -> Iterable[str]:
-    """Return the parts whose weights are not downloaded, as they are in a file; their configurations are."""
-    download: Any = huggingface_hub.snapshot_download
-    patterns = ["model_index.json", "*/config.json"]
+    patterns = [CLASSIC, MODULAR, "*/config.json"]
     folder = download(spec.source, revision=spec.revision, allow_patterns=patterns, local_files_only=local_files_only)
-    index = json.loads((Path(folder) / "model_index.json").read_text("utf-8"))
+    return replaced if spec.checkpoint is None else replaced | _parts_in(Path(spec.checkpoint), Path(folder))
+
+
+def _parts_in(checkpoint: Path, folder: Path) -> set[str]:
     try:
-        return names_by_part(read_header(file), index).keys()
+        return set(names_by_part(read_header(checkpoint), read_index(folder)))
     except ValueError as error:
-        raise ValueError(f"checkpoint {file}: {error}") from None
+        raise ValueError(f"checkpoint {checkpoint}: {error}") from None
 
 
 def _wait_for(spec: _Spec, stall_s: float) -> Path:
     """Wait for the download while it makes progress; join one that was given up."""
-    checkpoint = spec.checkpoint if isinstance(spec, ModelSpec) else None
-    source = (spec.source, spec.revision, spec.variant, checkpoint)
+    source = _source_of(spec)
     future = _running.get(source)
     if future is None or future.done():
         future = _running[source] = _start(spec)
@@ -143,6 +130,15 @@ def _wait_for(spec: _Spec, stall_s: float) -> Path:
         elif time.monotonic() - changed_s >= stall_s:
             raise TimeoutError(f"no data of the download arrived for {stall_s:g} s")
     return future.result()
+
+
+def _source_of(spec: _Spec) -> _Source:
+    """Return what decides which files are downloaded."""
+    source = (spec.source, spec.revision, spec.variant)
+    if isinstance(spec, ControlSpec):
+        return (*source, spec.weight_name)
+    gguf = frozenset(spec.quantization.gguf) if spec.quantization is not None else frozenset()
+    return (*source, spec.checkpoint, spec.vae is None, spec.safety_checker, gguf)
 
 
 def _start(spec: _Spec) -> Future[Path]:

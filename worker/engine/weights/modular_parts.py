@@ -11,6 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from shared.config.model_index import MODULAR, Index, PartPlace, part_places, rewrites_prompts
 from worker.engine.weights.completeness import REMEDY
+from worker.engine.weights.modular_downloads import has_variant
 
 _LIBRARIES = ("diffusers", "transformers")
 
@@ -23,6 +24,7 @@ def load_modular(folder: Path, index: Index, options: Mapping[str, Any], parts: 
     transformers' own, as it is not run, and for a part without files.
     """
     pipeline = _class_of(index)(pretrained_model_name_or_path=str(folder), local_files_only=True)
+    _require_variant(folder, options.get("variant"))
     quantized = getattr(parts.get("quantization_config"), "quant_mapping", {})
     expected = pipeline._component_specs
     loaded = {name: part for name, part in parts.items() if name in expected}
@@ -33,6 +35,13 @@ def load_modular(folder: Path, index: Index, options: Mapping[str, Any], parts: 
     pipeline.register_components(**loaded)
     _remove_rewriting(pipeline)
     return pipeline
+
+
+def _require_variant(folder: Path, variant: str | None) -> None:
+    """Raise `ValueError` if no part has weights of a variant; those that have none are loaded from plain ones."""
+    found = (_folder_with(place, folder) / place.subfolder for place in part_places(folder))
+    if variant is not None and not any(has_variant(one, variant) for one in found):
+        raise ValueError(f"none of its parts has weights of the variant {variant!r}; correct the model's variant")
 
 
 def _remove_rewriting(pipeline: Any) -> None:
@@ -63,9 +72,11 @@ def _load_part(folder: Path, place: PartPlace, kind: Any, options: Mapping[str, 
     own: dict[str, Any] = dict(options) if issubclass(kind, torch.nn.Module) else {"local_files_only": True}
     if kind.__name__.startswith("Auto"):
         own["trust_remote_code"] = False
-    if place.variant is not None and own.get("variant", "") is None:
-        own["variant"] = place.variant
-    return kind.from_pretrained(_folder_with(place, folder), subfolder=place.subfolder, **own)
+    found = _folder_with(place, folder)
+    if "variant" in own:
+        variant = own["variant"] or place.variant
+        own["variant"] = variant if has_variant(found / place.subfolder, variant) else None
+    return kind.from_pretrained(found, subfolder=place.subfolder, **own)
 
 
 def _folder_with(place: PartPlace, folder: Path) -> Path:

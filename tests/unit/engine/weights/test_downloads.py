@@ -13,9 +13,11 @@ import huggingface_hub
 import pytest
 from diffusers import DiffusionPipeline
 from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 from tiny.safetensors_file import file_of
 
 from shared.config.models_file import ModelSpec
+from shared.config.weight_formats import Quantization
 from worker.engine.weights import downloads
 from worker.engine.weights.downloads import fetch
 
@@ -31,6 +33,48 @@ def spec(request: pytest.FixtureRequest) -> ModelSpec:
 def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Download], None]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     return lambda download: monkeypatch.setattr(DiffusionPipeline, "download", download)
+
+
+class Hub:
+    """Repositories that are downloaded into one folder; only from the cache if it is `unreachable`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.unreachable = folder, False
+        self.repositories: dict[str, dict[str, str]] = {}
+        self.downloaded: dict[str, set[str]] = {}
+        self.revisions: dict[str, set[str | None]] = {}
+
+    def snapshot(
+        self,
+        source: str,
+        *,
+        revision: str | None,
+        allow_patterns: list[str],
+        local_files_only: bool,
+        ignore_patterns: list[str] | None = None,
+    ) -> str:
+        if self.unreachable and not local_files_only:
+            raise httpx.ConnectError("refused")
+        self.revisions.setdefault(source, set()).add(revision)
+        files = self.repositories.get(source, {})
+        for name in filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            self.downloaded.setdefault(source, set()).add(name)
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_text(files[name])
+        return str(self.folder)
+
+
+@pytest.fixture
+def hub(use: Callable[[Download], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub of modular pipelines."""
+    made = Hub(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot)
+    use(without_index)
+    return made
+
+
+def without_index(_source: str, **_options: Any) -> str:
+    raise EntryNotFoundError("no model_index.json")
 
 
 def test_cached_files_serve_while_the_hub_cannot_be_reached(
@@ -96,7 +140,8 @@ def test_weights_that_a_checkpoint_has_are_not_downloaded(
     use(download)
     fetch(spec.model_copy(update={"checkpoint": str(file)}))
     fetch(spec)
-    assert asked == [{"patterns": ["model_index.json", "*/config.json"]}, {"transformer": None}, {}]
+    configurations = ["model_index.json", "modular_model_index.json", "*/config.json"]
+    assert asked == [{"patterns": configurations}, {"transformer": None}, {}]
     file.write_bytes(b"<html>")
     with pytest.raises(ValueError, match=f"checkpoint {file}: its header cannot be read"):
         fetch(spec.model_copy(update={"checkpoint": str(file)}))
@@ -104,7 +149,7 @@ def test_weights_that_a_checkpoint_has_are_not_downloaded(
 
 @pytest.mark.parametrize("local", [False, True])
 def test_a_modular_pipeline_is_downloaded_with_its_parts_of_other_repositories(
-    local: bool, spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: bool, spec: ModelSpec, hub: Hub
 ) -> None:
     """No code and no pickles; also from the cache, while the hub cannot be reached."""
     places = {"transformer": (spec.source, "transformer"), "vae": ("org/vae", ""), "guider": (None, "")}
@@ -112,34 +157,76 @@ def test_a_modular_pipeline_is_downloaded_with_its_parts_of_other_repositories(
         name: ["diffusers", "Any", {"pretrained_model_name_or_path": source, "subfolder": subfolder, "revision": "r1"}]
         for name, (source, subfolder) in places.items()
     }
-    (tmp_path / "modular_model_index.json").write_text(json.dumps({"_class_name": "FluxModularPipeline", **index}))
-    asked: list[tuple[str, str | None, str]] = []
+    (hub.folder / "modular_model_index.json").write_text(json.dumps({"_class_name": "FluxModularPipeline", **index}))
+    of_parts = {"transformer/config.json": "t", "vae.py": "code", "transformer/model.bin": "pickle"}
+    hub.repositories = {spec.source: of_parts, "org/vae": {"config.json": "v", "more/config.json": "m"}}
+    hub.unreachable = local
+    assert fetch(spec) == hub.folder
+    assert hub.downloaded == {spec.source: {"transformer/config.json"}, "org/vae": {"config.json"}}
+    assert hub.revisions == {spec.source: {None}, "org/vae": {"r1"}}
 
-    def snapshot(
-        source: str,
-        *,
-        revision: str | None,
-        allow_patterns: list[str],
-        local_files_only: bool,
-        ignore_patterns: list[str] | None = None,
-    ) -> str:
-        assert (ignore_patterns is None) == (allow_patterns[0] != "*.json"), "a star matches folders too"
-        if local and not local_files_only:
-            raise httpx.ConnectError("refused")
-        asked.append((source, revision, allow_patterns[0]))
-        assert not any(pattern.endswith(("*", ".py", ".bin")) for pattern in allow_patterns)
+
+WEIGHTS = ("a", "b", "a.fp16", "a-00001-of-00002.fp16", "a.fp16-00001-of-00002")
+"""Names of files with weights, without the suffix."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_part", "weights"),
+    [
+        ({}, None, {"a", "b"}),
+        ({"variant": "fp16"}, None, {"a.fp16", "a-00001-of-00002.fp16", "a.fp16-00001-of-00002"}),
+        ({}, "fp16", {"a.fp16", "a-00001-of-00002.fp16", "a.fp16-00001-of-00002"}),
+        ({"variant": "bf16"}, "fp16", {"a", "b"}),
+        ({"variant": "fp16", "quantization": Quantization(gguf={"transformer": "/a.gguf"})}, None, set()),
+    ],
+)
+@pytest.mark.parametrize("subfolder", ["transformer", ""])
+def test_parts_of_a_modular_pipeline_are_downloaded_with_the_weights_that_are_loaded(
+    changes: dict[str, Any], of_part: str | None, weights: set[str], subfolder: str, spec: ModelSpec, hub: Hub
+) -> None:
+    """Of a variant in place of plain ones; none that a GGUF file replaces."""
+    place = {"pretrained_model_name_or_path": "org/part", "subfolder": subfolder, "variant": of_part}
+    index = {"_class_name": "FluxModularPipeline", "transformer": ["diffusers", "Any", place]}
+    (hub.folder / "modular_model_index.json").write_text(json.dumps(index))
+    inside = f"{subfolder}/".lstrip("/")
+    hub.repositories = {"org/part": dict.fromkeys([f"{inside}{name}.safetensors" for name in WEIGHTS], "")}
+    hub.repositories["org/part"][f"{inside}config.json"] = "{}"
+    fetch(spec.model_copy(update=changes))
+    expected = {f"{inside}{name}.safetensors" for name in weights}
+    assert hub.downloaded["org/part"] == {f"{inside}config.json"} | expected
+
+
+def test_a_safety_checker_that_is_not_loaded_is_not_downloaded(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path
+) -> None:
+    """A gigabyte for Stable Diffusion 1.5; another model of the same source gets it."""
+    asked: list[dict[str, Any]] = []
+
+    def download(_source: str, **options: Any) -> str:
+        asked.append({name: value for name, value in options.items() if name == "safety_checker"})
         return str(tmp_path)
 
-    def download(_source: str, **_options: Any) -> str:
-        raise EntryNotFoundError("no model_index.json")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     use(download)
-    assert fetch(spec) == tmp_path
-    index_file, transformer, vae = asked
-    assert index_file == (spec.source, None, "modular_model_index.json")
-    assert transformer == (spec.source, None, "transformer/*.json")
-    assert vae == ("org/vae", "r1", "*.json")
+    fetch(spec.model_copy(update={"safety_checker": False}))
+    fetch(spec)
+    assert asked == [{"safety_checker": None}, {}]
+
+
+def test_weights_that_files_replace_are_not_downloaded(
+    spec: ModelSpec, hub: Hub, use: Callable[[Download], None]
+) -> None:
+    """Those of a VAE and of a denoiser in GGUF; their configurations are."""
+    files = {"vae/config.json": "{}", "vae/model.safetensors": "", "transformer/config.json": "{}"}
+    hub.repositories, asked = {spec.source: files}, []
+
+    def download(_source: str, **options: Any) -> str:
+        asked.append({name for name, value in options.items() if value is None})
+        return str(hub.folder)
+
+    use(download)
+    fetch(spec.model_copy(update={"vae": "/vae", "quantization": Quantization(gguf={"transformer": "/a.gguf"})}))
+    assert asked[0] >= {"vae", "transformer"}
+    assert hub.downloaded == {spec.source: {"vae/config.json", "transformer/config.json"}}
 
 
 def test_a_download_without_data_is_given_up_and_awaited_again(
