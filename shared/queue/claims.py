@@ -278,11 +278,10 @@ class Claims(QueueComponent):
         """End a job with its outcome; False if the claim is not this worker's or the job has ended.
 
         A caller that repeats a call passes the same `token`, and gets the reply of the first call. With `job`, its
-        record loses the signatures of its PUT URLs.
+        record loses the signatures of its PUT URLs, and has the size that was made.
         """
-        wire = None
-        if job is not None and job.output is not None:
-            wire = encode(job.model_copy(update={"output": job.output.without_signatures()}))
+        changes = {} if job is None else _changes_at_end(job, outcome)
+        wire = encode(job.model_copy(update=changes)) if job is not None and changes else None
         stored = [artifact for artifact in outcome.artifacts if artifact.location is None]
         return await self._scripts.settle(
             worker,
@@ -377,3 +376,12 @@ def _chunks(claims: Mapping[str, int]) -> list[list[ClaimKey]]:
     """Return the keys of claims for at most 100 jobs per script."""
     keys = list(starmap(ClaimKey, claims.items()))
     return [keys[first : first + 100] for first in range(0, len(keys), 100)]
+
+
+def _changes_at_end(job: Job, outcome: Outcome) -> dict[str, object]:
+    """Return the fields that change when a job ends: pipelines round sides, and some choose them by an image."""
+    changes: dict[str, object] = {} if job.output is None else {"output": job.output.without_signatures()}
+    sizes = {(one.width, one.height) for one in outcome.artifacts if one.kind != "latents"}
+    if len(sizes) == 1 and (size := sizes.pop()) != (job.width, job.height):
+        changes |= {"width": size[0], "height": size[1]}
+    return changes

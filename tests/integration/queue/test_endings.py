@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import claim, claim_ids, end, end_retention, lose, names_left, put, retention_of, state_of
 
-from shared.job import InputRef, State
+from shared.job import Artifact, InputRef, Outcome, State
 from shared.queue import Queue, Submission, scripts
 from shared.runtime.clock import now_ms
 
@@ -332,3 +332,36 @@ async def test_dead_letters_are_paged_and_capped(
     assert sorted([letter.id for letter in first + second], reverse=True) == [f"letter{at}" for at in (5, 4, 3, 2)]
     assert end_of_list is None
     assert len({name for name in await names_left(queue) if name.startswith("dead_letter:")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ([("image", 64, 64)], (64, 64)),
+        ([("image", 64, 64), ("image", 64, 64)], (64, 64)),
+        ([("video", 96, 64)], (96, 64)),
+        ([("latents", 9, 8)], (72, 64)),
+        ([("image", 64, 64), ("image", 96, 64)], (72, 64)),
+        ([], (72, 64)),
+    ],
+)
+async def test_the_record_of_an_ended_job_has_the_size_that_was_made(
+    queue: Queue, make_submission: Make, made: list[tuple[str, int, int]], expected: tuple[int, int]
+) -> None:
+    """Pipelines round sides, some without a word."""
+    (job_id,) = await put(queue, make_submission(width=72, height=64, prompt="a fox"))
+    (one,) = await claim(queue)
+    artifacts = tuple(
+        Artifact.model_validate(
+            {"index": at, "kind": kind, "key": "k", "content_type": "image/png", "bytes": 1, "seed": 7}
+            | {"width": width, "height": height}
+        )
+        for at, (kind, width, height) in enumerate(made)
+    )
+    assert await queue.claims.settle(
+        "w1", job_id, one.epoch, Outcome(state=State.SUCCEEDED, artifacts=artifacts), job=one.job
+    )
+    record = await queue.jobs.get(job_id)
+    assert record is not None
+    assert (record.job.width, record.job.height) == expected
+    assert record.job == one.job.model_copy(update={"width": expected[0], "height": expected[1]})
