@@ -29,6 +29,7 @@ from api.http.request_traces import RequestTraces
 from api.http.streaming import RESPONSE_PIECES
 from api.jobs.job_builder import JobTemplates
 from api.keys_required import KeysRequired
+from api.learned_models import LearnedModels
 from api.page import assets, live, session
 from api.protocols.served import PROTOCOLS
 from api.protocols.served_protocol import ServedProtocol
@@ -266,6 +267,7 @@ async def _open_services(
     return Services(
         settings=settings,
         catalog=catalog,
+        learned_models=LearnedModels(catalog, queue),
         queue=queue,
         storage=storage,
         output_buckets=output_buckets,

@@ -20,6 +20,7 @@ from api.jobs.input_store import INPUT_ID, InputStore
 from api.jobs.job_builder import JobTemplates
 from api.jobs.job_object import JobObject, QueueObject, job_object
 from api.keyless import READ_METHODS, check_keyless
+from api.learned_models import LearnedModels
 from api.readiness import Readiness
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
@@ -50,6 +51,7 @@ class Services:
 
     settings: Settings
     catalog: Catalog
+    learned_models: LearnedModels
     queue: Queue
     storage: Storage
     output_buckets: OutputBuckets

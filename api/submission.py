@@ -117,6 +117,7 @@ async def build_submission(
     A request that names something to fetch and whose Idempotency-Key is known is not built.
     """
     services = context.services
+    await services.learned_models.refresh()
     like_earlier = services.job_templates.submission(request, context.tenant, previews)
     if like_earlier is not None:
         return idempotency.of(like_earlier)

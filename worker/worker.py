@@ -274,12 +274,13 @@ class Worker:
             self._cost_curves.add(claimed.claim.signature, forward)
 
     def _model_loaded(self, event: ModelLoaded) -> None:
-        """Publish the layers of a model, which uploaded adapters are checked against, and the inputs that it has."""
+        """Publish the layers of a model, which uploaded adapters are checked against, its inputs, and other facts."""
         spec = self._catalog.get(event.model)
 
         async def publish() -> None:
             await self._queue.adapters.publish_layers(spec, event.layers)
             await self._queue.model_inputs.publish(spec, event.inputs)
+            await self._queue.model_facts.publish(spec, event.facts)
 
         task = asyncio.create_task(retry_while_unavailable(publish, "model_unpublished", until=self._draining.is_set))
         self._publishing.add(task)

@@ -14,7 +14,7 @@ from api.jobs.request import JobRequest
 from api.jobs.request_images import Inputs, check_proportions, store_inputs
 from api.jobs.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
 from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
-from shared.config.models_file import Catalog, ModelSpec, References
+from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import InputRef, Job
 from shared.job_fields import Task
@@ -96,24 +96,9 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         width, height = _size_of_latents(inputs.images[0], resolved, request, spec)
         changes |= {"width": width, "height": height}
     elif inputs.images and request.width is None and request.height is None:
-        size = _size_of(inputs.images[0], resolved.task, spec)
+        size = spec.size_like(resolved.task, inputs.images[0].width, inputs.images[0].height)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
-
-
-def _size_of(image: InputRef, task: Task, spec: ModelSpec) -> tuple[int, int] | None:
-    """Return width and height of a result that follows from an image, None for the model's default.
-
-    An image that is changed keeps its size. One that is edited gives its proportions, with about the default's pixels.
-    """
-    if task.has_strength:
-        return spec.limits.size_like(image.width, image.height, spec.defaults.width * spec.defaults.height)
-    if task is not Task.EDIT:
-        return None
-    pixels = spec.defaults.width * spec.defaults.height
-    area = References(pixels=pixels, multiple_of=spec.limits.multiple_of, enlarge=True)
-    size = area.size_for(image.width, image.height)
-    return size if spec.limits.allows_size(*size) else None
 
 
 def _size_of_latents(latents: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> tuple[int, int]:
@@ -177,7 +162,7 @@ class JobTemplates:
 
     def submission(self, request: JobRequest, tenant: str, previews: int) -> Submission | None:
         """Return the submission of a request like an earlier one; None for a new kind and for one with faults."""
-        template = self._submissions.get(_key(request)) if _can_have_template(request) else None
+        template = self._submissions.get(self._key(request)) if _can_have_template(request) else None
         if template is None:
             return None
         spec = self._catalog.get(request.model)
@@ -189,12 +174,11 @@ class JobTemplates:
     def keep(self, request: JobRequest, submission: Submission) -> None:
         """Keep what was built for a checked request without a key, if it can be a template."""
         if _can_have_template(request) and not uploaded_ids(submission.job.adapters):
-            self._submissions[_key(request)] = submission
+            self._submissions[self._key(request)] = submission
+
+    def _key(self, request: JobRequest) -> tuple[Any, ...]:
+        return (self._catalog.version, *_shared_fields(request), request.deadline_s is None)
 
 
 def _can_have_template(request: JobRequest) -> bool:
     return bool(_fields_without_template(request) == _UNSET)
-
-
-def _key(request: JobRequest) -> tuple[Any, ...]:
-    return (*_shared_fields(request), request.deadline_s is None)

@@ -90,12 +90,14 @@ class ModelList(BaseModel):
 async def list_models(services: ServicesDep) -> ModelList:
     """List the models, with their tasks, defaults and limits."""
     workers = await _live_workers(services)
+    await services.learned_models.refresh()
     return ModelList(data=[_object(spec, workers) for spec in services.catalog])
 
 
 @router.get("/{model:path}", responses=problems(404))
 async def get_model(model: str, services: ServicesDep) -> ModelObject:
     """Read one model."""
+    await services.learned_models.refresh()
     spec = services.catalog.get(model)
     return _object(spec, await _live_workers(services), await _inputs_of(spec, services))
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.checkpoints import source_hint
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
+from shared.config.model_facts import ModelFacts
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.partial_denoising import takes_part
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
@@ -59,7 +60,7 @@ class Defaults(_Table):
 
 
 class Limits(_Table):
-    """Limits of request fields. `multiple_of` applies to both sides, beside what the model in a folder needs; prompts
+    """Limits of request fields. `multiple_of` applies to both sides, beside what the model's files need; prompts
     are limited in characters.
 
     Frames are k * `frames_multiple` + 1, as a video's first frame is encoded separately. `last_image`: whether
@@ -183,6 +184,7 @@ class ModelSpec(_Table):
     limits: Limits = Limits()
     references: References = References()
     step_cache: StepCaching = StepCaching()
+    _facts: ModelFacts = PrivateAttr(ModelFacts())
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ModelSpec:
@@ -260,15 +262,21 @@ class ModelSpec(_Table):
 
     @property
     def own_scheduler(self) -> OwnScheduler:
-        """Its own noise scheduler, as far as its folder says it."""
-        return own_scheduler(self.source) if self.is_folder else OwnScheduler()
+        """Its own noise scheduler, as far as its folder says it, or a worker that has loaded it."""
+        return own_scheduler(self.source) if self.is_folder else self._facts.own_scheduler
+
+    @property
+    def unusable_schedulers(self) -> Mapping[str, str]:
+        """Why it cannot use some of `schedulers`, by name, if a worker has loaded it."""
+        return self._facts.unusable_schedulers
 
     @property
     def usable_schedulers(self) -> Mapping[str, str]:
         """Those of `schedulers` that fit what the model predicts, with the classes that they name."""
         is_flow = self.own_scheduler.is_flow
         named = {name: named_choice(name, is_flow).name or name for name in self.schedulers}
-        return {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
+        fitting = {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
+        return {name: class_name for name, class_name in fitting.items() if name not in self.unusable_schedulers}
 
     def takes_part(self, field: str, task: Task, *, with_nets: bool = False) -> bool:
         """Return whether it takes a field of `PARTS` for a task, as far as its folder says it."""
@@ -278,6 +286,37 @@ class ModelSpec(_Table):
     def latent_scale(self) -> int:
         """The pixels of a side for each value of the latents' side; those of XL if no folder says it."""
         return (vae_scale(self.source) if self.is_folder else None) or XL_SCALE
+
+    def with_facts(self, facts: ModelFacts) -> ModelSpec:
+        """Return the model with what a worker that has loaded it knows; folders say the sides themselves."""
+        learned = self.model_copy(update={} if self.is_folder else self.changes_for_step(facts.size_step))
+        learned._facts = facts
+        return learned
+
+    def changes_for_step(self, step: int) -> dict[str, object]:
+        """Return the keys that change if sides are multiples of `step` only; a default is rounded as pipelines do."""
+        step = math.lcm(self.limits.multiple_of, step)
+        if step == self.limits.multiple_of:
+            return {}
+        sides = {"width": self.defaults.width, "height": self.defaults.height}
+        rounded = {name: max(step, side // step * step) for name, side in sides.items()}
+        limits = self.limits.model_copy(update={"multiple_of": step})
+        return {"limits": limits, "defaults": self.defaults.model_copy(update=rounded)}
+
+    def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
+        """Return width and height of a result that follows from an image, None for the model's default.
+
+        An image that is changed keeps its size. One that is edited gives its proportions, with about the default's
+        pixels.
+        """
+        pixels = self.defaults.width * self.defaults.height
+        if task.has_strength:
+            return self.limits.size_like(width, height, pixels)
+        if task is not Task.EDIT:
+            return None
+        area = References(pixels=pixels, multiple_of=self.limits.multiple_of, enlarge=True)
+        size = area.size_for(width, height)
+        return size if self.limits.allows_size(*size) else None
 
     @property
     def is_on_hub(self) -> bool:
@@ -289,9 +328,22 @@ class Catalog:
     """The models of a deployment by id, and its batch rules."""
 
     def __init__(self, specs: tuple[ModelSpec, ...], rules: BatchRules | None = None) -> None:
-        self._specs = {spec.id: spec for spec in specs}
+        self._of_file = {spec.id: spec for spec in specs}
+        self._specs = dict(self._of_file)
         self._names = {name: spec for spec in specs for name in (*spec.aliases, spec.id)}
+        self._facts: dict[str, ModelFacts] = {}
+        self.version = 0
+        """Grows when what is known of a model changes."""
         self._rules = rules or BatchRules(schema_version=1, rules=())
+
+    def learn(self, facts: Mapping[str, ModelFacts]) -> None:
+        """Add what workers know of models that they have loaded, by id."""
+        for model, one in facts.items():
+            if self._facts.get(model) != one:
+                self._facts[model] = one
+                self._specs[model] = learned = self._of_file[model].with_facts(one)
+                self._names |= dict.fromkeys((*learned.aliases, model), learned)
+                self.version += 1
 
     def __iter__(self) -> Iterator[ModelSpec]:
         return iter(self._specs.values())
@@ -389,12 +441,7 @@ def resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
         )
     if source.is_dir():
         update["source"] = str(source)
-        if size_step(source) > 1:
-            step = math.lcm(spec.limits.multiple_of, size_step(source))
-            update["limits"] = spec.limits.model_copy(update={"multiple_of": step})
-            sides = {"width": spec.defaults.width, "height": spec.defaults.height}
-            rounded = {name: max(step, side // step * step) for name, side in sides.items()}  # as its pipeline does
-            update["defaults"] = spec.defaults.model_copy(update=rounded)
+        update |= spec.changes_for_step(size_step(source))
         denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)
         if denoisers is not None:
             update["mixed_fields"] = mixable_fields(denoisers, has_controls=bool(spec.control))

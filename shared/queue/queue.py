@@ -16,6 +16,7 @@ from shared.queue.maintenance.changes import JobChanges
 from shared.queue.maintenance.model_orders import ModelOrders
 from shared.queue.maintenance.pauses import PauseControls
 from shared.queue.maintenance.tenant_usage import UsageRecords
+from shared.queue.model_facts import PublishedFacts
 from shared.queue.model_inputs import ModelInputs
 from shared.queue.policies import Policies
 from shared.queue.sync_calls import SyncCalls
@@ -41,6 +42,7 @@ class Queue:
         self.maintenance = Maintenance(client)
         self.pauses = PauseControls(client)
         self.model_orders = ModelOrders(client)
+        self.model_facts = PublishedFacts(client)
         self.model_inputs = ModelInputs(client)
         self.actions = ActionLog(client)
         self.api_keys = ApiKeys(client)

@@ -119,6 +119,7 @@ class RedisKeys:
     adapter_source = _Family("tenant digest", "string", ttl="input_retention_s")  # of a URL: deleted with its adapter
     model_layers = _Family("model", "string", ttl="30 d")  # that adapters can change, of its last load
     model_inputs = _Family("model", "string", ttl="30 d")  # that have no field of their own, of its last load
+    model_facts = _Family("model", "string", ttl="30 d")  # that its files alone say, of its last load
     all_adapters = _Single("zset", bound="max_adapters")  # `tenant|id`
     retention = _Single("zset", bound="kept jobs, inputs, files and adapters, by expiry")
     file = _Family("tenant id", "hash", bound="kept files: retention")

@@ -296,7 +296,7 @@ class Engine:
             layers = adaptable_layers({name: one.module for name, one in result.adapters.modules.items()})
             layers |= published_widths(next(iter(result.templates.values())))
             inputs = describe_inputs(result.templates)
-            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers, inputs))
+            self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers, inputs, result.facts))
             self._unavailable.pop(model, None)
             self._failed_loads.pop(model, None)
         elif isinstance(result, ModelCacheFull):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.config.adapters import AdapterSpec
+from shared.config.model_facts import ModelFacts
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
@@ -164,7 +165,7 @@ class ModelLoaded:
     """A model is in device memory; its weights came from its files, or from CPU memory.
 
     `layers` are the inputs and outputs of the layers of the denoisers that adapters can change, by path; `inputs` those
-    of its pipeline that jobs have no field for.
+    of its pipeline that jobs have no field for; `facts` what requests are checked with.
     """
 
     model: str
@@ -172,6 +173,7 @@ class ModelLoaded:
     from_cpu_memory: bool = False
     layers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     inputs: tuple[ModelInput, ...] = ()
+    facts: ModelFacts = field(default_factory=ModelFacts)
 
 
 @dataclass(frozen=True)

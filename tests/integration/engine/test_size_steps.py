@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import families
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny.registry import torchvision_fault
 
-from shared.config.models_file import load
+from shared.config.models_file import Defaults, Limits, load
+from shared.job import InputRef
 from shared.job_fields import Task
+from worker.engine.protocol import ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
 
+IMAGE = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=74, height=110)
 CLASSIC = ("sd", "sdxl", "sd3", "flux", "qwen-image", "z-image", "bria", "krea-2")
 NEW = {
     row.tiny: row.around
@@ -42,10 +46,31 @@ def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
     assert recorder.finished["fits"].error is None
     assert recorder.images["fits", 0].shape[:2] == (side, side)
     assert not recorder.finished["fits"].warnings
+    assert [event.facts.size_step for event in recorder.model_events if isinstance(event, ModelLoaded)] == [step]
     wide = recorder.finished["wide"]
     if wide.error is None:  # some pipelines refuse it themselves
         assert recorder.images["wide", 0].shape[:2] in ((side, side), (side, side + step))  # Krea 2 rounds up
         assert [(one.param, f"multiples of {step}, not" in one.message) for one in wide.warnings] == [("width", True)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"width": 72, "height": 72}, ["width", "height"]),
+        ({"width": 88, "height": 72}, ["height"]),
+        ({"width": 72, "height": 72, "task": Task.IMAGE_TO_IMAGE, "strength": 0.5}, ["width", "height"]),
+        ({"width": 72, "height": 104, "images": (IMAGE,), "task": Task.IMAGE_TO_IMAGE, "strength": 0.5}, []),
+    ],
+)
+def test_only_sides_that_a_request_chose_have_a_warning(
+    fields: dict[str, Any], warned: list[str], tiny_model: Callable[[str], Path]
+) -> None:
+    """Not defaults, nor those of the image to start from; the result has the size that is made all the same."""
+    limits, defaults = Limits(multiple_of=8), Defaults(width=88, height=64)
+    spec = a_spec(tiny_model("flux"), limits=limits, defaults=defaults)
+    recorder = EngineHarness(spec).run(a_job("one", steps=2, **fields))
+    assert recorder.finished["one"].error is None
+    assert [one.param for one in recorder.finished["one"].warnings] == warned
 
 
 @pytest.mark.vision

@@ -12,7 +12,7 @@ from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image
 
 from shared.architectures.registry import LISTED_IMAGES
-from shared.config.models_file import Defaults
+from shared.config.models_file import Defaults, ModelSpec
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job
@@ -22,6 +22,7 @@ from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
+from worker.engine.pipelines.model_facts import side_step
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Latents, Output, Pixels
 
@@ -167,14 +168,19 @@ def _takes_steps(pipeline: Pipeline, accepted: Parameters) -> bool:
     return "num_inference_steps" in accepted or getattr(pipeline, "scheduler", None) is not None
 
 
-def rounded_sides(pipeline: Pipeline, job: Job) -> tuple[FieldWarning, ...]:
-    """Return warnings about sides that the pipeline rounds down. Those of a model in a folder are refused at submit."""
-    config = getattr(getattr(pipeline, "image_processor", None), "config", {})
-    step = config.get("vae_scale_factor", 1)
+def rounded_sides(pipeline: Pipeline, job: Job, spec: ModelSpec) -> tuple[FieldWarning, ...]:
+    """Return warnings about sides that the request chose and the pipeline rounds.
+
+    The API refuses such sides once the model's files are known to it.
+    """
+    step = side_step(pipeline)
+    if job.images and spec.size_like(job.task, job.images[0].width, job.images[0].height) == (job.width, job.height):
+        return ()
+    chosen = {"width": (job.width, spec.defaults.width), "height": (job.height, spec.defaults.height)}
     return tuple(
         FieldWarning(param=param, message=f"{param}: model {job.model!r} makes multiples of {step}, not {side}")
-        for param, side in (("width", job.width), ("height", job.height))
-        if side % step
+        for param, (side, default) in chosen.items()
+        if side % step and side != default
     )
 
 

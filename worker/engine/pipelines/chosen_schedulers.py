@@ -31,6 +31,8 @@ class ChosenSchedulers:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self.unusable: dict[str, str] = {}
+        """Why those of `load` that cannot be used cannot, by name."""
         self._made: LRUCache[SchedulerChoice, Any | ModelUnavailable] = LRUCache(KEPT)
 
     def load(self, names: Iterable[str], own: Any) -> None:
@@ -38,6 +40,7 @@ class ChosenSchedulers:
         for name in names:
             if isinstance(error := self._scheduler(SchedulerChoice(name=name), own), ModelUnavailable):
                 remedy, reason = "remove it from `schedulers` of the model, or install what it needs", error.message
+                self.unusable[name] = reason.removeprefix("scheduler: ")
                 log.warning("scheduler_unusable", model=self._model, scheduler=name, reason=reason, remedy=remedy)
 
     def get(self, name: str | None, options: SchedulerOptions | None, own: Any) -> Any:

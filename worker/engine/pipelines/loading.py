@@ -15,6 +15,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from shared.config.controls import Control
+from shared.config.model_facts import ModelFacts
 from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, read_index
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
@@ -57,6 +58,7 @@ from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.latent_previews import preview_callback
+from worker.engine.pipelines.model_facts import facts_of
 from worker.engine.pipelines.modules import modules_of, vae_cast_of
 from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
 from worker.engine.pipelines.prompt_words import tokenizers_with, unused_words
@@ -106,6 +108,7 @@ class LoadedModel:
     timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
+    facts: ModelFacts = field(default_factory=ModelFacts)
     last_used: float = field(default_factory=time.monotonic)
     ranks: RankGroup | None = None  # of a model over several devices
     verified: set[SharedMethod] = field(default_factory=set)
@@ -154,7 +157,7 @@ class LoadedModel:
         reader.__dict__.update(tokenizers_with(words, template))
         ignored = ignored_fields(template, job, self.spec.defaults)
         cut = cut_weighted_prompts if self.spec.prompt_syntax == "weights" else cut_prompts
-        return *ignored, *rounded_sides(template, job), *cut(reader, job), *unused_words(words, job)
+        return *ignored, *rounded_sides(template, job, self.spec), *cut(reader, job), *unused_words(words, job)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         nets = _nets_of(job)
@@ -314,6 +317,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     if unknown:
         log.warning("extra_inputs_unknown", model=spec.id, inputs=sorted(unknown), remedy="remove them from its extra")
     model.load_started_s = started
+    model.facts = facts_of(folder, model.templates.values(), model.schedulers.unusable)
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import structlog
 
 from api.background import Background, stopping
+from api.learned_models import LearnedModels
 from api.protocols.openai.batches.batch_failures import record_failure
 from api.protocols.openai.batches.batch_files import BatchContext
 from api.protocols.openai.batches.batch_runner import BatchRunner
@@ -66,11 +67,13 @@ class BatchPass:
     def __init__(self, context: BatchContext) -> None:
         self._context = context
         self._batches = context.queue.batches
+        self._learned_models = LearnedModels(context.catalog, context.queue)
         self._running: dict[asyncio.Task[None], tuple[str, str]] = {}
 
     async def run(self) -> int:
         """Begin steps until none is due or in progress, or `BUDGET_S` is over; returns their number."""
         await self._context.queue.policies.load()  # steps read some; another thread announces this process' own
+        await self._learned_models.refresh()
         steps = 0
         until_s = time.monotonic() + BUDGET_S
         while time.monotonic() < until_s and not stopping.is_set():

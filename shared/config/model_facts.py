@@ -1,0 +1,20 @@
+"""What a worker that has loaded a model knows of it, which the models file and a hub id do not say."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.config.noise_schedulers import OwnScheduler
+
+
+class ModelFacts(BaseModel):
+    """Facts of a loaded model. Sides of its images are multiples of `size_step`; `unusable_schedulers` are those of the
+    models file that it cannot use, with the reason of each."""
+
+    model_config = ConfigDict(frozen=True)
+
+    size_step: Annotated[int, Field(ge=1)] = 1
+    own_scheduler: OwnScheduler = OwnScheduler()
+    unusable_schedulers: dict[str, str] = {}

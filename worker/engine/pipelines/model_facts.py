@@ -1,0 +1,32 @@
+"""What a loaded model knows of itself that requests are checked with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shared.config.model_facts import ModelFacts
+from shared.config.noise_schedulers import OwnScheduler, described
+from shared.config.size_steps import size_step
+from worker.engine.pipelines.clones import Pipeline
+
+
+def facts_of(folder: Path, templates: Iterable[Pipeline], unusable_schedulers: Mapping[str, str]) -> ModelFacts:
+    """Return the facts of a model with files in `folder`, of which parts can be in other repositories."""
+    pipelines = list(templates)
+    step = size_step(folder)
+    if step == 1:
+        step = math.lcm(*map(side_step, pipelines))
+    own = next((found for one in pipelines if (found := getattr(one, "scheduler", None)) is not None), None)
+    return ModelFacts(
+        size_step=step,
+        own_scheduler=OwnScheduler() if own is None else described(own.config, type(own).__name__),
+        unusable_schedulers=dict(unusable_schedulers),
+    )
+
+
+def side_step(pipeline: Pipeline) -> int:
+    """Return what a pipeline rounds the sides of images to multiples of; 1 if it does not say."""
+    config = getattr(getattr(pipeline, "image_processor", None), "config", {})
+    return int(config.get("vae_scale_factor", 1))
