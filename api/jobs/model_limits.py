@@ -8,7 +8,8 @@ from api.jobs.request import JobRequest
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
-from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, option_faults
+from shared.config.noise_schedulers import misfit
+from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults
 from shared.errors import InvalidRequest
 from shared.job_fields import MAX_SEED, PARTS, Medium, OnDeadline, OutputFormat, Task
 
@@ -80,7 +81,8 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 
 def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    if request.scheduler is not None or request.scheduler_options is not None:
+    is_chosen = request.scheduler is not None or request.scheduler_options is not None
+    if is_chosen or spec.facts.unusable_schedulers:
         yield from _scheduler_faults(request, spec)
     if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
         allowed = ", ".join(("off", *spec.step_cache.allowed))
@@ -98,14 +100,15 @@ def chosen_scheduler(request: JobRequest, spec: ModelSpec) -> SchedulerChoice:
 
 
 def _scheduler_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    own, usable, choice = spec.own_scheduler, spec.usable_schedulers, chosen_scheduler(request, spec)
-    default = choice_of(spec.defaults.scheduler, None, own.is_flow).name
-    known = frozenset().union(*(meanings(name) for name in (own.class_name, default, *usable.values()) if name))
-    if choice.name is not None and not known & meanings(choice.name):
-        allowed = ", ".join(usable) or "none but the model's default"
-        yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+    own, choice = spec.own_scheduler, chosen_scheduler(request, spec)
+    if choice.name is not None and (reason := _why_refused(choice.name, choice, spec)) is not None:
+        allowed = ", ".join(spec.usable_schedulers)
+        remedy = f"it must be one of: {allowed}" if allowed else "send none, for the model's default"
+        yield InvalidRequest(f"scheduler: {reason}; {remedy}", param="scheduler")
         return
-    for fault in option_faults(choice, own):
+    unusable = spec.facts.unusable_options
+    lacking = (f"{option!r} {unusable[option]}" for option in choice.given if option in unusable)
+    for fault in (*option_faults(choice, own), *lacking):
         yield InvalidRequest(f"scheduler: {fault}", param="scheduler")
     if choice.values is not None:
         steps = len(choice.values)
@@ -114,6 +117,22 @@ def _scheduler_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidR
         elif not spec.limits.min_steps <= steps <= spec.limits.max_steps:
             limits = f"{spec.limits.min_steps} to {spec.limits.max_steps}"
             yield InvalidRequest(f"scheduler lists {steps} steps; they must be {limits}", param="scheduler")
+
+
+def _why_refused(name: str, choice: SchedulerChoice, spec: ModelSpec) -> str | None:
+    """Return why requests cannot choose the scheduler `name` with the options of `choice`, None if they can."""
+    own = spec.own_scheduler
+    default = choice_of(spec.defaults.scheduler, None, own.is_flow).name
+    for unusable, reason in spec.facts.unusable_schedulers.items():
+        unusable_choice = named_choice(unusable, own.is_flow)
+        if unusable_choice.name == name and unusable_choice.given.items() <= choice.given.items():
+            return reason
+    known = frozenset[str]().union(
+        *(meanings(one) for one in (own.class_name, default, *spec.fitting_schedulers.values()) if one)
+    )
+    if known & meanings(name):
+        return None
+    return misfit(name, own.is_flow) or f"model {spec.id!r} does not list {name}"
 
 
 def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:

@@ -11,10 +11,11 @@ from shared.config.noise_schedulers import OwnScheduler
 
 class ModelFacts(BaseModel):
     """Facts of a loaded model. Sides of its images are multiples of `size_step`; `unusable_schedulers` are those of the
-    models file that it cannot use, with the reason of each."""
+    models file that it cannot use, and `unusable_options` options of any scheduler, with the reason of each."""
 
     model_config = ConfigDict(frozen=True)
 
     size_step: Annotated[int, Field(ge=1)] = 1
     own_scheduler: OwnScheduler = OwnScheduler()
     unusable_schedulers: dict[str, str] = {}
+    unusable_options: dict[str, str] = {}

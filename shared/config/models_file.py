@@ -266,17 +266,28 @@ class ModelSpec(_Table):
         return own_scheduler(self.source) if self.is_folder else self._facts.own_scheduler
 
     @property
-    def unusable_schedulers(self) -> Mapping[str, str]:
-        """Why it cannot use some of `schedulers`, by name, if a worker has loaded it."""
-        return self._facts.unusable_schedulers
+    def named_schedulers(self) -> tuple[str, ...]:
+        """The names of `schedulers` and of the default, if it has one."""
+        default = choice_of(self.defaults.scheduler, None, None).name
+        return self.schedulers if default in {None, *self.schedulers} else (*self.schedulers, str(default))
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What a worker that has loaded it knows."""
+        return self._facts
 
     @property
     def usable_schedulers(self) -> Mapping[str, str]:
+        """Those of `fitting_schedulers` that a worker can make, as far as one has loaded the model."""
+        unusable = self._facts.unusable_schedulers
+        return {name: class_name for name, class_name in self.fitting_schedulers.items() if name not in unusable}
+
+    @property
+    def fitting_schedulers(self) -> Mapping[str, str]:
         """Those of `schedulers` that fit what the model predicts, with the classes that they name."""
         is_flow = self.own_scheduler.is_flow
         named = {name: named_choice(name, is_flow).name or name for name in self.schedulers}
-        fitting = {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
-        return {name: class_name for name, class_name in fitting.items() if name not in self.unusable_schedulers}
+        return {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
 
     def takes_part(self, field: str, task: Task, *, with_nets: bool = False) -> bool:
         """Return whether it takes a field of `PARTS` for a task, as far as its folder says it."""

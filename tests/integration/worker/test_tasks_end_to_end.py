@@ -20,6 +20,7 @@ from harness.http_server import serving
 from PIL import Image
 from tiny import controls, registry
 
+from api import learned_models
 from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.queue import Queue
@@ -34,6 +35,7 @@ MODELS = """
 [[model]]
 id = "painter"
 source = "sd"
+schedulers = ["DDIM", "Nothing"]
 tasks = ["text_to_image", "inpaint"]
 [model.defaults]
 width = 64
@@ -171,6 +173,20 @@ async def stack(
 
 async def upload(api: httpx.AsyncClient, data: bytes) -> str:
     return str((await api.post("/v1/inputs", files={"file": ("a.png", data)})).json()["id"])
+
+
+@pytest.mark.parametrize("stack", ["painter"], indirect=True)
+async def test_the_api_learns_from_the_worker_which_schedulers_it_can_make(
+    stack: StackHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learned_models, "EVERY_S", 0.0)
+    assert (await stack.client.get("/v1/models/painter")).json()["schedulers"] == ["DDIM", "Nothing"]
+    (job,) = await stack.finished({"model": "painter", "prompt": "a cat", "scheduler": "DDIM"})
+    assert job["scheduler"] == "DDIMScheduler"
+    assert (await stack.client.get("/v1/models/painter")).json()["schedulers"] == ["DDIM"]
+    response = await stack.client.post("/v1/jobs", json={"model": "painter", "prompt": "x", "scheduler": "Nothing"})
+    assert (response.status_code, response.json()["errors"][0]["param"]) == (422, "scheduler")
+    assert "diffusers has no scheduler 'Nothing'; it must be one of: DDIM" in response.json()["errors"][0]["message"]
 
 
 @pytest.mark.parametrize("stack", ["painter"], indirect=True)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from diffusers import SchedulerMixin
 
 from shared.config.noise_schedulers import FLOW_OPTION, described, predicts_flow
-from shared.config.scheduler_choices import SchedulerChoice, SchedulerOptions, choice_of, option_faults
+from shared.config.scheduler_choices import SchedulerChoice, SchedulerOptions, choice_of, named_choice, option_faults
 from shared.errors import InferenceFailed, ModelUnavailable
 
 KEPT = 64
@@ -37,7 +37,7 @@ class ChosenSchedulers:
 
     def load(self, names: Iterable[str], own: Any) -> None:
         """Make the schedulers that requests can name; one that cannot be used is logged."""
-        for name in names:
+        for name in dict.fromkeys(name for named in names for name in (named, *_without_options(named, own))):
             if isinstance(error := self._scheduler(SchedulerChoice(name=name), own), ModelUnavailable):
                 remedy, reason = "remove it from `schedulers` of the model, or install what it needs", error.message
                 self.unusable[name] = reason.removeprefix("scheduler: ")
@@ -62,6 +62,18 @@ class ChosenSchedulers:
             except ModelUnavailable as error:
                 self._made[key] = error
         return self._made[key]
+
+
+def _without_options(name: str, own: Any) -> Iterator[str]:
+    """Yield the class that a name with options means."""
+    choice = named_choice(name, bool(_predicts_flow(own)))
+    if choice.given and choice.name is not None:
+        yield choice.name
+
+
+def unusable_options() -> dict[str, str]:
+    """Return the options that no scheduler can have here, with the reasons."""
+    return {} if find_spec("scipy") is not None else {"beta": "needs the package scipy"}
 
 
 def _predicts_flow(own: Any) -> bool | None:

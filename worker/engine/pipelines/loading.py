@@ -366,7 +366,7 @@ def _assemble(
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
     check_syntax(spec, pipelines.values())
     schedulers = ChosenSchedulers(spec.id)
-    schedulers.load(spec.schedulers, getattr(pipeline, "scheduler", None))
+    schedulers.load(spec.named_schedulers, getattr(pipeline, "scheduler", None))
     return LoadedModel(
         spec,
         device,

@@ -9,6 +9,7 @@ from pathlib import Path
 from shared.config.model_facts import ModelFacts
 from shared.config.noise_schedulers import OwnScheduler, described
 from shared.config.size_steps import size_step
+from worker.engine.pipelines.chosen_schedulers import unusable_options
 from worker.engine.pipelines.clones import Pipeline
 
 
@@ -23,6 +24,7 @@ def facts_of(folder: Path, templates: Iterable[Pipeline], unusable_schedulers: M
         size_step=step,
         own_scheduler=OwnScheduler() if own is None else described(own.config, type(own).__name__),
         unusable_schedulers=dict(unusable_schedulers),
+        unusable_options=unusable_options(),
     )
 
 

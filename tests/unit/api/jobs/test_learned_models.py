@@ -21,6 +21,7 @@ id = "demo"
 aliases = ["other"]
 source = "org/flux"
 tasks = ["text_to_image", "image_to_image"]
+schedulers = ["LMSDiscreteScheduler", "DDIM"]
 defaults = { width = 72, height = 64, strength = 0.5 }
 """
 SPEC = ModelSpec(id="demo", source="org/flux")
@@ -88,3 +89,19 @@ async def test_facts_of_other_weights_and_versions_do_not_count(
     client = fake_queue.client
     await client.redis.set(client.redis_keys.model_facts("demo"), wire, ex=60)
     assert (await post(api, width=72, height=64)).status_code == 202
+
+
+async def test_schedulers_that_the_worker_cannot_make_are_not_listed_and_refused(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    """A package is missing there; before its worker is known a job with one is accepted, and fails."""
+    assert (await api.get("/v1/models/demo")).json()["schedulers"] == ["LMSDiscreteScheduler", "DDIM"]
+    assert (await post(api, scheduler="lms", width=64)).status_code == 202
+    reason = "LMSDiscreteScheduler needs the package scipy"
+    await fake_queue.model_facts.publish(SPEC, ModelFacts(unusable_schedulers={"LMSDiscreteScheduler": reason}))
+    (listed,) = (await api.get("/v1/models")).json()["data"]
+    assert listed["schedulers"] == (await api.get("/v1/models/demo")).json()["schedulers"] == ["DDIM"]
+    response = await post(api, scheduler="lms", width=64)
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
+    assert (error["param"], error["message"]) == ("scheduler", f"scheduler: {reason}; it must be one of: DDIM")

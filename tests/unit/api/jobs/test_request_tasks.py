@@ -395,5 +395,5 @@ def test_schedulers_that_do_not_fit_what_the_model_predicts_are_refused(
         if name in allowed:
             assert resolve_for_model(request, spec, "t", 0).scheduler == name
         else:
-            with pytest.raises(InvalidRequest, match="scheduler must be one of"):
+            with pytest.raises(InvalidRequest, match="it must be one of"):
                 resolve_for_model(request, spec, "t", 0)

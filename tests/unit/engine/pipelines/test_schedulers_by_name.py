@@ -21,7 +21,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY
 from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OPTIONS, misfit, predicts_flow
 from shared.config.scheduler_choices import SchedulerChoice, named_choice
 from shared.errors import InferenceFailed, ModelUnavailable
-from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers, make_scheduler
+from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers, make_scheduler, unusable_options
 
 
 def parameters_of_schedulers() -> dict[str, Any]:
@@ -105,6 +105,20 @@ def test_a_name_that_cannot_be_used_does_not_affect_the_others(monkeypatch: pyte
     assert isinstance(made.get("EulerDiscreteScheduler", None, NOISE), EulerDiscreteScheduler)
     with pytest.raises(InferenceFailed, match="LMSDiscreteScheduler needs the package scipy"):
         made.get("LMSDiscreteScheduler", None, NOISE)
+    assert made.unusable == {"LMSDiscreteScheduler": "LMSDiscreteScheduler needs the package scipy"}
+
+
+def test_a_name_whose_option_cannot_be_used_leaves_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class without options is unusable only if it cannot be made."""
+    made = ChosenSchedulers("demo")
+    made.load(("DDIM Karras", "Euler Karras", "Nothing Karras"), NOISE)
+    assert made.unusable == {
+        "DDIM Karras": "DDIMScheduler has no option 'karras'",
+        "Nothing Karras": "diffusers has no scheduler 'Nothing Karras'",
+    }
+    for found, unusable in ((None, {"beta": "needs the package scipy"}), (object(), {})):
+        monkeypatch.setattr("worker.engine.pipelines.chosen_schedulers.find_spec", lambda package, found=found: found)
+        assert unusable_options() == unusable
 
 
 def test_the_options_are_those_of_diffusers() -> None:

@@ -1,0 +1,114 @@
+"""Every scheduler that a request cannot choose is refused with the reason, and with those that it can."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from api.jobs.request import parse
+from api.jobs.resolve import resolve_for_model
+from shared.config.model_facts import ModelFacts
+from shared.config.models_file import Defaults, ModelSpec
+from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OwnScheduler, misfit
+from shared.config.scheduler_choices import named_choice
+from shared.errors import InvalidRequest
+
+FLOW = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler")
+SHORT = ("DDIM", "DDPM", "Euler", "Euler a", "Heun", "LCM", "LMS", "DPM2", "DPM2 a", "DPM++ 2M", "DPM++ SDE", "UniPC")
+NAMES = (*SHORT, "PNDM", "DEIS", "TCD", "SA-Solver", *FLOW, *sorted(NOISE_ONLY | FLOW_OPTION), "Nothing")
+OWN = {"flow": ("FlowMatchEulerDiscreteScheduler", True), "noise": ("PNDMScheduler", False), "unknown": (None, None)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., ModelSpec]:
+    """Return a model in a folder with its own scheduler."""
+
+    def build(kind: str, listed: tuple[str, ...] = (), default: str | None = None) -> ModelSpec:
+        class_name = OWN[kind][0]
+        if class_name is not None:
+            (tmp_path / "scheduler").mkdir()
+            (tmp_path / "scheduler/scheduler_config.json").write_text(json.dumps({"_class_name": class_name}))
+        return ModelSpec(id="m", source=str(tmp_path), schedulers=listed, defaults=Defaults(scheduler=default))
+
+    return build
+
+
+def refusal(spec: ModelSpec, name: str | None) -> str | None:
+    """Return why a scheduler is refused, None if it is not."""
+    try:
+        resolve_for_model(parse({"model": "m", "prompt": "x", "scheduler": name}), spec, "t", 0)
+    except InvalidRequest as error:
+        (fault,) = error.faults
+        assert fault.param == "scheduler"
+        return fault.message
+    return None
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("listed", [(), ("UniPCMultistepScheduler",), NAMES])
+def test_each_refusal_has_a_reason_and_says_what_can_be_sent(
+    kind: str, listed: tuple[str, ...], model: Callable[..., ModelSpec]
+) -> None:
+    spec, (own, is_flow) = model(kind, listed), OWN[kind]
+    allowed = ", ".join(spec.usable_schedulers)
+    remedy = f"it must be one of: {allowed}" if listed else "send none, for the model's default"
+    usable = {own, *(named_choice(one, is_flow).name for one in spec.usable_schedulers)}
+    for name in NAMES:
+        meant = named_choice(name, is_flow).name
+        assert meant is not None
+        reason = misfit(meant, is_flow) or f"model 'm' does not list {meant}"
+        assert refusal(spec, name) == (None if meant in usable else f"scheduler: {reason}; {remedy}")
+
+
+def test_the_reason_of_ddim_for_a_model_that_predicts_a_flow(model: Callable[..., ModelSpec]) -> None:
+    spec = model("flow", ("DDIM", "UniPC", "Heun"))
+    expected = "scheduler: DDIMScheduler removes noise, and the model predicts a flow; it must be one of: UniPC, Heun"
+    assert refusal(spec, "DDIM") == expected
+
+
+REASON = "LMSDiscreteScheduler needs the package scipy"
+LACKING = dict.fromkeys(("LMS Karras", "LMSDiscreteScheduler"), REASON)
+
+
+@pytest.mark.parametrize("name", ["LMS Karras", "klms", "LMSDiscreteScheduler"])
+def test_a_scheduler_that_the_worker_cannot_make_is_refused_by_all_its_names(
+    name: str, model: Callable[..., ModelSpec]
+) -> None:
+    spec = model("noise", ("LMS Karras", "DDIM"))
+    assert (refusal(spec, name), tuple(spec.usable_schedulers)) == (None, ("LMS Karras", "DDIM"))
+    spec = spec.with_facts(ModelFacts(unusable_schedulers=LACKING))
+    assert refusal(spec, name) == f"scheduler: {REASON}; it must be one of: DDIM"
+    assert tuple(spec.usable_schedulers) == ("DDIM",)
+    assert refusal(spec, None) is None
+
+
+def test_options_that_the_worker_lacks_leave_the_class(model: Callable[..., ModelSpec]) -> None:
+    unusable = {"DPM++ 2M Beta": "DPMSolverMultistepScheduler needs scipy"}
+    facts = ModelFacts(unusable_schedulers=unusable, unusable_options={"beta": "needs the package scipy"})
+    spec = model("noise", ("DPM++ 2M Beta", "Euler")).with_facts(facts)
+    assert refusal(spec, "DPM++ 2M Beta") == f"scheduler: {unusable['DPM++ 2M Beta']}; it must be one of: Euler"
+    assert refusal(spec, "Euler Beta") == "scheduler: 'beta' needs the package scipy"
+    assert refusal(spec, "DPM++ 2M Karras") is None
+    assert refusal(spec, "Euler") is None
+
+
+def test_a_default_that_the_worker_cannot_make_is_refused_for_requests_without_a_scheduler(
+    model: Callable[..., ModelSpec],
+) -> None:
+    spec = model("noise", ("DDIM",), "LMS Karras").with_facts(ModelFacts(unusable_schedulers=LACKING))
+    assert refusal(spec, None) == f"scheduler: {REASON}; it must be one of: DDIM"
+    assert refusal(spec, "DDIM") is None
+
+
+def test_a_model_on_the_hub_refuses_what_its_worker_found_not_to_fit() -> None:
+    spec = ModelSpec(id="m", source="org/flux", schedulers=("DDIM", "Euler"))
+    assert refusal(spec, "DDIM") is None
+    own = OwnScheduler("FlowMatchEulerDiscreteScheduler", is_flow=True)
+    spec = spec.with_facts(ModelFacts(own_scheduler=own))
+    message = refusal(spec, "DDIM")
+    assert message is not None
+    assert "DDIMScheduler removes noise, and the model predicts a flow; it must be one of: Euler" in message
+    assert refusal(spec, "Euler") is None
