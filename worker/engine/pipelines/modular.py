@@ -19,6 +19,7 @@ from diffusers.modular_pipelines import LoopSequentialPipelineBlocks, ModularPip
 from shared.config.model_index import MODULAR, rewrites_prompts
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
+from worker.engine.weights.prompt_rewriting import SWITCH
 
 Pipeline = Any  # diffusers' pipelines have no types
 
@@ -93,7 +94,7 @@ _SUPPLIED = ("width", "height", "num_frames", "num_inference_steps", "generator"
 
 
 def _chosen(task: Task, blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
-    given = dict.fromkeys(_GIVEN[task], True)
+    given = dict.fromkeys((*_GIVEN[task], SWITCH), True)
     return blocks.get_execution_blocks(**given, num_frames=2 if task.makes_video else 1)
 
 

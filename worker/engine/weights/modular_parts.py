@@ -9,9 +9,10 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from shared.config.model_index import MODULAR, Index, PartPlace, part_places, rewrites_prompts
+from shared.config.model_index import MODULAR, Index, PartPlace, part_places
 from worker.engine.weights.completeness import REMEDY
 from worker.engine.weights.modular_downloads import has_variant
+from worker.engine.weights.prompt_rewriting import switch_rewriting
 
 _LIBRARIES = ("diffusers", "transformers")
 
@@ -33,7 +34,7 @@ def load_modular(folder: Path, index: Index, options: Mapping[str, Any], parts: 
             own = {"quantization_config": quantized[place.name]} if place.name in quantized else {}
             loaded[place.name] = _load_part(folder, place, expected[place.name].type_hint, {**options, **own})
     pipeline.register_components(**loaded)
-    _remove_rewriting(pipeline)
+    switch_rewriting(pipeline)
     return pipeline
 
 
@@ -42,15 +43,6 @@ def _require_variant(folder: Path, variant: str | None) -> None:
     found = (_folder_with(place, folder) / place.subfolder for place in part_places(folder))
     if variant is not None and not any(has_variant(one, variant) for one in found):
         raise ValueError(f"none of its parts has weights of the variant {variant!r}; correct the model's variant")
-
-
-def _remove_rewriting(pipeline: Any) -> None:
-    """Remove the blocks that only rewrite prompts, if their parts have not been loaded; others go on without them."""
-    blocks = pipeline._blocks.sub_blocks
-    for name, block in list(blocks.items()):
-        parts = [part.name for part in block.expected_components]
-        if parts and all(rewrites_prompts(part) and getattr(pipeline, part) is None for part in parts):
-            del blocks[name]
 
 
 def _class_of(index: Index) -> Any:
