@@ -25,6 +25,7 @@ class Defaults(Resource):
     frames: int | None = None
     fps: int = 24
     layers: int = 0
+    extra: dict[str, Any] = Field(default_factory=dict)
 
 
 class Limits(Resource):

@@ -69,6 +69,7 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
     return Job(
         **{name: getattr(request, name) for name in SENT_FIELDS}
         | {"model": spec.id}  # the request can have an alias
+        | {"extra": {**defaults.extra, **(request.extra or {})} if defaults.extra else request.extra}
         | own_fields(request, spec, tenant, now_ms),
         **_task_fields(request, spec, task),
         task=task,

@@ -26,7 +26,7 @@ from shared.config.size_steps import XL_SCALE, size_step, vae_scale
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
-from shared.job_fields import MAX_FPS, Task
+from shared.job_fields import MAX_FPS, Extra, Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
@@ -57,6 +57,7 @@ class Defaults(_Table):
     frames: Annotated[int | None, Field(ge=1)] = None
     fps: Annotated[int, Field(ge=1, le=MAX_FPS)] = 24
     layers: Annotated[int, Field(ge=0)] = 0
+    extra: Extra = {}
 
 
 class Limits(_Table):
@@ -202,6 +203,8 @@ class ModelSpec(_Table):
                 f"defaults.frames {frames} is not a multiple of limits.frames_multiple {limits.frames_multiple} "
                 f"plus one, up to limits.max_frames {limits.max_frames}"
             )
+        if unlisted := self.defaults.extra.keys() - set(self.extra):
+            raise ValueError(f"defaults.extra has inputs that extra does not list: {', '.join(sorted(unlisted))}")
         if layers > limits.max_layers or (limits.max_layers and not layers):
             raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {limits.max_layers}")
         if self.compile and self.offload != "none":

@@ -42,6 +42,11 @@ def write(folder: Path, text: str) -> Path:
             VALID + "[model.step_cache]\nmedium = {every = 3, frist = 4}\n",
             "model.0.step_cache.medium.frist: unknown key",
         ),
+        (
+            VALID + 'extra = ["boxes"]\n[model.defaults]\nextra = {boxes = [], seeds = 3}\n',
+            "model.0: Value error, defaults.extra has inputs that extra does not list: seeds",
+        ),
+        (VALID + "[model.defaults]\nextra = {Boxes = 1}\n", "model.0.defaults.extra.Boxes.[key]: String should match"),
         (VALID + "[model.quantization]\n", "model.0.quantization: Value error, set denoiser, text_encoder or gguf"),
         (
             VALID + '[model.quantization]\ndenoiser = "int9"\n',

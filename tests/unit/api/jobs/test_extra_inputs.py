@@ -22,6 +22,12 @@ source = "x"
 extra = ["boxes", "sound"]
 
 [[model]]
+id = "always"
+source = "x"
+extra = ["boxes", "sound"]
+defaults = { extra = { sound = "on" } }
+
+[[model]]
 id = "plain"
 source = "x"
 """
@@ -59,6 +65,25 @@ async def test_allowed_inputs_reach_the_job_and_its_response(api: httpx.AsyncCli
     record = await fake_queue.jobs.get(response.json()["id"])
     assert record is not None
     assert record.job.extra == response.json()["extra"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (None, {"sound": "on"}),
+        ({}, {"sound": "on"}),
+        ({"boxes": []}, {"sound": "on", "boxes": []}),
+        ({"sound": "off"}, {"sound": "off"}),
+    ],
+)
+async def test_jobs_have_the_models_default_of_an_input_that_they_do_not_give(
+    sent: dict[str, Any] | None, expected: dict[str, Any], api: httpx.AsyncClient
+) -> None:
+    """Also one like an earlier job."""
+    for _ in range(2):
+        response = await post(api, sent, "always")
+        assert (response.status_code, response.json()["extra"]) == (202, expected)
+    assert (await api.get("/v1/models/always")).json()["defaults"]["extra"] == {"sound": "on"}
 
 
 async def test_an_input_of_many_levels_is_read_again(api: httpx.AsyncClient) -> None:
