@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.client_options import Chosen, Exit, takes, text_option
-from cli.job_options import Fields, chosen_fields, job_options, parse_fields
+from cli.job_options import Fields, chosen_fields, job_options, parse_fields, require_one_value
 from cli.messages import print_error
 from cli.worker_packages import require_worker_packages
 from shared.errors import FusequeueError
@@ -48,11 +48,13 @@ def generate(
     device: Device = None,
 ) -> None:
     """Make images of prompts here, without a service, and save them."""
-    fields = chosen_fields(chosen) | parse_fields(field or [])
+    fields, assigned = chosen_fields(chosen), parse_fields(field or [])
     if image:
         fields |= {"image": image[0]} if len(image) == 1 else {"images": image}
     if mask is not None:
         fields["mask"] = mask
+    require_one_value(assigned, fields)
+    fields |= assigned
     options = {"max_batch": max_batch} | ({} if dtype is None else {"dtype": dtype})
     try:
         require_worker_packages()
