@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +30,7 @@ from shared.runtime.python_command import python_command
 
 if TYPE_CHECKING:
     from shared.config.models_file import ModelSpec
+    from shared.config.refiners import RefinerSpec
     from shared.config.settings import Settings
 
 MIN_FREE_BYTES = 2 * 2**30
@@ -102,6 +103,8 @@ def _models(config: Settings) -> Iterator[Finding]:
     for spec in catalog:
         yield _source(spec)
         yield from _files(spec)
+        if spec.refiner is not None:
+            yield _source_of(f"refiner of {spec.id}", spec.refiner, ("vae", "text_encoder_2", "tokenizer_2"))
 
 
 def _files(spec: ModelSpec) -> Iterator[Finding]:
@@ -119,7 +122,15 @@ def _files(spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _source(spec: ModelSpec) -> Finding:
-    name = f"model {spec.id}"
+    replaced = {"vae"} if spec.vae else set()
+    unwanted = set() if spec.safety_checker else {"safety_checker"}
+    return _source_of(f"model {spec.id}", spec, replaced | unwanted, has_checkpoint=spec.checkpoint is not None)
+
+
+def _source_of(
+    name: str, spec: ModelSpec | RefinerSpec, left_out: Collection[str], *, has_checkpoint: bool = False
+) -> Finding:
+    """Check a source, without the parts of its index that are not loaded from it."""
     if not spec.is_folder:
         if spec.source.startswith((".", "/")) or spec.source.count("/") != 1:
             return Finding(name, FAILED, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
@@ -132,13 +143,11 @@ def _source(spec: ModelSpec) -> Finding:
         return Finding(
             name, FAILED, f"{folder} has no {CLASSIC}, nor {MODULAR}", "set `source` to a folder of save_pretrained"
         )
-    replaced = {"vae"} if spec.vae else set()
-    unwanted = set() if spec.safety_checker else {"safety_checker"}
-    missing = [] if spec.checkpoint else [one for one in missing_folders(folder) if one not in replaced | unwanted]
+    missing = [] if has_checkpoint else [one for one in missing_folders(folder) if one not in left_out]
     if missing:
         lacks = f"{folder} has no folder {' and '.join(missing)}, which its index lists"
         return Finding(name, FAILED, lacks, "copy or download the whole model again")
-    if spec.checkpoint is None and not next(folder.rglob("*.safetensors"), None):
+    if not has_checkpoint and not next(folder.rglob("*.safetensors"), None):
         return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
     return Finding(name, OK, str(folder))
 

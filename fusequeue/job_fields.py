@@ -62,6 +62,9 @@ class SentFields(TypedDict, total=False):
     """How closely to follow the prompt."""
     guidance_scale_2: float | None
     """For the model's second denoiser, which does the less noisy steps."""
+    refiner_start: float | None
+    """Of models with a refiner: the share of the denoising from which it goes on; 1: no refiner. Unset: the model's
+    default."""
     task: TaskName | None
     """Required only if the model has several tasks that match the other fields."""
     strength: float | None
@@ -136,6 +139,8 @@ class ReturnedFields(BaseModel):
     guidance_scale_2: float | None = None
     scheduler: str | None = None
     """A class of diffusers; null: the model's own."""
+    refiner_start: float | None = None
+    """The share of the denoising from which the model's refiner goes on; null: no refiner."""
     task: SkipValidation[TaskName] = "text_to_image"
     strength: float | None = None
     frames: int = 1

@@ -69,6 +69,13 @@ class ControlInfo(Resource):
     max_scale: float
 
 
+class RefinerInfo(Resource):
+    """The refiner of a model: `start` is the `refiner_start` of jobs that do not say, 1 for no refiner."""
+
+    start: float
+    tasks: tuple[SkipValidation[TaskName], ...] = ()
+
+
 class StepCacheInfo(Resource):
     """What `step_cache` can be for a model, and its default."""
 
@@ -111,6 +118,7 @@ class Model(Resource):
     schedulers: tuple[str, ...] = ()
     adapters: tuple[AdapterInfo, ...] = ()
     controls: tuple[ControlInfo, ...] = ()
+    refiner: RefinerInfo | None = None
     extra: tuple[ModelInput, ...] | None = None
     step_cache: StepCacheInfo = StepCacheInfo()
     prompt_syntax: str = "plain"

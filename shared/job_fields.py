@@ -178,6 +178,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(strict=True, ge=RANDOM_SEED, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]
 Part = Annotated[float, Field(strict=True, gt=0, lt=1)]
+RefinerStart = Annotated[float, Field(strict=True, gt=0, le=1)]
 StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -327,6 +328,11 @@ class ChoosableFields(BaseModel):
     step_cache: StepCacheChoice = Field(
         None, description="Denoising steps to skip and extrapolate: a level, or a schedule. Unset: the model's default."
     )
+    refiner_start: RefinerStart | None = Field(
+        None,
+        description="Of models with a refiner: the share of the denoising from which it goes on; 1: no refiner. "
+        "Unset: the model's default.",
+    )
     task: Task | None = Field(
         None, description="Required only if the model has several tasks that match the other fields."
     )
@@ -378,6 +384,11 @@ class ChosenFields(BaseModel):
     scheduler_options: Annotated[SchedulerOptions | None, MAY_DIFFER] = None
     step_cache: Annotated[
         StepSchedule | None, MAY_DIFFER, Field(description="Which steps are computed; null: all of them.")
+    ] = None
+    refiner_start: Annotated[
+        float | None,
+        MAY_DIFFER,
+        Field(description="The share of the denoising from which the model's refiner goes on; null: no refiner."),
     ] = None
     task: Annotated[Task, MAY_DIFFER] = Task.TEXT_TO_IMAGE
     strength: Annotated[float | None, MAY_DIFFER] = None

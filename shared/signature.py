@@ -15,8 +15,14 @@ from shared.config.model_index import read_index
 from shared.job import Job, matching
 from shared.job_fields import MUST_MATCH
 
+REFINER_PREFIX = "refiner_"
+"""Of the names of a refiner's modules, which are beside those of the model's own pipeline."""
+
 # Names of the pipeline modules that are called at least once per step.
-DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "unet_2", "prior", "prior_prior")
+DENOISERS = (
+    *("transformer", "transformer_2", "unconditional_transformer", "unet", "unet_2", "prior", "prior_prior"),
+    f"{REFINER_PREFIX}unet",
+)
 
 Mixable = Literal["adapters", "controls", "size"]
 

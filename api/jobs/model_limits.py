@@ -9,6 +9,7 @@ from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import ModelSpec
 from shared.config.noise_schedulers import misfit
+from shared.config.refiners import NONE
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults
 from shared.errors import InvalidRequest
 from shared.job_fields import MAX_SEED, PARTS, Medium, OnDeadline, OutputFormat, Task
@@ -145,6 +146,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
         if getattr(request, param) != unset and request.mask is None:
             yield InvalidRequest(f"{param} needs a mask", param=param)
     yield from _part_faults(request, spec, task)
+    yield from _refiner_faults(request, spec, task)
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:
@@ -178,8 +180,7 @@ def _gives_latents(spec: ModelSpec, task: Task) -> bool:
 
 def _part_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
     """Yield the faults of `denoising_start` and `denoising_end`."""
-    kinds = {control.id: control.kind for control in spec.control}
-    with_nets = any(kinds.get(control.id) == "controlnet" for control in request.controls)
+    with_nets = _has_nets(request, spec)
     for param in PARTS:
         if getattr(request, param) is not None and not spec.takes_part(param, task, with_nets=with_nets):
             what = f"{task.value} with control nets" if with_nets else task.value
@@ -189,6 +190,49 @@ def _part_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[I
         yield InvalidRequest(f"denoising_end must be above denoising_start {start}, not {end}", param="denoising_end")
     if start is not None and request.strength is not None:
         yield InvalidRequest("strength has no effect with denoising_start", param="strength")
+
+
+def _has_nets(request: JobRequest, spec: ModelSpec) -> bool:
+    kinds = {control.id: control.kind for control in spec.control}
+    return any(kinds.get(control.id) == "controlnet" for control in request.controls)
+
+
+def _refiner_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of `refiner_start`."""
+    start, param = request.refiner_start, "refiner_start"
+    if start is None or start == NONE:
+        return
+    if spec.refiner is None:
+        yield InvalidRequest(f"{param}: model {spec.id!r} has no refiner", param=param)
+    elif not spec.refines(task, with_nets=(with_nets := _has_nets(request, spec))):
+        what = f"{task.value} with control nets" if with_nets else task.value
+        yield InvalidRequest(f"{param}: model {spec.id!r} has no refiner for {what}", param=param)
+    for other in _sent_parts(request):
+        yield InvalidRequest(f"{param} excludes {other}", param=param)
+    if task.has_strength and start + given_or(request.strength, spec.defaults.strength) < 1:
+        message = f"{param}: with this strength no step is before {start}; use a strength above {round(1 - start, 6)}"
+        yield InvalidRequest(message, param=param)
+
+
+def _sent_parts(request: JobRequest) -> Iterator[str]:
+    """Yield the fields by which a request leaves a part of the denoising to another job."""
+    yield from (name for name in PARTS if getattr(request, name) is not None)
+    if request.output_format is OutputFormat.LATENT:
+        yield "output_format latent"
+
+
+def chosen_refiner_start(request: JobRequest, spec: ModelSpec, task: Task, steps: int) -> float | None:
+    """Return from which share of the denoising the refiner of a model goes on, None if it does not.
+
+    The model's default is for images from text only, by steps that no list names and that leave some to both.
+    """
+    if request.refiner_start is not None:
+        return None if request.refiner_start == NONE else request.refiner_start
+    listed = chosen_scheduler(request, spec).values is not None
+    refines = spec.refines(task, with_nets=_has_nets(request, spec))
+    if spec.refiner is None or task is not Task.TEXT_TO_IMAGE or not refines or listed or any(_sent_parts(request)):
+        return None
+    return spec.refiner.default_start(steps)
 
 
 def chosen_controls(request: JobRequest, spec: ModelSpec, task: Task) -> tuple[Control, ...]:

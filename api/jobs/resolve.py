@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from api.jobs.adapter_fetches import source_faults
-from api.jobs.model_limits import chosen_controls, chosen_scheduler, field_faults, given_or, image_faults, task_faults
+from api.jobs.model_limits import (
+    chosen_controls,
+    chosen_refiner_start,
+    chosen_scheduler,
+    field_faults,
+    given_or,
+    image_faults,
+    task_faults,
+)
 from api.jobs.request import JobRequest, parse, task_of
 from api.jobs.request_images import reference_faults
 from shared.config.adapters import resolve_adapters
@@ -66,6 +74,7 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
     faults.check()
     defaults = spec.defaults
     scheduler = chosen_scheduler(request, spec)
+    steps = given_or(request.steps, defaults.steps) if scheduler.values is None else len(scheduler.values)
     return Job(
         **{name: getattr(request, name) for name in SENT_FIELDS}
         | {"model": spec.id}  # the request can have an alias
@@ -76,12 +85,13 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
         webhook=_webhook(request),
         width=given_or(request.width, defaults.width),
         height=given_or(request.height, defaults.height),
-        steps=given_or(request.steps, defaults.steps) if scheduler.values is None else len(scheduler.values),
+        steps=steps,
         scheduler=scheduler.name,
         scheduler_options=scheduler.options,
         guidance_scale=given_or(request.guidance_scale, defaults.guidance_scale),
         guidance_scale_2=given_or(request.guidance_scale_2, defaults.guidance_scale_2),
         step_cache=spec.step_cache.schedule_of(request.step_cache),
+        refiner_start=chosen_refiner_start(request, spec, task, steps),
         adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
         mixed_fields=_mixed_fields(spec, request.reproducible),
         control_ids=tuple(choice.id for choice in request.controls),

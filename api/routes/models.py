@@ -44,6 +44,13 @@ class ControlTypeObject(BaseModel):
     max_scale: float = Field(description="Largest scale.")
 
 
+class RefinerObject(BaseModel):
+    """The refiner of a model, which makes the last steps of a job with a `refiner_start`."""
+
+    start: float = Field(description="`refiner_start` of jobs from text that do not say; 1: they have no refiner.")
+    tasks: tuple[Task, ...] = Field(description="Tasks whose jobs can have it.")
+
+
 class WorkersOfModel(BaseModel):
     """How many live workers have a model where."""
 
@@ -68,6 +75,7 @@ class ModelObject(BaseModel):
     schedulers: tuple[str, ...] = Field(description="Values of `scheduler`; empty: only the model's default.")
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters and embeddings of the model.")
     controls: tuple[ControlTypeObject, ...] = Field(description="Controls of the model.")
+    refiner: RefinerObject | None = Field(None, description="Null for a model without one.")
     extra: tuple[ModelInput, ...] | None = Field(
         None, description="What `extra` of a request can have. Null in lists, and until a worker has loaded the model."
     )
@@ -129,6 +137,12 @@ def _workers_of(model: str, workers: Sequence[WorkerInfo] | None) -> WorkersOfMo
     return WorkersOfModel(**{name: counts[name] for name in WorkersOfModel.model_fields})
 
 
+def _refiner(spec: ModelSpec) -> RefinerObject | None:
+    if spec.refiner is None:
+        return None
+    return RefinerObject(start=spec.refiner.start, tasks=tuple(task for task in spec.tasks if spec.refines(task)))
+
+
 def _object(
     spec: ModelSpec, workers: Sequence[WorkerInfo] | None, inputs: tuple[ModelInput, ...] | None = None
 ) -> ModelObject:
@@ -147,6 +161,7 @@ def _object(
             ControlTypeObject(**control.model_dump(include={"id", "kind", "scale", "max_scale"}))
             for control in spec.control
         ),
+        refiner=_refiner(spec),
         extra=inputs if spec.extra else (),
         step_cache=spec.step_cache,
         prompt_syntax=spec.prompt_syntax,

@@ -21,6 +21,7 @@ from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.model_facts import ModelFacts
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.partial_denoising import takes_part
+from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
 from shared.config.size_steps import XL_SCALE, size_step, vae_scale
 from shared.config.step_schedules import StepCaching
@@ -181,6 +182,7 @@ class ModelSpec(_Table):
     mixed_fields: tuple[Mixable, ...] = ("adapters",)
     adapter: tuple[AdapterSpec, ...] = ()
     control: tuple[ControlSpec, ...] = ()
+    refiner: RefinerSpec | None = None
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
     references: References = References()
@@ -225,6 +227,8 @@ class ModelSpec(_Table):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
         if fault := controls_fault(self.control, as_loaded=not self.compile and self.quantization is None):
             raise ValueError(fault)
+        if self.refiner is not None and (fault := refiner_fault(self)):
+            raise ValueError(fault)
         return self
 
     @property
@@ -260,8 +264,10 @@ class ModelSpec(_Table):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """The names of `checkpoint` and `vae`; their folders can have different paths on different machines."""
-        return tuple(f"{key}={Path(path).name}" for key in ("checkpoint", "vae") if (path := getattr(self, key)))
+        """The names of `checkpoint`, `vae` and the refiner; folders can have different paths on different machines."""
+        names = [f"{key}={Path(path).name}" for key in ("checkpoint", "vae") if (path := getattr(self, key))]
+        refiner = [] if self.refiner is None else [f"refiner={self.refiner.name}"]
+        return (*names, *refiner)
 
     @property
     def own_scheduler(self) -> OwnScheduler:
@@ -295,6 +301,12 @@ class ModelSpec(_Table):
     def takes_part(self, field: str, task: Task, *, with_nets: bool = False) -> bool:
         """Return whether it takes a field of `PARTS` for a task, as far as its folder says it."""
         return not self.is_folder or takes_part(field, Path(self.source), task, with_nets=with_nets)
+
+    def refines(self, task: Task, *, with_nets: bool = False) -> bool:
+        """Return whether it has a refiner for images of a task, as far as its folder says it."""
+        return (
+            self.refiner is not None and task in TASKS and self.takes_part("denoising_end", task, with_nets=with_nets)
+        )
 
     @property
     def latent_scale(self) -> int:
@@ -334,8 +346,9 @@ class ModelSpec(_Table):
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether its source, or that of a control, is on the hub."""
-        return not (self.is_folder and all(control.is_folder for control in self.control))
+        """Whether its source, or that of a control or its refiner, is on the hub."""
+        on_hub = self.refiner is not None and not self.refiner.is_folder
+        return on_hub or not (self.is_folder and all(control.is_folder for control in self.control))
 
 
 class Catalog:
@@ -440,6 +453,8 @@ def resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     """
     update: dict[str, object] = {"adapter": tuple(adapter.resolve_path(folder) for adapter in spec.adapter)}
     update["control"] = tuple(control.resolve_path(folder) for control in spec.control)
+    if spec.refiner is not None:
+        update["refiner"] = spec.refiner.resolve_path(folder)
     if spec.quantization is not None:
         update["quantization"] = spec.quantization.resolve_paths(folder)
     if spec.checkpoint is not None:

@@ -42,6 +42,12 @@ id = "sketcher"
 source = "x"
 
 [[model]]
+id = "refined"
+source = "x"
+[model.refiner]
+source = "x"
+
+[[model]]
 id = "layered"
 source = "x"
 tasks = ["edit"]
@@ -90,6 +96,7 @@ QUEUE = "for the queue"
 MODULES = "changes the pipeline's modules, not its call: tests/integration/engine/lora/test_adapters.py"
 RESULT = "after the pipeline, or before it on its images: tests/unit/engine/pipelines/test_inpainting.py"
 SCHEDULER = "set on the pipeline: tests/integration/engine/test_schedulers.py"
+PARTS = "in the calls of the model's two pipelines: tests/integration/engine/test_refined_jobs.py"
 STEPS = "decides which forwards are skipped, not the call: tests/integration/engine/test_step_caching.py"
 FETCHED = "the job has the id of what was fetched: tests/integration/api/test_adapter_urls.py"
 PUT, PUT_2 = "https://bucket.example/a?signature=1", "https://bucket.example/b?signature=1"
@@ -161,6 +168,7 @@ ROWS: dict[str, Row] = {
     "guidance_rescale": same({"guidance_rescale": 0.7}, guidance_rescale=0.7),
     "denoising_end": same({"denoising_end": 0.8}, denoising_end=0.8),
     "denoising_start": same({"denoising_start": 0.8}, INPAINT, denoising_start=0.8),
+    "refiner_start": same(PARTS, {"model": "refined"}, refiner_start=0.6),
     "step_cache": Row({"step_cache": "strong"}, {"step_cache": SCHEDULE}, {"step_cache": SCHEDULE}, STEPS),
     "step_cache.every": of_schedule("every", 4),
     "step_cache.first": of_schedule("first", 5),

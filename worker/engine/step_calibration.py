@@ -77,6 +77,7 @@ def calibrate(spec: ModelSpec, configured: Settings, prompts: Sequence[str] = PR
     with sample_engine(spec, configured) as engine:
         for at, (steps, prompt) in enumerate(itertools.product(counts, prompts)):
             sample = sample_job(spec, spec.tasks[0], at, prompt, default_size(spec))
+            sample = sample.model_copy(update={"refiner_start": None})  # its few steps are a loop of their own
             jobs = {
                 schedule: sample.model_copy(update={"id": f"{at}-{number}", "steps": steps, "step_cache": schedule})
                 for number, schedule in enumerate((None, *CANDIDATES))

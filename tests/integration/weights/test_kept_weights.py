@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 
+from shared.config.refiners import RefinerSpec
 from worker.engine.models import cpu_memory
 from worker.engine.models.cpu_memory import CpuMemory, KeptModel, KeptModels
 from worker.engine.pipelines.loading import load, locate
@@ -37,7 +38,8 @@ def one_at_a_time(folders: Mapping[str, Path], **settings: Any) -> EngineHarness
 def run_in_turn(harness: EngineHarness, models: Sequence[str]) -> list[np.ndarray[Any, Any]]:
     """Run the same job by each of the models in order, and return the images."""
     for at, model in enumerate(models):
-        harness.submit(a_job(f"job{at}", model=model, seed=7, prompt="a boat", steps=2))
+        start = None if harness.specs[model].refiner is None else 0.5
+        harness.submit(a_job(f"job{at}", model=model, seed=7, prompt="a boat", steps=2, refiner_start=start))
         harness.recorder.wait_for([f"job{at}"])
         error = harness.recorder.finished[f"job{at}"].error
         assert error is None, error.message
@@ -67,7 +69,7 @@ def test_an_evicted_model_comes_back_without_a_load_and_with_the_same_result(
     assert status.load_seconds["two"] != took["two"], "the next claim counts a copy"
 
 
-@pytest.mark.parametrize("family", ["flux", "sdxl", "cast"])
+@pytest.mark.parametrize("family", ["flux", "sdxl", "cast", "refined"])
 def test_results_are_the_same_after_copies(family: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text encoders with shared weights, a VAE of another dtype, and layers that cast their own weights.
 
@@ -78,8 +80,9 @@ def test_results_are_the_same_after_copies(family: str, tiny_models: Path, monke
         "flux": {},
         "sdxl": {"dtype": "bfloat16"},
         "cast": {"layerwise_casting": "float8_e4m3fn"},
+        "refined": {"refiner": RefinerSpec(source=str(tiny_models / "sdxl-refiner"))},
     }[family]
-    folder = tiny_models / ("flux" if family == "cast" else family)
+    folder = tiny_models / {"cast": "flux", "refined": "sdxl"}.get(family, family)
     spec, other = a_spec(folder, model="one", **changes), a_spec(folder, model="two", **changes)
     budget = int(1.2 * load(spec, folder, CPU).nbytes)
     harness = EngineHarness(spec, other, gpu_memory_bytes=budget, cpu_memory_bytes=GIB)

@@ -69,6 +69,18 @@ height = 64
 steps = 4
 
 [[model]]
+id = "refined"
+source = "sdxl"
+tasks = ["text_to_image", "inpaint"]
+[model.refiner]
+source = "sdxl-refiner"
+start = 0.75
+[model.defaults]
+width = 64
+height = 64
+steps = 4
+
+[[model]]
 id = "film"
 source = "wan-2.2-ti2v"
 tasks = ["text_to_video", "image_to_video"]
@@ -92,7 +104,7 @@ _SUBMIT = Engine.submit
 @pytest.fixture(scope="module")
 def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    for name in ("sd", "sdxl", "z-image", "wan-2.2-ti2v"):
+    for name in ("sd", "sdxl", "sdxl-refiner", "z-image", "wan-2.2-ti2v"):
         registry.save_tiny(name, folder / name)
     controls.save(folder / "sd", folder / "edges", 1)
     file = folder / "models.toml"
@@ -291,3 +303,33 @@ async def test_two_jobs_denoise_an_image_in_parts(stack: StackHarness, models_pa
     expected = following(**call, image=loaded, denoising_start=0.6, output_type="pil").images[0]
     assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(expected, int)).max() <= 1
     assert whole["artifacts"][0]["kind"] == "image"
+
+
+@pytest.mark.parametrize("stack", ["refined"], indirect=True)
+async def test_one_job_is_denoised_by_a_base_and_its_refiner(stack: StackHarness, models_path: Path) -> None:
+    """Beside jobs of another share and without a refiner; the image is that of plain diffusers."""
+    api, common = stack.client, {"model": "refined", "prompt": "a cat", "seed": 3, "guidance_scale": 5.0}
+    assert (await api.get("/v1/models/refined")).json()["refiner"] == {"start": 0.75, "tasks": ["text_to_image"]}
+    assert (await api.get("/v1/models/parts")).json()["refiner"] is None
+    for body, reason in (
+        ({"model": "parts"}, "refiner_start: model 'parts' has no refiner"),
+        ({"denoising_end": 0.5}, "refiner_start excludes denoising_end"),
+    ):
+        refused = await api.post("/v1/jobs", json={**common, "refiner_start": 0.5, **body})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, "refiner_start")
+        assert reason in refused.json()["error"]["message"]
+
+    jobs = await stack.finished(common, {**common, "refiner_start": 0.5}, {**common, "refiner_start": 1})
+    assert [job["refiner_start"] for job in jobs] == [0.75, 0.5, None]
+    assert [job["progress"]["total"] for job in jobs] == [4, 4, 4]
+    assert [(job["batching"]["max_jobs"], job["batching"]["forwards"]) for job in jobs] == [(3, 4)] * 3
+
+    base = StableDiffusionXLPipeline.from_pretrained(models_path.parent / "sdxl")
+    refiner = StableDiffusionXLImg2ImgPipeline.from_pretrained(models_path.parent / "sdxl-refiner", vae=base.vae)
+    call: dict[str, Any] = {"prompt": "a cat", "num_inference_steps": 4, "guidance_scale": 5.0}
+    for job in jobs[:2]:
+        own, start = {"width": 64, "height": 64, "output_type": "latent"}, job["refiner_start"]
+        latents = base(**call, **own, denoising_end=start, generator=torch.Generator().manual_seed(3)).images
+        expected = refiner(**call, image=latents, denoising_start=start, output_type="pil").images[0]
+        image = Image.open(io.BytesIO((await api.get(job["artifacts"][0]["url"])).content))
+        assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(expected, int)).max() <= 1

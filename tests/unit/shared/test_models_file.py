@@ -17,6 +17,7 @@ from shared.errors import ConfigurationError
 
 VALID = '[[model]]\nid = "a"\nsource = "b"\n'
 STYLE = '[[model.control]]\nid = "{}"\nsource = "c"\nkind = "ip_adapter"\nweight_name = "a.safetensors"\n'
+REFINER = '[model.refiner]\nsource = "c"\n'
 CONTROL = '[[model.control]]\nid = "edges"\nsource = "c"\n'
 
 
@@ -80,6 +81,22 @@ def write(folder: Path, text: str) -> Path:
         (VALID + "compile = true\n" + STYLE.format("a"), "model.0: Value error, an ip_adapter needs compile = false"),
         (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
         (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
+        (VALID + REFINER + "start = 1.5\n", "model.0.refiner.start: Input should be less than or equal to 1"),
+        (VALID + REFINER + "share = 0.8\n", "model.0.refiner.share: unknown key"),
+        (
+            VALID + 'tasks = ["inpaint"]\n' + REFINER,
+            "model.0: Value error, a refiner needs one of the tasks text_to_image, image_to_image",
+        ),
+        (
+            VALID + 'offload = "group"\n' + REFINER,
+            "model.0: Value error, a refiner excludes offload: remove one of them",
+        ),
+        (
+            VALID + REFINER + '[model.quantization]\ndenoiser = "torchao-fp8"\n',
+            "model.0: Value error, a refiner excludes quantization: remove one of them",
+        ),
+        (VALID + 'compile = "blocks"\n' + REFINER, "model.0: Value error, a refiner excludes compile: remove"),
+        (VALID + "devices = 2\n" + REFINER, "model.0: Value error, a refiner excludes devices: remove one"),
         (VALID + "devices = 0\n", "model.0.devices: Input should be greater than or equal to 1"),
         (VALID + 'devices = 2\noffload = "group"\n', "model.0: Value error, devices = 2 excludes offload: remove it"),
         (
@@ -171,6 +188,19 @@ def test_a_checkpoint_and_a_vae_are_relative_to_the_file(tmp_path: Path) -> None
     (tmp_path / "files" / "c.safetensors").write_bytes(file_of({name: ([1], [0.0]) for name in names}))
     with pytest.raises(ConfigurationError, match='like Stable Diffusion XL, set it to "stabilityai/stable-'):
         models_file.load(write(tmp_path, f'[[model]]\nid = "a"\n{keys}'))
+
+
+def test_a_refiner_is_a_folder_next_to_the_file_or_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for source, is_on_hub in (("someone/refiner", True), (str(tmp_path / "c"), False)):
+        spec = models_file.load(write(tmp_path, VALID + REFINER.replace('"c"', f'"{source}"'))).get("a")
+        assert spec.refiner is not None
+        assert (spec.refiner.source, spec.refiner.start, spec.is_on_hub) == (source, 0.8, is_on_hub)
+        assert spec.file_names == (f"refiner={source if is_on_hub else 'c'}",)
+        (tmp_path / "c").mkdir(exist_ok=True)
+    spec = models_file.load(write(tmp_path, VALID + REFINER)).get("a")
+    assert spec.refiner is not None
+    assert spec.refiner.source == str(tmp_path / "c")
 
 
 def test_files_of_quantized_weights_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ OTHER: dict[str, Any] = {
     "guidance_rescale": 0.7,
     "denoising_end": 0.8,
     "denoising_start": 0.7,
+    "refiner_start": 0.8,
     "strength": 0.4,
     "images": (A_REF,),
     "mask": A_REF,

@@ -44,7 +44,7 @@ def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
 def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSize, *, last_image: bool = False) -> Job:
     """Return a job of two steps for one image or video of `spec`; `at` is its id and seed.
 
-    With `last_image` a job that has an image has a last one too.
+    With `last_image` a job that has an image has a last one too. A refiner does the second step.
     """
     defaults = spec.defaults
     width, height, frames = size
@@ -68,6 +68,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         guidance_scale=defaults.guidance_scale,
         guidance_scale_2=defaults.guidance_scale_2,
         strength=1.0 if task.has_strength else None,
+        refiner_start=0.5 if spec.refines(task) else None,
         images=(ref,) if has_image else (),
         last_image=ref if has_image and last_image else None,
         mask=ref if task is Task.INPAINT else None,
@@ -75,10 +76,10 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
 
 
 def with_control(job: Job, control: ControlSpec) -> Job:
-    """Return a sample job with a control; each sample job has another scale."""
+    """Return a sample job with a control and without a refiner; each sample job has another scale."""
     chosen = Control(id=control.id, kind=control.kind, scale=1 / (1 + job.seed))
     image = _sample_image(SampleSize(job.width, job.height, 1))
-    return job.model_copy(update={"controls": (chosen,), "control_images": (image,)})
+    return job.model_copy(update={"controls": (chosen,), "control_images": (image,), "refiner_start": None})
 
 
 def _sample_image(size: SampleSize) -> InputRef:

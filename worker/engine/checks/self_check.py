@@ -79,7 +79,8 @@ def _timestep_places(model: LoadedModel) -> tuple[bool, ...]:
     """
     if model.device.type == "cpu":
         return (True,)
-    return (True, False) if all(map(allows_host, model.templates.values())) else (False,)
+    templates = [*model.templates.values(), *([] if model.refiner is None else [model.refiner.template])]
+    return (True, False) if all(map(allows_host, templates)) else (False,)
 
 
 def _check_sizes(model: LoadedModel, device: torch.device, verified: set[SharedMethod]) -> JobError | None:

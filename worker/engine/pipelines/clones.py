@@ -27,22 +27,29 @@ class StepCounter:
     """The progress bar of an image task's pipeline: counts steps and calls `on_change`.
 
     It has the part of tqdm's interface that pipelines use. A pipeline can have several loops over steps: the present
-    one began at step `loop_start` and has `loop_steps`. `previews` are not yet delivered; `previewing` is True while
+    one began at step `loop_start` and has `loop_steps`; `planned` are the steps of all loops, where that is known
+    before they begin. `previews` are not yet delivered; `previewing` is True while
     one is decoded.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.step = 0
-        self.total = 0
+        self.planned = 0
+        self._begun = 0
         self.loop_start = self.loop_steps = 0
         self.previews: list[Any] = []
         self.previewing = False
         self._on_change = on_change
 
+    @property
+    def total(self) -> int:
+        """The steps of all loops that are planned or have begun."""
+        return max(self.planned, self._begun)
+
     def __call__(self, iterable: Any = None, total: int | None = None) -> Any:
         items = None if iterable is None else list(iterable)
         self.loop_start, self.loop_steps = self.step, (total or 0) if items is None else len(items)
-        self.total += self.loop_steps
+        self._begun += self.loop_steps
         return self if items is None else self._iterate(items)
 
     def _iterate(self, items: list[Any]) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from worker.engine.errors import is_device_lost
 from worker.engine.pipelines.call_arguments import to_pixels
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.modular import is_modular
+from worker.engine.pipelines.task_pipelines import call_parameters
 from worker.engine.protocol import Pixels
 
 log = structlog.get_logger()
@@ -32,12 +33,21 @@ def preview_steps(steps: int, count: int) -> tuple[int, ...]:
     return tuple(max(1, (at * steps) // (count + 1)) for at in range(1, count + 1))
 
 
+def add_previews(pipeline: Pipeline, arguments: dict[str, Any], job: Job, steps: StepCounter) -> None:
+    """Let a pipeline's call take the job's previews, if it can."""
+    if job.previews and "callback_on_step_end" in call_parameters(pipeline):
+        arguments["callback_on_step_end"] = preview_callback(job, steps)
+
+
 def preview_callback(job: Job, steps: StepCounter) -> Callable[..., dict[str, Any]]:
     """Return a pipeline's `callback_on_step_end` that adds the job's previews to `steps`."""
 
     def after_step(pipeline: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        total = getattr(pipeline, "num_timesteps", None) or job.steps
-        if index + 1 in preview_steps(total, job.previews):
+        before = (
+            steps.loop_start if steps.planned else 0
+        )  # of the calls whose steps are planned, this can be the second
+        total = steps.planned or getattr(pipeline, "num_timesteps", None) or job.steps
+        if before + index + 1 in preview_steps(total, job.previews):
             _add_preview(pipeline, job, steps, tensors.get("latents"))
         return {}
 

@@ -18,13 +18,13 @@ from shared.config.controls import Control
 from shared.config.model_facts import ModelFacts
 from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, read_index
 from shared.config.models_file import ModelSpec
-from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
+from shared.errors import InferenceFailed, LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import OutputFormat, Task
 from shared.signature import DENOISERS
 from worker.engine.errors import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
+from worker.engine.fusion.module_proxy import SharedMethod, Stage
 from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.fusion.rng_state import seed_globally
 from worker.engine.fusion.step_caching import StepCache
@@ -46,27 +46,33 @@ from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
 from worker.engine.pipelines.clones import (
     Pipeline,
     StepCounter,
-    cache_signatures,
     clone_pipeline,
-    install_capturing_hooks,
     make_template,
 )
-from worker.engine.pipelines.compiling import check_blocks
 from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, divide_decodes
 from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.ip_adapter import ImageAdapter, load_ip_adapter
-from worker.engine.pipelines.latent_previews import preview_callback
+from worker.engine.pipelines.latent_previews import add_previews
 from worker.engine.pipelines.model_facts import facts_of
 from worker.engine.pipelines.modules import modules_of, vae_cast_of
 from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
 from worker.engine.pipelines.prompt_words import tokenizers_with, unused_words
-from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
+from worker.engine.pipelines.refiner import (
+    Refiner,
+    check_has_step,
+    first_part,
+    load_refiner,
+    make_refiner,
+    planned_steps,
+    second_part,
+)
+from worker.engine.pipelines.stand_ins import stand_in_for
+from worker.engine.pipelines.task_pipelines import pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
 from worker.engine.protocol import Latents, Output
-from worker.engine.weights.attention import use_attention
 from worker.engine.weights.checkpoint import checkpoint_parts
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.weights.downloads import fetch
@@ -102,6 +108,7 @@ class LoadedModel:
     watch: ModuleWatch
     controls: ControlNets | None = None
     image_adapter: ImageAdapter | None = None
+    refiner: Refiner | None = None
     controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
     decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
@@ -183,15 +190,38 @@ class LoadedModel:
         """Return the task of image `index` of `job`, not yet started."""
 
         def body() -> list[Output] | list[Latents]:
+            if job.refiner_start is not None:
+                return self._make_refined(job, job.refiner_start, index, inputs, steps)
             pipeline, arguments = self.prepare_call(job, index, inputs, steps)
-            if job.previews and "callback_on_step_end" in call_parameters(pipeline):
-                arguments["callback_on_step_end"] = preview_callback(job, steps)
+            add_previews(pipeline, arguments, job, steps)
             with images_refused(job, steps):
                 results = make_results(pipeline, arguments, inputs.paste)
             check_part_has_steps(job, steps)
             return results
 
         return ImageTask(body, adapter_key(job.adapters), self.watch, self._step_cache(job, steps))
+
+    def _make_refined(
+        self, job: Job, start: float, index: int, inputs: InputImages, steps: StepCounter
+    ) -> list[Output] | list[Latents]:
+        """Make an image by the model's pipeline up to latents, and from these by its refiner."""
+        if self.refiner is None:
+            raise InferenceFailed(f"refiner_start: model {self.spec.id!r} has no refiner", param="refiner_start")
+        first, second = first_part(job, start), second_part(job, start)
+        steps.planned = planned_steps(job)
+        pipeline, arguments = self.prepare_call(first, index, inputs, steps)
+        add_previews(pipeline, arguments, job, steps)
+        latents = pipeline(**arguments).images
+        check_has_step(job, "model", steps, since=0)
+        done = steps.step
+        seed_globally(self.device, job.seed + index)
+        words = self.adapters.words(adapter_key(job.adapters))
+        pipeline = self.refiner.clone_for(second, steps, words, timesteps_on_host=self.timesteps_on_host)
+        arguments = self._arguments(pipeline, second, index, InputImages(latents=latents), job.task)
+        add_previews(pipeline, arguments, job, steps)
+        results = make_results(pipeline, arguments)
+        check_has_step(job, "refiner", steps, since=done)
+        return results
 
     def _step_cache(self, job: Job, steps: StepCounter) -> StepCache | None:
         """Return the step cache of an image; None if every step is computed."""
@@ -210,15 +240,27 @@ class LoadedModel:
         seed_globally(self.device, job.seed + index)
         pipeline = self.clone_for(job, steps)
         set_guidance(pipeline, job)
+        return pipeline, self._arguments(pipeline, job, index, inputs, job.task, output_type)
+
+    def _arguments(
+        self,
+        pipeline: Pipeline,
+        job: Job,
+        index: int,
+        inputs: InputImages,
+        task: Task,
+        output_type: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the arguments of a clone's call; the output type is that of `task` by default."""
         arguments = arguments_for(pipeline, job, index, inputs)
         if job.output_format is OutputFormat.LATENT:
             check_gives_latents(pipeline, job)
             output_type = LATENT
         if "output_type" in arguments:
-            arguments["output_type"] = output_type or self.output_types.get(job.task, arguments["output_type"])
+            arguments["output_type"] = output_type or self.output_types.get(task, arguments["output_type"])
         if self.spec.prompt_syntax == "weights":
             arguments = with_embeddings(pipeline, job, arguments)
-        return pipeline, arguments
+        return arguments
 
     def spread_over(self, ranks: RankGroup) -> None:
         """Run the forwards of the denoisers on all ranks from now on."""
@@ -249,6 +291,8 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
         for control in spec.control:
             if not control.is_folder:
                 fetch(control)
+        if spec.refiner is not None and not spec.refiner.is_folder:
+            fetch(spec.refiner)
         found = index_file(folder) is not None
         unmounted = not found and is_unmounted(folder)
         lost = next((one for one in (spec.checkpoint, spec.vae) if one is not None and is_unmounted(Path(one))), None)
@@ -290,6 +334,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             denoisers = {name: part for name, part in modules_of(pipeline).items() if name in DENOISERS}
             nets = load_control_nets(spec, list(denoisers.values()), device, dtype)
             image_adapter = load_ip_adapter(spec, pipeline)
+            refining = load_refiner(spec, folder, pipeline, options)
         check_weights(pipeline)
         check_tokenizers(pipeline)
         save_memory(modules_of(pipeline), spec, dtype)
@@ -297,7 +342,10 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             offload_groups(pipeline, device)
         else:
             pipeline.to(device)
-        model = _assemble(pipeline, nets, spec, device, dtype)
+        if refining is not None:
+            save_memory(modules_of(refining), spec, dtype)
+            refining.to(device)
+        model = _assemble(pipeline, refining, nets, spec, device, dtype)
         model.image_adapter = image_adapter
         if ranks is not None:
             ranks.join(denoisers)
@@ -335,33 +383,28 @@ def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = Fal
 
 
 def _assemble(
-    pipeline: Pipeline, nets: Mapping[str, Any], spec: ModelSpec, device: torch.device, dtype: torch.dtype
+    pipeline: Pipeline,
+    refining: Pipeline | None,
+    nets: Mapping[str, Any],
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> LoadedModel:
     modules = modules_of(pipeline)
     vae_cast = vae_cast_of(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
     stand_ins: dict[str, Any] = dict(cached_tokenizers(pipeline.components))
     for name, module in modules.items():
-        install_capturing_hooks(module)
-        if not spec.compile:
-            cache_signatures(module)
-        if spec.compile == "blocks" and name in DENOISERS:
-            check_blocks(module, spec)
-        module_dtype: torch.dtype = getattr(module, "dtype", dtype)
-        cast = vae_cast if name == "vae" else None
-        if cast is not None:
-            module.to(cast)
-        # Offloading and casting swap weights inside forwards; weights swapped in inference mode stay in it.
-        lean = spec.offload == "none" and (spec.layerwise_casting is None or name not in DENOISERS)
-        pads = spec.attention is None or name not in DENOISERS or use_attention(module, spec.attention, device, dtype)
-        # diffusers joins the ranks' parts of a mask wrongly if they differ in length, which two ranks' order hides.
-        pads = pads and spec.devices <= 2
-        methods = shared_methods_of(name, module, cast=cast, lean=lean, device=device, pads=pads)
+        stand_ins[name], methods = stand_in_for(name, module, spec, device, vae_cast if name == "vae" else None)
         shared_methods.extend(methods.values())
-        stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
     controls = ControlNets(nets, device, dtype) if nets else None
     shared_methods += controls.shared_methods if controls else []
     modules |= nets
+    adapters = ModelAdapters({method.component: method.adapters for method in shared_methods})
+    refiner = None if refining is None else make_refiner(spec, refining, pipeline, stand_ins, device)
+    if refiner is not None:  # its modules have no adapters
+        shared_methods += refiner.shared_methods
+        modules |= refiner.modules
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
     check_syntax(spec, pipelines.values())
@@ -374,9 +417,10 @@ def _assemble(
         shared_methods=shared_methods,
         schedulers=schedulers,
         nbytes=tensors_bytes(tensors),
-        adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
+        adapters=adapters,
         watch=ModuleWatch(modules),
         controls=controls,
+        refiner=refiner,
         controlled_templates=_controlled(pipelines, nets, stand_ins, device),
         decoder_pieces=decoder_pieces(modules.get("vae")),
     )

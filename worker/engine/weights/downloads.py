@@ -17,6 +17,7 @@ from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.model_index import CLASSIC, MODULAR, read_index
 from shared.config.models_file import ModelSpec
+from shared.config.refiners import RefinerSpec
 from worker.engine.weights.load_failures import passing_cause
 from worker.engine.weights.modular_downloads import download_modular
 
@@ -28,7 +29,7 @@ LOOK_EVERY_S = 5.0
 _LOADER: Any = DiffusionPipeline
 _CONTROL_FILES = ("config.json", "*_model.safetensors", "*_model-*.safetensors", "*_model.safetensors.index.json")
 _TIMEOUTS = ("connect", "read", "write", "pool")
-_Spec = ModelSpec | ControlSpec
+_Spec = ModelSpec | ControlSpec | RefinerSpec
 _Source = tuple[object, ...]
 _running: dict[_Source, Future[Path]] = {}  # one that stalls is given up, and awaited again by the next load
 
@@ -87,8 +88,10 @@ def _download(spec: _Spec, *, local_files_only: bool) -> Path:
         return Path(
             download(spec.source, revision=spec.revision, allow_patterns=allowed, local_files_only=local_files_only)
         )
-    replaced = _replaced_parts(spec, local_files_only)
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
+    if isinstance(spec, RefinerSpec):
+        return Path(_LOADER.download(spec.source, use_safetensors=True, vae=None, **options))  # that of its model
+    replaced = _replaced_parts(spec, local_files_only)
     unwanted = dict.fromkeys(replaced if spec.safety_checker else (*replaced, "safety_checker"))
     try:
         return Path(_LOADER.download(spec.source, use_safetensors=True, **options, **unwanted))
@@ -137,6 +140,8 @@ def _source_of(spec: _Spec) -> _Source:
     source = (spec.source, spec.revision, spec.variant)
     if isinstance(spec, ControlSpec):
         return (*source, spec.weight_name)
+    if isinstance(spec, RefinerSpec):
+        return (*source, RefinerSpec)
     gguf = frozenset(spec.quantization.gguf) if spec.quantization is not None else frozenset()
     return (*source, spec.checkpoint, spec.vae is None, spec.safety_checker, gguf)
 

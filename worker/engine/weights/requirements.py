@@ -4,6 +4,7 @@ Imports no diffusers, so that `fusequeue doctor` starts fast.
 """
 
 import contextlib
+import filecmp
 import importlib.util
 import json
 import math
@@ -16,8 +17,9 @@ import huggingface_hub
 
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
-from shared.config.model_index import is_modular, part_places, read_index
+from shared.config.model_index import CLASSIC, is_modular, part_places, read_index
 from shared.config.models_file import ModelSpec
+from shared.config.refiners import RefinerSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from shared.signature import DENOISERS
 
@@ -66,7 +68,49 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
     item_bytes = ITEM_BYTES[spec.dtype]
     of_controls = (file_bytes(file, item_bytes, None) for one in spec.control for file in _control_files(one))
     of_folder = (component_bytes(component, spec) for component in components)
-    return sum(of_folder) + sum(replaced.values()) + sum(of_controls)
+    return sum(of_folder) + sum(replaced.values()) + sum(of_controls) + _refiner_bytes(spec, folder)
+
+
+def _refiner_bytes(spec: ModelSpec, folder: Path) -> int:
+    """Return the bytes of the parts that a refiner on this machine does not share with its model."""
+    source = None if spec.refiner is None else cached_refiner(spec.refiner)
+    if source is None or spec.refiner is None:
+        return 0
+    as_refiner = spec.model_copy(update={"variant": spec.refiner.variant})
+    parts = (one for one in source.iterdir() if one.is_dir() and not is_shared(one.name, spec, folder, source))
+    return sum(component_bytes(part, as_refiner) for part in parts)
+
+
+def cached_refiner(refiner: RefinerSpec) -> Path | None:
+    """Return the folder of a refiner's files on this machine, None if it has none."""
+    if refiner.is_folder:
+        folder = Path(refiner.source)
+        return folder if (folder / CLASSIC).is_file() else None
+    file = huggingface_hub.try_to_load_from_cache(refiner.source, CLASSIC, revision=refiner.revision)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def is_shared(part: str, spec: ModelSpec, folder: Path, source: Path) -> bool:
+    """Return whether a refiner in `source` uses a part of its model, which is in `folder`.
+
+    It decodes the model's latents, so the VAE is the model's. A text encoder is if the refiner has no files of one, or
+    the same files, unless a checkpoint replaces those of the model.
+    """
+    part = part.replace("tokenizer", "text_encoder")  # it goes with its encoder
+    if part == "vae" or part in DENOISERS:
+        return part == "vae"
+    if spec.refiner is None or not part.startswith("text_encoder"):
+        return False
+    own, theirs = _weight_files(folder / part, spec.variant), _weight_files(source / part, spec.refiner.variant)
+    if [one.name for one in own] != [one.name for one in theirs]:
+        return not theirs
+    return part not in _replaced_parts(spec, folder) and all(map(_same_content, own, theirs))
+
+
+def _same_content(one: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return filecmp.cmp(one.resolve(), other.resolve(), shallow=False)
+    return False
 
 
 def _elsewhere(folder: Path) -> Iterator[Path]:

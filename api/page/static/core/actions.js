@@ -148,6 +148,7 @@ export function bodyOf(job, model = null) {
   }
   if (job.task.endsWith("video")) Object.assign(body, { frames: job.frames, fps: job.fps });
   if (job.layers) body.layers = job.layers;
+  if (model?.refiner && job.refiner_start === null) body.refiner_start = 1;
   const level = levelOf(job.step_cache, model?.step_cache);
   if (level && level !== model?.step_cache.default) body.step_cache = level;
   return body;

@@ -59,6 +59,7 @@ function Model({ model, curves, workers, queues }) {
         Schedulers: model.schedulers.join(", ") || "the model's own",
         Adapters: model.adapters.map(({ id, token, scale }) => `${id} (${token ?? scale})`).join(", "),
         Controls: model.controls.map((control) => `${control.id} (${words(control.kind)})`).join(", "),
+        Refiner: model.refiner && `from ${model.refiner.start} of the steps`,
         "Step cache": [
           model.step_cache.default,
           ...model.step_cache.allowed.filter((level) => level !== model.step_cache.default),

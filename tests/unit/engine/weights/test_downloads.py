@@ -17,6 +17,7 @@ from huggingface_hub.utils import filter_repo_objects
 from tiny.safetensors_file import file_of
 
 from shared.config.models_file import ModelSpec
+from shared.config.refiners import RefinerSpec
 from shared.config.weight_formats import Quantization
 from worker.engine.weights import downloads
 from worker.engine.weights.downloads import fetch
@@ -145,6 +146,25 @@ def test_weights_that_a_checkpoint_has_are_not_downloaded(
     file.write_bytes(b"<html>")
     with pytest.raises(ValueError, match=f"checkpoint {file}: its header cannot be read"):
         fetch(spec.model_copy(update={"checkpoint": str(file)}))
+
+
+def test_a_refiner_is_downloaded_without_the_vae_that_its_model_has(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path
+) -> None:
+    """A model of the same source gets all parts."""
+    asked: list[dict[str, Any]] = []
+
+    def download(source: str, **options: Any) -> str:
+        asked.append({"source": source, **{name: options[name] for name in ("vae", "variant") if name in options}})
+        return str(tmp_path)
+
+    use(download)
+    assert fetch(RefinerSpec(source=spec.source, variant="fp16")) == tmp_path
+    fetch(spec)
+    assert asked == [
+        {"source": spec.source, "vae": None, "variant": "fp16"},
+        {"source": spec.source, "variant": None},
+    ]
 
 
 @pytest.mark.parametrize("local", [False, True])
