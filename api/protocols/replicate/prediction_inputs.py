@@ -12,6 +12,7 @@ from api.jobs.resolve import parse_checked
 from api.protocols.adapter_names import MAX_CHARS, adapter_named
 from api.protocols.field_names import FieldNames
 from shared.config.models_file import ModelSpec
+from shared.config.refiners import NONE
 from shared.errors import Faults, InvalidRequest
 from shared.job_fields import Task
 
@@ -44,6 +45,7 @@ _IMAGE_FIELDS = {"image", "images"}
 _SIZE_FIELDS = ("size", "aspect_ratio", "megapixels")
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _FILE_URL = re.compile(r"https?://[^/]+(?:/[^?#]*)?/compat/replicate/v1/files/(in_[0-9a-f]{32})")
+_HIGH_NOISE_FRAC = 0.8  # Replicate's default
 _UNTYPED = "data:application/octet-stream;"
 
 
@@ -68,9 +70,16 @@ class ReplicateFields(BaseModel):
     disable_safety_checker: bool = Field(False, strict=True, description="Allowed only for models without one.")
     apply_watermark: bool = Field(False, strict=True, description="Accepted and ignored: no watermark is made.")
     size: str | None = Field(None, max_length=32, description="`WxH` in pixels, such as 1024x1024.")
-    refine: Literal["no_refiner"] | None = Field(None, description="Only SDXL's default, `no_refiner`.")
-    high_noise_frac: float | None = Field(None, description="Accepted and ignored: there is no refiner.")
-    refine_steps: int | None = Field(None, description="Accepted and ignored: there is no refiner.")
+    refine: Literal["no_refiner", "expert_ensemble_refiner", "base_image_refiner"] | None = Field(
+        None, description="`expert_ensemble_refiner` only of models with a refiner; not `base_image_refiner`."
+    )
+    high_noise_frac: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="With `expert_ensemble_refiner`: the share of the steps before it, 0.8 if unset.",
+    )
+    refine_steps: int | None = Field(None, description="Accepted and ignored: of `base_image_refiner` only.")
 
 
 def parse_input(
@@ -96,6 +105,7 @@ def parse_input(
             body[name] = _image_values(body[name])
     size = next((name for name in _SIZE_FIELDS if getattr(fields, name) is not None), "")
     sources = {"width": size, "height": size, "adapters": "lora_weights", "adapters.0.scale": "lora_scale"}
+    sources["refiner_start"] = "refine" if fields.high_noise_frac is None else "high_noise_frac"
     converted = body.keys() - values.keys()
     aliases = {field: name for name, field in job_fields.items()}
     renamed = {**aliases, **{field: name for field, name in sources.items() if field.partition(".")[0] in converted}}
@@ -137,8 +147,25 @@ def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec,
         message = f"disable_safety_checker: only the operator can disable that of model {spec.id!r}"
         faults.found.append(InvalidRequest(message, param="disable_safety_checker"))
     with faults.collected():
+        fields |= _refiner_start(other, body, spec)
+    with faults.collected():
         fields |= _size(other, body, spec)
     return fields
+
+
+def _refiner_start(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, float]:
+    if other.refine is None:
+        return {}
+    if "refiner_start" in body:
+        raise InvalidRequest("refine: send either refine or refiner_start", param="refine")
+    if other.refine == "base_image_refiner":
+        message = "refine: base_image_refiner is not supported; use expert_ensemble_refiner or no_refiner"
+        raise InvalidRequest(message, param="refine")
+    if other.refine == "no_refiner":
+        return {} if spec.refiner is None else {"refiner_start": NONE}
+    if spec.refiner is None:
+        raise InvalidRequest(f"refine: model {spec.id!r} has no refiner; use no_refiner", param="refine")
+    return {"refiner_start": _HIGH_NOISE_FRAC if other.high_noise_frac is None else other.high_noise_frac}
 
 
 def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, int]:

@@ -168,9 +168,13 @@ TABLES: dict[str, tuple[set[str], Rows]] = {
             "lora_weights": ({"lora_weights": "ink", "lora_scale": 0.5}, INK),
             "lora_scale": ({"lora_weights": "ink", "lora_scale": 0.5}, INK),
             "disable_safety_checker": ({"disable_safety_checker": False}, CHECKED),
-            "refine": ({"refine": "no_refiner"}, CHECKED),
+            "refine": ({"model": "refined", "refine": "no_refiner"}, {"refiner_start": 1.0}),
+            "high_noise_frac": (
+                {"model": "refined", "refine": "expert_ensemble_refiner", "high_noise_frac": 0.6},
+                {"refiner_start": 0.6},
+            ),
             **{name: ({name: True}, IGNORED) for name in ("go_fast", "apply_watermark")},
-            **{name: ({name: 1}, IGNORED) for name in ("high_noise_frac", "refine_steps")},
+            "refine_steps": ({"refine_steps": 1}, IGNORED),
         },
     ),
     "fal": (

@@ -14,6 +14,7 @@ from api.protocols.replicate.predictions import model_of_version, model_version
 from shared.config import models_file
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.config.refiners import RefinerSpec
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
 from shared.job_fields import Task
 
@@ -56,6 +57,41 @@ def test_replicate_fields_become_job_fields(values: dict[str, Any], expected: di
     assert {name: getattr(request, name) for name in expected} == expected
 
 
+REFINED = ModelSpec(id="refined", source="x", tasks=(Task.TEXT_TO_IMAGE, Task.INPAINT), refiner=RefinerSpec(source="y"))
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [
+        ({}, None),
+        ({"high_noise_frac": 0.6, "refine_steps": 5}, None),
+        ({"refine": "no_refiner", "high_noise_frac": 0.6}, 1.0),
+        ({"refine": "expert_ensemble_refiner"}, 0.8),
+        ({"refine": "expert_ensemble_refiner", "high_noise_frac": 0.6}, 0.6),
+        ({"refiner_start": 0.5}, 0.5),
+    ],
+)
+def test_refine_chooses_where_a_refiner_goes_on(values: dict[str, Any], start: float | None) -> None:
+    assert read(REFINED, **values).refiner_start == start
+
+
+@pytest.mark.parametrize(
+    ("values", "param", "message"),
+    [
+        ({"high_noise_frac": 0}, "high_noise_frac", "input.high_noise_frac: Input should be greater than 0"),
+        ({"high_noise_frac": 1.1}, "high_noise_frac", "input.high_noise_frac: "),
+        ({"refiner_start": 0.5}, "refine", "input.refine: send either refine or refiner_start"),
+        ({"denoising_end": 0.5}, "refine", "input.refine excludes denoising_end"),
+        ({"image": IN_A, "mask": IN_B}, "refine", "input.refine: model 'refined' has no refiner for inpaint"),
+    ],
+)
+def test_a_fault_of_the_refiner_names_the_field_of_the_input(values: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(REFINED, refine="expert_ensemble_refiner", **values)
+    assert error.value.param == f"input.{param}"
+    assert message in error.value.message
+
+
 def test_several_images_and_videos_have_field_aliases() -> None:
     request = read(EDITS, input_images=[IN_A, f"https://a.example/compat/replicate/v1/files/{FILE}"])
     assert request.images == (IN_A, FILE)
@@ -82,7 +118,9 @@ def test_several_images_and_videos_have_field_aliases() -> None:
         ({"size": "64x64", "width": 64}, "size", "input.size: send either size"),
         ({"size": "64x64", "aspect_ratio": "1:1"}, "size", "input.size: send either size"),
         ({"size": "64x4096"}, "size", "input.size must be 64 to 128, not 4096"),
-        ({"refine": "expert_ensemble_refiner"}, "refine", "input.refine: "),
+        ({"refine": "expert_ensemble_refiner"}, "refine", "input.refine: model 'demo' has no refiner; use no_refiner"),
+        ({"refine": "base_image_refiner"}, "refine", "input.refine: base_image_refiner is not supported; use expert"),
+        ({"refine": "refiner"}, "refine", "input.refine: Input should be 'no_refiner', 'expert_ensemble_refiner'"),
         ({"output_quality": 101}, "output_quality", "input.output_quality: "),
         ({"output_format": "gif"}, "output_format", "input.output_format: "),
         ({"output_format": "mp4"}, "output_format", "input.output_format must be png, jpeg or webp"),
