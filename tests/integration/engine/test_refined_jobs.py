@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from compel import Compel, ReturnedEmbeddingsType
 from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 from harness.adapters import adapters_of, load_pipeline, mixable, run_together
 from harness.embeddings import Embedding, a_job_with, make_embeddings, spec_with
@@ -45,12 +47,34 @@ def refined_spec(base: Path, refiner: Path, **fields: Any) -> ModelSpec:
     return a_spec(base, max_batch=16, refiner=RefinerSpec(source=str(refiner)), **fields)
 
 
+def prompts(_pipeline: Any, job: Job) -> dict[str, Any]:
+    return {"prompt": job.prompt, "negative_prompt": job.negative_prompt}
+
+
+def weighted(pipeline: Any, job: Job) -> dict[str, Any]:
+    """Return the embeddings of prompts with weights in compel's syntax, `(word)1.4`."""
+    values = {}
+    for name, text in (("", job.prompt), ("negative_", job.negative_prompt or "")):
+        states = []
+        for number in ("", "_2"):
+            tokenizer, encoder = (getattr(pipeline, f"{part}{number}") for part in ("tokenizer", "text_encoder"))
+            if encoder is not None:
+                layer = ReturnedEmbeddingsType.PENULTIMATE_HIDDEN_STATES_NON_NORMALIZED
+                states.append(Compel(tokenizer, encoder, returned_embeddings_type=layer)(text))
+        words = re.sub(r"\((.*?)\)[\d.]+", r"\1", text)
+        ids = pipeline.tokenizer_2(words, padding="max_length", max_length=77, return_tensors="pt").input_ids
+        values[f"{name}prompt_embeds"] = torch.cat(states, dim=-1)
+        values[f"{name}pooled_prompt_embeds"] = pipeline.text_encoder_2(ids)[0]
+    return values
+
+
 @dataclass(frozen=True)
 class Plain:
     """diffusers' two pipelines, called as its documentation of the refiner does, with the base's VAE."""
 
     base: Any
     refiner: Any
+    texts: Callable[[Any, Job], dict[str, Any]] = prompts
 
     @staticmethod
     def of(base_folder: Path, refiner_folder: Path, *shared: str) -> Plain:
@@ -67,17 +91,16 @@ class Plain:
 
     def image(self, job: Job) -> np.ndarray:
         """Return the image of a job as floats [channels, height, width]."""
-        common = {"prompt": job.prompt, "negative_prompt": job.negative_prompt, "guidance_scale": job.guidance_scale}
-        common |= {"num_inference_steps": job.steps}
+        common = {"guidance_scale": job.guidance_scale, "num_inference_steps": job.steps}
         first, size = self.base, {"width": job.width, "height": job.height}
         if job.task is Task.IMAGE_TO_IMAGE:
             first = StableDiffusionXLImg2ImgPipeline(**self.base.components)
             image = fit_image(input_files(job).images[0], SIDE, SIDE)
             size = {"image": image, "strength": job.strength}
         own = {"denoising_end": job.refiner_start, "output_type": "latent"}
-        latents = _called(first, job, **common, **size, **own).images
+        latents = _called(first, job, **self.texts(first, job), **common, **size, **own).images
         rest = {"image": latents, "denoising_start": job.refiner_start, "output_type": "pt"}
-        return np.asarray(_called(self.refiner, job, **common, **rest).images[0])
+        return np.asarray(_called(self.refiner, job, **self.texts(self.refiner, job), **common, **rest).images[0])
 
 
 def _called(pipeline: Any, job: Job, **arguments: Any) -> Any:
@@ -203,9 +226,14 @@ def test_a_job_of_a_model_that_has_lost_its_refiner_fails(tiny_model: Callable[[
 
 def test_weighted_prompts_are_read_by_base_and_refiner(tiny_model: Callable[[str], Path], refiner: Path) -> None:
     spec = refined_spec(tiny_model("sdxl"), refiner, prompt_syntax="weights")
+    job = a_job("weighted", prompt="a (red:1.4) hill", refiner_start=0.5, **COMMON)
     with as_floats():
-        made = run(spec, REFINED[0], a_job("weighted", prompt="a (red:1.4) hill", refiner_start=0.5, **COMMON))
-        assert difference(made.images, Plain.of(tiny_model("sdxl"), refiner), REFINED[0]) <= TOLERANCE
+        made = run(spec, REFINED[0], job)
+        plain = Plain.of(tiny_model("sdxl"), refiner)
+        assert difference(made.images, plain, REFINED[0]) <= TOLERANCE
+        named = job.model_copy(update={"prompt": "a (red)1.4 hill"})
+        assert difference(made.images, replace(plain, texts=weighted), named) <= TOLERANCE
+        assert difference(made.images, plain, job.model_copy(update={"prompt": "a red hill"})) > 10 * TOLERANCE
 
 
 def test_step_caching_skips_steps_of_a_long_base(tiny_model: Callable[[str], Path], refiner: Path) -> None:
