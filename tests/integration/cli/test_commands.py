@@ -134,9 +134,9 @@ async def test_an_error_is_one_line_and_an_exit_status(
 
 
 async def test_options_are_the_fields_of_the_request(run_shared: Run) -> None:
-    """Options and -s can be mixed; what -s says counts."""
+    """Options and -s can be mixed."""
     options = ("--seed", "7", "--steps", "12", "--size", "96x64", "-n", "2", "--negative", "a square")
-    more = ("--guidance", "3.5", "--output-quality", "50", "--priority", "standard")
+    more = ("--guidance", "3.5", "--output-quality", "50")
     sets = ("-s", "priority=bulk", "-s", 'metadata={"order": "7"}')
     (job,) = lines(await run_shared("submit", PROMPT, *options, *more, *sets, "--no-wait", "--json"))
     expected = {"seed": 7, "steps": 12, "width": 96, "height": 64, "n": 2, "negative_prompt": "a square"}
