@@ -19,7 +19,7 @@ from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
 from worker.engine.fusion.rng_state import RngState
 from worker.engine.fusion.step_caching import StepCache
-from worker.engine.fusion.task_greenlet import TaskGreenlet
+from worker.engine.fusion.task_greenlet import StepRecord, TaskGreenlet
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
@@ -28,9 +28,9 @@ log = structlog.get_logger()
 class ImageTask:
     """The greenlet of one image, and the call at which it is parked.
 
-    `adapter` applies to its rows; `step_cache` answers its skipped calls. Its changes of modules that `watch` sees are
-    on them only for its own code and calls. `result` is what `body` returned, `error` why it failed; both are None
-    while it runs and after `abort`.
+    `adapter` applies to its rows; `step_cache` answers its skipped calls, and `record` keeps its steps. Its changes of
+    modules that `watch` sees are on them only for its own code and calls. `result` is what `body` returned, `error` why
+    it failed; both are None while it runs and after `abort`.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class ImageTask:
         adapter: AdapterKey = (),
         watch: ModuleWatch | None = None,
         step_cache: StepCache | None = None,
+        record: StepRecord | None = None,
     ) -> None:
         self.step_cache = step_cache
+        self._record = record
         self.parked_call: ParkedCall | None = None
         self.result: Any = None
         self.error: JobError | None = None
@@ -64,7 +66,7 @@ class ImageTask:
 
     def start(self, device: torch.device) -> None:
         """Run up to the first parked call."""
-        self._greenlet = TaskGreenlet(self._run, self.step_cache)
+        self._greenlet = TaskGreenlet(self._run, self.step_cache, self._record)
         self._rng_state = RngState(device)
         self._switch(device, self._greenlet)
 

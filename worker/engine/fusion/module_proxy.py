@@ -276,8 +276,14 @@ def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
     if (task := current_task()) is None:
         return shared_method.run(*args, **kwargs)
     step_cache = task.step_cache if shared_method.stage is Stage.DENOISE else None
-    call = ParkedCall(shared_method, args, kwargs)
-    return park(call) if step_cache is None else step_cache.answer(call, park)
+
+    def compute() -> Any:
+        call = ParkedCall(shared_method, args, kwargs)
+        return park(call) if step_cache is None else step_cache.answer(call, park)
+
+    if task.record is None or shared_method.stage < Stage.CONTROL:
+        return compute()
+    return task.record.answer(shared_method.name, compute)
 
 
 def _parking(shared_method: SharedMethod) -> Callable[..., Any]:

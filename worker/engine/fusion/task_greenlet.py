@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import greenlet
 
@@ -19,14 +19,25 @@ if TYPE_CHECKING:
     from worker.engine.fusion.step_caching import StepCache
 
 
-class TaskGreenlet(greenlet.greenlet):
-    """The greenlet of an image task. `step_cache` can answer its denoiser calls."""
+class StepRecord(Protocol):
+    """Records calls of denoisers and control nets, and steps of noise schedulers, or answers them itself."""
 
-    def __init__(self, body: Callable[[], None], step_cache: StepCache | None) -> None:
+    def answer(self, method: str, compute: Callable[[], Any]) -> Any: ...
+
+    def step(self, scheduler: Any, run: Callable[[], Any]) -> Any: ...
+
+
+class TaskGreenlet(greenlet.greenlet):
+    """The greenlet of an image task. `step_cache` can answer its denoiser calls, and so can `record`."""
+
+    def __init__(
+        self, body: Callable[[], None], step_cache: StepCache | None, record: StepRecord | None = None
+    ) -> None:
         current = greenlet.getcurrent()
         super().__init__(lambda _: body(), current if current.parent is None else current.parent)
         self.gr_context = contextvars.copy_context()
         self.step_cache = step_cache
+        self.record = record
 
     def enter(self, value: object = None) -> Any:
         """Run until the task parks, and return what it parks with; None if it ends.

@@ -15,6 +15,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
+from worker.engine.checkpoints.task_record import record_steps
 from worker.engine.pipelines.modular import is_modular, private_blocks
 from worker.engine.pipelines.noise_schedulers import avoid_waiting
 
@@ -45,6 +46,11 @@ class StepCounter:
     def total(self) -> int:
         """The steps of all loops that are planned or have begun."""
         return max(self.planned, self._begun)
+
+    def restart(self) -> None:
+        """Count from 0 again: the pipeline's call is repeated."""
+        self.step = self._begun = self.loop_start = self.loop_steps = 0
+        self.previews.clear()
 
     def __call__(self, iterable: Any = None, total: int | None = None) -> Any:
         items = None if iterable is None else list(iterable)
@@ -80,6 +86,9 @@ def clone_pipeline(
     if scheduler is not None:
         own["scheduler"] = _copy_component(scheduler)
         avoid_waiting(own["scheduler"], timesteps_on_host=timesteps_on_host)
+    for part in own.values():
+        if isinstance(part, SchedulerMixin):
+            record_steps(part)
     if is_modular(template):
         own["_blocks"] = private_blocks(template._blocks, steps)
     for name, inner in nested_pipelines(template).items():

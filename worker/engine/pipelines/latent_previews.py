@@ -33,21 +33,28 @@ def preview_steps(steps: int, count: int) -> tuple[int, ...]:
     return tuple(max(1, (at * steps) // (count + 1)) for at in range(1, count + 1))
 
 
-def add_previews(pipeline: Pipeline, arguments: dict[str, Any], job: Job, steps: StepCounter) -> None:
-    """Let a pipeline's call take the job's previews, if it can."""
+def add_previews(
+    pipeline: Pipeline,
+    arguments: dict[str, Any],
+    job: Job,
+    steps: StepCounter,
+    replaying: Callable[[], bool] = lambda: False,
+) -> None:
+    """Let a pipeline's call take the job's previews, if it can, but while `replaying`."""
     if job.previews and "callback_on_step_end" in call_parameters(pipeline):
-        arguments["callback_on_step_end"] = preview_callback(job, steps)
+        arguments["callback_on_step_end"] = preview_callback(job, steps, replaying)
 
 
-def preview_callback(job: Job, steps: StepCounter) -> Callable[..., dict[str, Any]]:
-    """Return a pipeline's `callback_on_step_end` that adds the job's previews to `steps`."""
+def preview_callback(
+    job: Job, steps: StepCounter, replaying: Callable[[], bool] = lambda: False
+) -> Callable[..., dict[str, Any]]:
+    """Return a pipeline's `callback_on_step_end` that adds the job's previews to `steps`, but while `replaying`."""
 
     def after_step(pipeline: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        before = (
-            steps.loop_start if steps.planned else 0
-        )  # of the calls whose steps are planned, this can be the second
+        # Of the calls whose steps are planned, this can be the second.
+        before = steps.loop_start if steps.planned else 0
         total = steps.planned or getattr(pipeline, "num_timesteps", None) or job.steps
-        if before + index + 1 in preview_steps(total, job.previews):
+        if before + index + 1 in preview_steps(total, job.previews) and not replaying():
             _add_preview(pipeline, job, steps, tensors.get("latents"))
         return {}
 

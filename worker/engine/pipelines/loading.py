@@ -18,10 +18,12 @@ from shared.config.controls import Control
 from shared.config.model_facts import ModelFacts
 from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, read_index
 from shared.config.models_file import ModelSpec
-from shared.errors import InferenceFailed, LoadPostponed, ModelUnavailable, UnusableInput
+from shared.errors import InferenceFailed, JobError, LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import OutputFormat, Task
 from shared.signature import DENOISERS
+from worker.engine.checkpoints.identity import model_fingerprint
+from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.errors import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import SharedMethod, Stage
@@ -112,6 +114,8 @@ class LoadedModel:
     controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
     decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
+    fingerprint: str = ""  # of its weights
+    resume_faults: dict[Task, str] = field(default_factory=dict)  # why jobs of a task cannot continue
     timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
@@ -186,20 +190,46 @@ class LoadedModel:
             clone.__dict__["vae"] = divide_decodes(clone.vae, self.decoder_pieces)
         return clone
 
-    def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
-        """Return the task of image `index` of `job`, not yet started."""
+    def image_task(
+        self, job: Job, index: int, inputs: InputImages, steps: StepCounter, record: TaskRecord | None = None
+    ) -> ImageTask:
+        """Return the task of image `index` of `job`, not yet started; it continues from the checkpoint of `record`."""
 
-        def body() -> list[Output] | list[Latents]:
+        def call() -> list[Output] | list[Latents]:
             if job.refiner_start is not None:
                 return self._make_refined(job, job.refiner_start, index, inputs, steps)
             pipeline, arguments = self.prepare_call(job, index, inputs, steps)
-            add_previews(pipeline, arguments, job, steps)
+            if record is not None:
+                record.use_generator(arguments.get("generator"))
+            add_previews(pipeline, arguments, job, steps, lambda: record is not None and record.replaying)
             with images_refused(job, steps):
                 results = make_results(pipeline, arguments, inputs.paste)
             check_part_has_steps(job, steps)
             return results
 
-        return ImageTask(body, adapter_key(job.adapters), self.watch, self._step_cache(job, steps))
+        def body() -> list[Output] | list[Latents]:
+            try:
+                return call()
+            except Exception as error:
+                if record is None or not record.replaying or isinstance(error, JobError):
+                    raise
+                log.warning("image_restarted", model=job.model, error=type(error).__name__, reason=text_of(error)[:200])
+            record.restart()
+            steps.restart()
+            return call()
+
+        return ImageTask(body, adapter_key(job.adapters), self.watch, self._step_cache(job, steps), record)
+
+    def resume_fault(self, job: Job) -> str | None:
+        """Return why a job can have no checkpoint, None if it can."""
+        if job.refiner_start is not None:
+            return "its refiner makes the last steps in a call of its own"
+        if job.reproducible and job.step_cache is not None:
+            return "step caching computes its first steps after a checkpoint again, which reproducible jobs must not"
+        changed = {id(module) for module in self.watch.changed_modules}
+        if any(id(denoiser.module) in changed for denoiser in self.denoisers):
+            return "its pipeline changes the denoiser, and reads more from a forward than the output"
+        return self.resume_faults.get(job.task)
 
     def _make_refined(
         self, job: Job, start: float, index: int, inputs: InputImages, steps: StepCounter
@@ -347,6 +377,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             refining.to(device)
         model = _assemble(pipeline, refining, nets, spec, device, dtype)
         model.image_adapter = image_adapter
+        model.fingerprint = model_fingerprint(spec, folder)
         if ranks is not None:
             ranks.join(denoisers)
             model.spread_over(ranks)

@@ -1,0 +1,177 @@
+"""An image task continues from its checkpoint without computing earlier steps, or begins anew if it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from diffusers import EulerAncestralDiscreteScheduler, FlowMatchEulerDiscreteScheduler
+from harness.engine import DIFFUSERS_AND_NUMPY
+
+from worker.engine.checkpoints.checkpoint import Checkpoint
+from worker.engine.checkpoints.replay import ReplayFailed
+from worker.engine.checkpoints.task_record import TaskRecord, record_steps
+from worker.engine.checkpoints.trees import NotStorable
+from worker.engine.fusion.image_task import ImageTask
+from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def grad_mode() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+    torch.set_grad_enabled(True)
+
+
+@dataclass
+class Progress:
+    step: int = 0
+    total: int = 0
+    loop_start: int = 0
+
+
+class Denoiser(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, sample: torch.Tensor, time: Any) -> tuple[torch.Tensor]:
+        self.calls += 1
+        return (torch.sin(sample) + float(time) / 1000,)
+
+
+@dataclass
+class Case:
+    """A pipeline's code: two loops over steps, each with a noise scheduler, of which the second uses the first's end.
+
+    With `together` both schedulers step in one loop.
+    """
+
+    denoiser: Denoiser = field(default_factory=Denoiser)
+    together: bool = False
+    steps: int = 4
+
+    def run(self, checkpoint: Checkpoint | None = None, stop: int | None = None) -> Any:
+        """Return the outcome, or the checkpoint after step `stop`."""
+        methods = shared_methods_of("unet", self.denoiser)
+        proxy = ModuleProxy(self.denoiser, methods, CPU, torch.float32)
+        progress = Progress(total=self.steps if self.together else 2 * self.steps)
+        record = TaskRecord(CPU, progress, checkpoint)
+        task = ImageTask(lambda: self._body(proxy, progress, record), record=record)
+        task.start(CPU)
+        while task.parked_call is not None:
+            if stop is not None and progress.step >= stop:
+                taken = record.take()
+                task.abort()
+                return taken
+            task.resume(CPU, task.parked_call.run())
+        assert task.error is None
+        return task.result, record.resumed_steps
+
+    def _body(self, unet: Any, progress: Progress, record: TaskRecord) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        record.use_generator(generator)
+        torch.manual_seed(6)
+        first, second = EulerAncestralDiscreteScheduler(), FlowMatchEulerDiscreteScheduler()
+        for scheduler in (first, second):
+            scheduler.set_timesteps(self.steps)
+            record_steps(scheduler)
+        one = torch.randn(1, 2, generator=generator) * first.init_noise_sigma
+        other = torch.randn(1, 2)
+        for at, time in enumerate(first.timesteps):
+            one = first.step(self._denoised(unet, first.scale_model_input(one, time), time), time, one, generator)[0]
+            if self.together:
+                time = second.timesteps[at]
+                other = second.step(unet(other, time)[0], time, other)[0]
+            progress.step += 1
+        progress.loop_start = progress.step
+        for time in () if self.together else second.timesteps:
+            other = second.step(unet(other + one, time)[0], time, other)[0] + torch.rand(1)
+            progress.step += 1
+        return one, other
+
+    def _denoised(self, unet: Any, sample: torch.Tensor, time: Any) -> torch.Tensor:
+        return unet(sample, time)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("together", "stop"), [(True, 1), (True, 2), (True, 3), (False, 1), (False, 3), (False, 4), (False, 5), (False, 7)]
+)
+def test_an_image_continues_with_the_states_of_all_its_schedulers(together: bool, stop: int) -> None:
+    """Of an earlier loop only the last step counts, which the second loop goes on from."""
+    expected, none = Case(together=together).run()
+    checkpoint = Case(together=together).run(stop=stop)
+    again = Case(together=together)
+    found, resumed = again.run(checkpoint)
+    assert (none, resumed) == (0, stop)
+    assert again.denoiser.calls == (8 - 2 * stop if together else 8 - stop)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_checkpoint_of_an_image_that_has_continued_is_like_any_other() -> None:
+    expected, _ = Case().run()
+    first = Case().run(stop=2)
+    second = Case().run(first, stop=6)
+    found, resumed = Case().run(second)
+    assert resumed == 6
+    assert all(map(torch.equal, expected, found))
+
+
+def test_there_is_no_checkpoint_before_the_first_step() -> None:
+    assert Case().run(stop=0) is None
+
+
+def test_a_checkpoint_does_not_change_with_the_image() -> None:
+    """The image goes on after it, and changes tensors in place."""
+    case = Case()
+    proxy = ModuleProxy(case.denoiser, shared_methods_of("unet", case.denoiser), CPU, torch.float32)
+    progress = Progress()
+    record = TaskRecord(CPU, progress)
+    task = ImageTask(lambda: case._body(proxy, progress, record), record=record)
+    task.start(CPU)
+    task.resume(CPU, task.parked_call.run())  # type: ignore[union-attr]
+    taken = record.take()
+    assert taken is not None
+    before = {name: tensor.clone() for name, tensor in taken.tensors.items()}
+    calls = len(taken.state["calls"])
+    while task.parked_call is not None:
+        task.resume(CPU, task.parked_call.run())
+    assert all(torch.equal(before[name], tensor) for name, tensor in taken.tensors.items())
+    assert len(taken.state["calls"]) == calls
+
+
+def test_a_call_that_does_not_do_the_same_does_not_continue() -> None:
+    checkpoint = Case().run(stop=2)
+    record = TaskRecord(CPU, Progress(), checkpoint)
+    assert record.replaying
+    with pytest.raises(ReplayFailed, match=r"is of vae\.forward, and was of unet\.forward"):
+        record.answer("vae.forward", lambda: None)
+    record.restart()
+    assert not record.replaying
+    assert torch.equal(record.answer("vae.forward", lambda: torch.ones(1)), torch.ones(1))
+
+
+def test_an_output_that_is_not_storable_makes_the_image_one_without_checkpoints() -> None:
+    record = TaskRecord(CPU, Progress())
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    record.answer("unet.forward", object)
+    record.step(scheduler, lambda: (torch.ones(1),))
+    with pytest.raises(NotStorable, match="an output of class object"):
+        record.take()
+
+
+def test_steps_outside_of_image_tasks_are_not_recorded() -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(2)
+    record_steps(scheduler)
+    assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
+    sample = torch.ones(1)
+    assert scheduler.step(sample, scheduler.timesteps[0], sample)[0].shape == (1,)
