@@ -104,6 +104,8 @@ class StubEngine:
             if claim_key in self._runs:
                 self._canceled.add(claim_key)
 
+    def take_checkpoints(self, *claim_keys: str) -> None: ...
+
     def order_models(self, orders: MemoryOrders) -> None: ...
 
     def release_all(self) -> None:

@@ -21,6 +21,7 @@ from shared.job import InputRef, Job
 from shared.job_fields import Task
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
+    CheckpointTaken,
     EngineEvent,
     EngineRequest,
     ForwardDone,
@@ -127,6 +128,7 @@ class EventRecorder:
     finished: dict[str, JobFinished] = field(default_factory=dict)
     forwards: list[ForwardDone] = field(default_factory=list)
     model_events: list[EngineEvent] = field(default_factory=list)
+    checkpoints: list[CheckpointTaken] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
 
     def on_event(self, event: EngineEvent) -> None:
@@ -151,6 +153,8 @@ class EventRecorder:
                 with self.change:
                     self.finished[key] = event
                     self.change.notify_all()
+            case CheckpointTaken():
+                self.checkpoints.append(event)
             case ForwardDone():
                 self.forwards.append(event)
             case _:
@@ -189,8 +193,11 @@ class EngineHarness:
             Settings(**{"device": DEVICE, "torch_threads": 1, "cpu_memory_bytes": 0, **settings}),
         )
 
-    def submit(self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None) -> None:
-        """Submit jobs, which start together, with `image` or images generated from their seeds as inputs."""
+    def submit(self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None, **request: Any) -> None:
+        """Submit jobs, which start together, with `image` or images generated from their seeds as inputs.
+
+        `request` are further fields of their requests.
+        """
         self.engine.submit(
             *(
                 EngineRequest(
@@ -199,6 +206,7 @@ class EngineHarness:
                     self.specs[job.model],
                     input_files(job) if image is None else InputFiles(images=(image,)),
                     job.id in solo,
+                    **request,
                 )
                 for job in jobs
             )
@@ -209,9 +217,9 @@ class EngineHarness:
         self.submit(*jobs)
         self.engine._input_decoder._small.submit(int).result(TIMEOUT_S)
 
-    def run(self, *jobs: Job, solo: Sequence[str] = ()) -> EventRecorder:
+    def run(self, *jobs: Job, solo: Sequence[str] = (), **request: Any) -> EventRecorder:
         """Submit jobs, which start together, and wait until they have finished."""
-        self.submit(*jobs, solo=solo)
+        self.submit(*jobs, solo=solo, **request)
         with self.started():
             self.recorder.wait_for([job.id for job in jobs])
         return self.recorder

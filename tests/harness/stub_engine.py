@@ -21,6 +21,7 @@ from shared.signature import signature
 from shared.storage import Storage, connect
 from worker.engine.protocol import (
     Activity,
+    CheckpointTaken,
     EngineEvents,
     EngineRequest,
     EngineStatus,
@@ -77,6 +78,11 @@ class StubEngine:
     def release_all(self) -> None:
         for claim_key in tuple(self.requests):
             self.cancel(claim_key)
+
+    def take_checkpoints(self, *claim_keys: str) -> None:
+        for claim_key in claim_keys:
+            if claim_key in self.requests:
+                self.events.on_event(CheckpointTaken(claim_key))
 
     def order_models(self, orders: MemoryOrders) -> None:
         self.orders.append(orders)

@@ -37,6 +37,7 @@ from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.job_checkpoints import JobCheckpoints
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
 from worker.engine.weights.downloads import limit_requests
 from worker.engine.weights.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
@@ -68,6 +69,8 @@ class Engine:
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
         self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
+        self._checkpoints = JobCheckpoints(self._inbox.put, self._scheduler.report_checkpoint)
+        self._scheduler.take_checkpoint = self._checkpoints.take
         adapters.busy = lambda: self._scheduler.running
         self._input_decoder = InputDecoder(
             lambda decoded: self._inbox.put(lambda: self._admit(decoded)),
@@ -97,6 +100,7 @@ class Engine:
         for timer in list(self._load_timers.values()):
             timer.cancel()
         self._input_decoder.close()
+        self._checkpoints.close()
         self._models.close()
 
     def join(self, timeout_s: float) -> bool:
@@ -115,6 +119,9 @@ class Engine:
     def release_all(self) -> None:
         self._unfinished.clear()
         self._inbox.put(self._scheduler.cancel_all)
+
+    def take_checkpoints(self, *claim_keys: str) -> None:
+        self._inbox.put(lambda: self._scheduler.take_checkpoints(claim_keys))
 
     def order_models(self, orders: MemoryOrders) -> None:
         self._inbox.put(lambda: self._follow(orders))

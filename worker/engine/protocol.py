@@ -73,7 +73,9 @@ class EngineRequest:
 
     A job that `must_run_solo` shares no forward. `queued_since_s` is a `time.monotonic()` time, None if the job was not
     queued; `start_by_s` is one too, the latest start of a job with a deadline.
-    `adapters` are the uploaded ones of the job, as local files.
+    `adapters` are the uploaded ones of the job, as local files. `checkpoints` are those of its images, from which they
+    continue; one that is refused is logged, and its image begins anew. `checkpoint_s` is the device time of the job
+    that a loss of this worker may cost: after it, the engine takes checkpoints by itself. None: the job can have none.
     """
 
     claim_key: str
@@ -84,6 +86,8 @@ class EngineRequest:
     queued_since_s: float | None = None
     start_by_s: float | None = None
     adapters: tuple[AdapterSpec, ...] = ()
+    checkpoints: tuple[bytes | None, ...] = ()
+    checkpoint_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,29 @@ class PreviewReady:
 
 
 @dataclass(frozen=True)
+class ImageCheckpoint:
+    """A file from which an image continues after `step` of `total` steps."""
+
+    data: bytes
+    step: int
+    total: int
+
+
+@dataclass(frozen=True)
+class CheckpointTaken:
+    """Checkpoints of the images of a job, on request or because of its `checkpoint_s`.
+
+    None for an image that has not gone beyond the checkpoint it began with; no images for a job that has not started.
+    `device_seconds` is the job's share of the engine's work so far. `reason` is why it can have no checkpoint.
+    """
+
+    claim_key: str
+    images: tuple[ImageCheckpoint | None, ...] = ()
+    device_seconds: float = 0.0
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class OutputReady:
     """Output `index` of a job; the layers of one image have consecutive indexes."""
 
@@ -123,7 +150,10 @@ class OutputReady:
 
 @dataclass(frozen=True)
 class JobFinished:
-    """A job left the engine; its last event. `canceled` is also set for a job released at the end of a drain."""
+    """A job left the engine; its last event. `canceled` is also set for a job released at the end of a drain.
+
+    `resumed_steps` are those of all its images that its checkpoints spared.
+    """
 
     claim_key: str
     error: JobError | None = None
@@ -134,6 +164,7 @@ class JobFinished:
     device_seconds: float = 0.0
     warnings: tuple[FieldWarning, ...] = ()
     device_times: DeviceTimes | None = None
+    resumed_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,7 +227,7 @@ class ForwardRetried:
     retries: int
 
 
-JobEvent: TypeAlias = JobPhaseChanged | JobProgress | PreviewReady | OutputReady | JobFinished
+JobEvent: TypeAlias = JobPhaseChanged | JobProgress | PreviewReady | CheckpointTaken | OutputReady | JobFinished
 ModelEvent: TypeAlias = ModelLoaded | ModelLoadFailed | MemoryExhausted | ForwardRetried
 EngineEvent: TypeAlias = JobEvent | ForwardDone | ModelEvent
 
@@ -319,6 +350,9 @@ class EngineInterface(Protocol):
 
     def release_all(self) -> None:
         """Cancel all unfinished jobs."""
+
+    def take_checkpoints(self, *claim_keys: str) -> None:
+        """Take checkpoints after the present forward: each job that has not finished by then gets `CheckpointTaken`."""
 
     def order_models(self, orders: MemoryOrders) -> None:
         """Follow these orders from now on, between forwards; those before `warm_up` decide what it loads."""

@@ -120,6 +120,9 @@ class RemoteEngine:
     def release_all(self) -> None:
         self._outbox.put(("release_all",))
 
+    def take_checkpoints(self, *claim_keys: str) -> None:
+        self._outbox.put(("take_checkpoints", *claim_keys))
+
     def order_models(self, orders: MemoryOrders) -> None:
         self._outbox.put(("order_models", orders))
 

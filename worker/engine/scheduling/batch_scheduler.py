@@ -49,6 +49,7 @@ class BatchScheduler:
         self._jobs: dict[str, EngineJob] = {}  # by claim key
         self._memory = MemoryLimits()
         self._selector = CallSelector(timer, self._memory, aging_s)
+        self.take_checkpoint: Callable[[EngineJob], None] = lambda _engine_job: None
 
     @property
     def running(self) -> bool:
@@ -104,6 +105,20 @@ class BatchScheduler:
         for claim_key in list(self._jobs):
             self.cancel(claim_key)
 
+    def take_checkpoints(self, claim_keys: Iterable[str]) -> None:
+        """Take checkpoints of jobs, and report those that have not started without any; ignores unknown keys."""
+        for claim_key in claim_keys:
+            engine_job = self._jobs.get(claim_key)
+            if engine_job is not None and engine_job.started:
+                self.take_checkpoint(engine_job)
+            elif claim_key in self._unfinished:
+                self._events.on_event(protocol.CheckpointTaken(claim_key))
+
+    def report_checkpoint(self, event: protocol.CheckpointTaken) -> None:
+        """Report a checkpoint, unless its job has finished."""
+        if event.claim_key in self._jobs:
+            self._events.on_event(event)
+
     def models_in_use(self) -> set[str]:
         return {one.spec.id for one in self._jobs.values() if one.model is not None}
 
@@ -134,7 +149,11 @@ class BatchScheduler:
         )
         for (engine_job, task, _), _ in resumed:
             self._after_resume(engine_job, task)
-        self._report_progress(_distinct(task_call.engine_job for task_call in task_calls))
+        served = _distinct(task_call.engine_job for task_call in task_calls)
+        self._report_progress(served)
+        for engine_job in served:
+            if engine_job.claim_key in self._jobs and engine_job.checkpoint_due:
+                self.take_checkpoint(engine_job)
 
     def _start(self, engine_job: EngineJob, model: LoadedModel) -> None:
         if engine_job.job.reproducible and model.awaits_memory:  # fused forwards later would change the last bits

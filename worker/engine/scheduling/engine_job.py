@@ -3,9 +3,15 @@
 import math
 import time
 
+import structlog
+
 from shared.errors import JobError
 from shared.job import MAX_ROW_CHANGES, BatchingStats, FieldWarning
 from shared.signature import signature
+from worker.engine.checkpoints.file_format import CheckpointRefused, read
+from worker.engine.checkpoints.identity import identity_of
+from worker.engine.checkpoints.policy import is_due
+from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
 from worker.engine.pipelines.clones import StepCounter
@@ -13,6 +19,8 @@ from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
 from worker.engine.scheduling.device_work import DeviceWork
+
+log = structlog.get_logger()
 
 # Rows of a reproducible job's forwards, the same at any load. Few, so that a solo job stays cheap.
 REPRODUCIBLE_ROWS = 4
@@ -42,6 +50,9 @@ class EngineJob:
         self.model: LoadedModel | None = None
         self.tasks: list[ImageTask] = []
         self.steps: list[StepCounter] = []  # of each task
+        self.records: list[TaskRecord | None] = []  # of each task
+        self.checkpoint_fault: str | None = None  # why it can have none
+        self._safe_s = 0.0  # `device_seconds` at its last checkpoint
         self.progressed = False
         self.mismatched = False
         self.excluded_bulk = False
@@ -81,7 +92,42 @@ class EngineJob:
         for index in range(self.job.n):
             steps = StepCounter(self._note_progress)
             self.steps.append(steps)
-            self.tasks.append(model.image_task(self.job, index, self.inputs, steps))
+            self.records.append(self._record(index, steps, model))
+            self.tasks.append(model.image_task(self.job, index, self.inputs, steps, self.records[-1]))
+
+    def _record(self, index: int, steps: StepCounter, model: LoadedModel) -> TaskRecord | None:
+        """Return the record of an image, which continues from its checkpoint; None if it has none, and can have none.
+
+        The reason is in `checkpoint_fault`.
+        """
+        data = self.request.checkpoints[index] if index < len(self.request.checkpoints) else None
+        if data is None and self.request.checkpoint_s is None:
+            self.checkpoint_fault = "its request has no checkpoint_s"
+            return None
+        self.checkpoint_fault = model.resume_fault(self.job)
+        if self.checkpoint_fault is not None:
+            return None
+        checkpoint = None
+        if data is not None:
+            try:
+                checkpoint = read(data, identity_of(model.fingerprint, self.job, index, model.device))
+            except CheckpointRefused as error:
+                log.warning("checkpoint_refused", job_id=self.job.id, image=index, reason=f"the checkpoint {error}")
+        return TaskRecord(model.device, steps, checkpoint)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        step, total = self.progress()
+        return is_due(self.request.checkpoint_s, self.device_seconds - self._safe_s, total - step)
+
+    def note_checkpoint(self) -> None:
+        """Record that a checkpoint is taken now."""
+        self._safe_s = self.device_seconds
+
+    @property
+    def resumed_steps(self) -> int:
+        """Steps of all images that were not computed again."""
+        return sum(record.resumed_steps for record in self.records if record is not None)
 
     def _note_progress(self) -> None:
         self.progressed = True
@@ -135,7 +181,8 @@ class EngineJob:
             inference_ms=None if started is None else round(1000 * (now - started)),
             device_seconds=round(self.device_seconds, 6),
             warnings=self._warnings,
-            device_times=self.device_work.times((self.progress()[0] - skipped) / self.job.n),
+            device_times=self.device_work.times((self.progress()[0] - skipped - self.resumed_steps) / self.job.n),
+            resumed_steps=self.resumed_steps,
         )
 
     def _solo_reason(self) -> str:

@@ -1,0 +1,60 @@
+"""Jobs that are stopped at half of their steps, and continue from their checkpoints in another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.engine import EngineHarness, EventRecorder
+from shared.config.models_file import ModelSpec
+from shared.job import Job
+from worker.engine.engine import Engine
+from worker.engine.protocol import CheckpointTaken, Output
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A job without a stop, its checkpoint, and the same job continued from it."""
+
+    whole: EventRecorder
+    checkpoint: CheckpointTaken
+    resumed: EventRecorder
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of the outputs, pixels and sound."""
+        assert self.whole.outputs.keys() == self.resumed.outputs.keys()
+        return max(_difference(output, self.resumed.outputs[key]) for key, output in self.whole.outputs.items())
+
+    @property
+    def steps_computed(self) -> tuple[int, int]:
+        """Denoiser forwards without a stop, and after it."""
+        return len(self.whole.forwards), len(self.resumed.forwards)
+
+
+def resumed(spec: ModelSpec, job: Job, factory: Callable[..., Any] = Engine) -> Resumed:
+    """Run `job`, and again from its checkpoint at half of its steps in an engine of `factory`."""
+    whole = EngineHarness(spec).run(job, checkpoint_s=0.0)
+    checkpoint = halfway(whole)
+    files = tuple(None if image is None else image.data for image in checkpoint.images)
+    again = EngineHarness(spec, factory=factory).run(job, checkpoints=files)
+    return Resumed(whole, checkpoint, again)
+
+
+def halfway(recorder: EventRecorder) -> CheckpointTaken:
+    """Return the first checkpoint in which all images have done half of their steps."""
+    for event in recorder.checkpoints:
+        if event.images and all(image is not None and 2 * image.step >= image.total for image in event.images):
+            return event
+    raise AssertionError(f"no checkpoint at half of the steps: {[one.reason for one in recorder.checkpoints]}")
+
+
+def _difference(one: Output, other: Output) -> float:
+    off = float(np.abs(one.pixels.astype(np.float64) - other.pixels).max())
+    if one.audio is not None and other.audio is not None:
+        off = max(off, float(np.abs(one.audio.samples - other.audio.samples).max()))
+    assert (one.audio is None) == (other.audio is None)
+    return off
