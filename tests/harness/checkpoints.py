@@ -39,9 +39,12 @@ def resumed(spec: ModelSpec, job: Job, factory: Callable[..., Any] = Engine) -> 
     """Run `job`, and again from its checkpoint at half of its steps in an engine of `factory`."""
     whole = EngineHarness(spec).run(job, checkpoint_s=0.0)
     checkpoint = halfway(whole)
-    files = tuple(None if image is None else image.data for image in checkpoint.images)
-    again = EngineHarness(spec, factory=factory).run(job, checkpoints=files)
+    again = EngineHarness(spec, factory=factory).run(job, checkpoints=files_of(checkpoint))
     return Resumed(whole, checkpoint, again)
+
+
+def files_of(event: CheckpointTaken) -> tuple[bytes | None, ...]:
+    return tuple(None if image is None else image.data for image in event.images)
 
 
 def halfway(recorder: EventRecorder) -> CheckpointTaken:

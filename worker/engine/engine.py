@@ -19,8 +19,10 @@ from transformers.utils import logging as transformers_logging
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
+from shared.job import Job
 from shared.runtime.cores import usable_cores
 from worker.engine import protocol
+from worker.engine.checks.resume_check import check_resuming
 from worker.engine.checks.self_check import run_self_check
 from worker.engine.checks.warm_up import warm_up_model
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, use_full_float32
@@ -69,7 +71,7 @@ class Engine:
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
         self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
-        self._checkpoints = JobCheckpoints(self._inbox.put, self._scheduler.report_checkpoint)
+        self._checkpoints = JobCheckpoints(self._inbox.put, self._scheduler.report_checkpoint, self._check_resuming)
         self._scheduler.take_checkpoint = self._checkpoints.take
         adapters.busy = lambda: self._scheduler.running
         self._input_decoder = InputDecoder(
@@ -350,6 +352,10 @@ class Engine:
             if model.next_check_s <= time.monotonic():
                 with self._checking():
                     run_self_check(model, self.device)
+
+    def _check_resuming(self, model: LoadedModel, job: Job) -> None:
+        with self._checking():
+            check_resuming(model, job, self.device)
 
     def _wake_load_waiter(self, model: str) -> None:
         if done := self._load_waiters.pop(model, None):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import diffusers
 import numpy as np
 import pytest
+from harness.adapters import adapters_of, load_pipeline, spec_with
 from harness.checkpoints import halfway, resumed
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
+from tiny import controls, lora
 
+from shared.config.controls import Control, ControlSpec
 from shared.job_fields import Task
 from worker.engine.remote import RemoteEngine
 
@@ -72,3 +79,60 @@ def test_a_job_that_continues_joins_a_running_batch_and_counts_on(tiny_models: P
     assert max(harness.recorder.rows) == 2
     assert [entry[2:] for entry in harness.recorder.log if entry[:2] == ("progress", "one")][:2] == [(3, 6), (4, 6)]
     assert np.abs(harness.recorder.images["one", 0].astype(float) - whole.images["one", 0]).max() <= 1
+
+
+def test_an_inpainted_image_continues_and_keeps_what_is_not_masked(tiny_models: Path) -> None:
+    spec = a_spec(tiny_models / "sd", tasks=(Task.TEXT_TO_IMAGE, Task.INPAINT))
+    job = a_job("one", task=Task.INPAINT, strength=0.9, steps=8, keep_unmasked=True, mask_blur=4)
+    outcome = resumed(spec, job)
+    assert outcome.difference == 0.0
+    assert outcome.resumed.finished["one"].resumed_steps >= 3
+
+
+def test_an_image_continues_with_its_adapter(tiny_models: Path, tmp_path: Path) -> None:
+    folder = tiny_models / "sd"
+    file = lora.save(load_pipeline(folder), tmp_path / "ink.safetensors", 1, components=("unet", "text_encoder"))
+    job = a_job("one", steps=6, adapters=adapters_of(("ink", 1.0)))
+    outcome = resumed(spec_with(folder, {"ink": file}), job)
+    assert outcome.difference == 0.0
+    plain = EngineHarness(a_spec(folder)).run(a_job("one", steps=6))
+    assert not np.array_equal(outcome.resumed.images["one", 0], plain.images["one", 0]), "it changes the image"
+
+
+@pytest.mark.parametrize("family", ["sd", "sd3"])
+def test_an_image_continues_with_its_control_net(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tiny_model(family)
+    net = controls.save(folder, tmp_path / "net", 1)
+    spec = a_spec(folder, control=(ControlSpec(id="net", source=str(net)),), tasks=(Task.TEXT_TO_IMAGE,))
+    job = a_job("one", steps=6, controls=(Control(id="net", scale=0.7, end=0.8),))
+    outcome = resumed(spec, job)
+    assert outcome.difference == 0.0
+    assert outcome.steps_computed == (6, 3)
+
+
+def test_an_image_continues_with_its_ip_adapter(tiny_models: Path, tmp_path: Path) -> None:
+    folder = tiny_models / "sd"
+    source = controls.save_ip_adapter(folder, tmp_path / "style", 1)
+    style = ControlSpec(id="style", kind="ip_adapter", source=str(source), weight_name="ip-adapter.safetensors")
+    job = a_job("one", steps=6, controls=(Control(id="style", kind="ip_adapter", scale=0.7),))
+    outcome = resumed(a_spec(folder, control=(style,), tasks=(Task.TEXT_TO_IMAGE,)), job)
+    assert outcome.difference == 0.0
+
+
+def test_a_guider_with_momentum_has_no_checkpoints(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """It keeps an average of the outputs that a replay does not compute: the check before the first one finds it."""
+    folder = tmp_path / "changed"
+    shutil.copytree(tiny_model("modular-sdxl"), folder)
+    guider = diffusers.AdaptiveProjectedGuidance(adaptive_projected_guidance_momentum=-0.5)
+    guider.save_pretrained(str(folder / "guider"))
+    index = json.loads((folder / "modular_model_index.json").read_text())
+    source = {"pretrained_model_name_or_path": str(folder), "subfolder": "guider"}
+    name = type(guider).__name__
+    index["guider"] = ["diffusers", name, {"type_hint": ["diffusers", name], **source}]
+    (folder / "modular_model_index.json").write_text(json.dumps(index))
+    recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one", steps=6), checkpoint_s=0.0)
+    assert recorder.finished["one"].error is None
+    assert not any(image for event in recorder.checkpoints for image in event.images)
+    assert re.match(r"an image that continued was off by \d+ of 255 levels", recorder.checkpoints[-1].reason or "")

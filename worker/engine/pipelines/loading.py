@@ -4,7 +4,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -115,7 +115,8 @@ class LoadedModel:
     decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
     fingerprint: str = ""  # of its weights
-    resume_faults: dict[Task, str] = field(default_factory=dict)  # why jobs of a task cannot continue
+    # Why jobs cannot continue from checkpoints, None if they can; of those that have been checked, by `resume_key`.
+    resume_faults: dict[Hashable, str | None] = field(default_factory=dict)
     timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
@@ -229,7 +230,11 @@ class LoadedModel:
         changed = {id(module) for module in self.watch.changed_modules}
         if any(id(denoiser.module) in changed for denoiser in self.denoisers):
             return "its pipeline changes the denoiser, and reads more from a forward than the output"
-        return self.resume_faults.get(job.task)
+        return self.resume_faults.get(self.resume_key(job))
+
+    def resume_key(self, job: Job) -> Hashable:
+        """Return what decides whether a job can continue from a checkpoint."""
+        return job.task, bool(_nets_of(job))
 
     def _make_refined(
         self, job: Job, start: float, index: int, inputs: InputImages, steps: StepCounter

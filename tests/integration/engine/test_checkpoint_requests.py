@@ -1,0 +1,194 @@
+"""When an engine takes checkpoints, and what becomes of a job whose checkpoint it cannot use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.checkpoints import files_of, halfway, resumed
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
+from harness.waiting import wait_until
+
+from shared.config.step_schedules import StepSchedule
+from shared.job import Job
+from worker.engine.checkpoints.replay import Replay, ReplayFailed
+from worker.engine.engine import Engine
+from worker.engine.protocol import CheckpointTaken, EngineEvent, ForwardDone
+from worker.engine.remote import RemoteEngine
+
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
+
+
+@dataclass
+class Asking(EventRecorder):
+    """A recorder that asks for checkpoints after a forward."""
+
+    ask: Callable[[], None] = lambda: None
+    after: int = 2
+    asked: bool = field(default=False)
+
+    def on_event(self, event: EngineEvent) -> None:
+        super().on_event(event)
+        if isinstance(event, ForwardDone) and len(self.forwards) >= self.after and not self.asked:
+            self.asked = True
+            self.ask()
+
+
+@pytest.mark.parametrize("factory", [Engine, RemoteEngine])
+def test_checkpoints_are_taken_on_request_from_another_process_too(factory: Any, tiny_models: Path) -> None:
+    recorder = Asking()
+    harness = EngineHarness(a_spec(tiny_models / "sd"), recorder=recorder, factory=factory)
+    recorder.ask = lambda: harness.engine.take_checkpoints("one", "two", "unknown")
+    jobs = [a_job("one", steps=40, n=2), a_job("two", steps=40)]
+    harness.submit(*jobs, checkpoint_s=math.inf)
+    with harness.started():
+        harness.recorder.wait_for(["one", "two"])
+    taken = {event.claim_key: event for event in recorder.checkpoints}
+    assert list(taken) == ["one", "two"]
+    for job in jobs:
+        again = EngineHarness(a_spec(tiny_models / "sd")).run(job, checkpoints=files_of(taken[job.id]))
+        steps = sum(image.step for image in taken[job.id].images if image is not None)
+        assert again.finished[job.id].resumed_steps == steps >= 2 * job.n
+        for key, image in again.images.items():
+            assert np.abs(image.astype(int) - recorder.images[key]).max() <= 1
+
+
+def test_a_job_that_has_not_started_gets_an_event_without_images(tiny_models: Path) -> None:
+    """The worker that asks waits for it."""
+    harness = EngineHarness(a_spec(tiny_models / "sd"), fresh=("tiny",))
+    harness.submit(a_job("one"), checkpoint_s=math.inf)
+    harness.engine.take_checkpoints("one")
+    with harness.started():
+        harness.recorder.wait_for(["one"])
+    assert harness.recorder.checkpoints == [CheckpointTaken("one")]
+
+
+def test_a_job_that_is_shorter_than_its_checkpoint_s_gets_none(tiny_models: Path) -> None:
+    assert EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), checkpoint_s=1000.0).checkpoints == []
+
+
+def test_there_is_one_checkpoint_for_each_checkpoint_s_of_device_time(tiny_models: Path) -> None:
+    """The time counts from the last one."""
+    recorder = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one", steps=40), checkpoint_s=0.1)
+    times = [event.device_seconds for event in recorder.checkpoints]
+    assert times
+    assert all(later - earlier >= 0.1 for earlier, later in zip([0.0, *times], times, strict=False))
+    steps = [event.images[0].step for event in recorder.checkpoints if event.images[0] is not None]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_fields", "reason"),
+    [
+        ({}, {}, "its request has no checkpoint_s"),
+        (
+            {"reproducible": True, "step_cache": StepSchedule(every=2), "steps": 12},
+            {"checkpoint_s": math.inf},
+            "step caching computes its first steps after a checkpoint again, which reproducible jobs must not",
+        ),
+    ],
+)
+def test_a_job_without_checkpoints_says_why(
+    fields: dict[str, Any], request_fields: dict[str, Any], reason: str, tiny_models: Path
+) -> None:
+    recorder = Asking()
+    harness = EngineHarness(a_spec(tiny_models / "sd"), recorder=recorder)
+    recorder.ask = lambda: harness.engine.take_checkpoints("one")
+    harness.run(a_job("one", **({"steps": 30} | fields)), **request_fields)
+    assert [(event.images, event.reason) for event in recorder.checkpoints] == [((None,), reason)]
+
+
+def whole_and_file(spec: Any, job: Job) -> tuple[EventRecorder, tuple[bytes | None, ...]]:
+    whole = EngineHarness(spec).run(job, checkpoint_s=0.0)
+    return whole, files_of(halfway(whole))
+
+
+def test_a_job_with_the_checkpoint_of_another_begins_anew(tiny_models: Path) -> None:
+    spec = a_spec(tiny_models / "sd")
+    _, files = whole_and_file(spec, a_job("other"))
+    plain = EngineHarness(spec).run(a_job("one"))
+    recorder = EngineHarness(spec).run(a_job("one"), checkpoints=files)
+    assert recorder.finished["one"].resumed_steps == 0
+    assert np.array_equal(recorder.images["one", 0], plain.images["one", 0])
+
+
+@pytest.mark.parametrize("error", [ReplayFailed("it is another call"), RuntimeError("zeros are not for me")])
+def test_an_image_whose_call_does_not_follow_its_checkpoint_begins_anew(
+    error: Exception, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, job = a_spec(tiny_models / "sd"), a_job("one", steps=6)
+    whole, files = whole_and_file(spec, job)
+
+    def fail(self: Replay, at: int, method: str) -> Any:
+        if at == 2:
+            raise error
+        return output(self, at, method)
+
+    output = Replay.output
+    monkeypatch.setattr(Replay, "output", fail)
+    recorder = EngineHarness(spec).run(job, checkpoints=files)
+    assert recorder.finished["one"].error is None
+    assert recorder.finished["one"].resumed_steps == 0
+    assert len(recorder.forwards) == 6
+    assert [entry[2:] for entry in recorder.log if entry[0] == "progress"][-1] == (6, 6)
+    assert np.array_equal(recorder.images["one", 0], whole.images["one", 0])
+
+
+def test_previews_before_the_checkpoint_are_not_repeated(tiny_models: Path) -> None:
+    spec, job = a_spec(tiny_models / "sd"), a_job("one", steps=8, previews=3)
+    whole, files = whole_and_file(spec, job)
+    again = EngineHarness(spec).run(job, checkpoints=files)
+    assert len(whole.previews) == 3
+    assert len(again.previews) == 1
+    assert np.array_equal(again.previews[0], whole.previews[2])
+
+
+def test_step_caching_goes_on_with_a_computed_step(tiny_models: Path) -> None:
+    outcome = resumed(a_spec(tiny_models / "sd"), a_job("one", steps=20, step_cache=StepSchedule(every=2)))
+    assert outcome.resumed.finished["one"].batching.skipped_steps > 0
+    assert outcome.difference <= 8
+    assert outcome.resumed.finished["one"].resumed_steps == 10
+
+
+def test_a_reproducible_image_continues_bit_for_bit_with_batch_mates(tiny_models: Path) -> None:
+    spec, job = a_spec(tiny_models / "sd"), a_job("one", steps=6, reproducible=True)
+    whole, files = whole_and_file(spec, job)
+    harness = EngineHarness(spec)
+    harness.submit(a_job("mate", steps=8, reproducible=True))
+    harness.submit(job, checkpoints=files)
+    with harness.started():
+        harness.recorder.wait_for(["one", "mate"])
+    assert harness.recorder.finished["one"].batching.max_jobs == 2
+    assert np.array_equal(harness.recorder.images["one", 0], whole.images["one", 0])
+
+
+def test_an_image_that_continued_has_checkpoints_like_any_other(tiny_models: Path) -> None:
+    spec, job = a_spec(tiny_models / "sd"), a_job("one", steps=8)
+    whole, files = whole_and_file(spec, job)
+    second = EngineHarness(spec).run(job, checkpoints=files, checkpoint_s=0.0)
+    last = next(event for event in second.checkpoints if event.images[0] is not None and event.images[0].step == 6)
+    third = EngineHarness(spec).run(job, checkpoints=files_of(last))
+    assert third.finished["one"].resumed_steps == 6
+    assert len(third.forwards) == 2
+    assert np.array_equal(third.images["one", 0], whole.images["one", 0])
+
+
+def test_a_canceled_job_reports_no_checkpoint_after_its_end(tiny_models: Path) -> None:
+    recorder = Asking()
+    harness = EngineHarness(a_spec(tiny_models / "sd"), recorder=recorder)
+
+    def ask() -> None:
+        harness.engine.take_checkpoints("one")
+        harness.engine.cancel("one")
+
+    recorder.ask = ask
+    harness.submit(a_job("one", steps=50), checkpoint_s=math.inf)
+    with harness.started() as engine:
+        recorder.wait_for(["one"])
+        wait_until(lambda: not engine.status().activity.busy, "the engine is idle")
+    assert recorder.checkpoints == []
