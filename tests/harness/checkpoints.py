@@ -37,10 +37,26 @@ class Resumed:
 
 def resumed(spec: ModelSpec, job: Job, factory: Callable[..., Any] = Engine) -> Resumed:
     """Run `job`, and again from its checkpoint at half of its steps in an engine of `factory`."""
-    whole = EngineHarness(spec).run(job, checkpoint_s=0.0)
+    whole = run_with_checkpoints(spec, job)
     checkpoint = halfway(whole)
     again = EngineHarness(spec, factory=factory).run(job, checkpoints=files_of(checkpoint))
     return Resumed(whole, checkpoint, again)
+
+
+class _AtOnce:
+    """Writes checkpoints on the engine's thread, so that all are reported before the next forward."""
+
+    def submit(self, write: Callable[..., None], *arguments: Any) -> None:
+        write(*arguments)
+
+    def shutdown(self, **_options: bool) -> None: ...
+
+
+def run_with_checkpoints(spec: ModelSpec, job: Job, **request: Any) -> EventRecorder:
+    """Run a job that gets checkpoints after each forward."""
+    harness = EngineHarness(spec)
+    harness.engine._checkpoints._writer = _AtOnce()
+    return harness.run(job, **({"checkpoint_s": 0.0} | request))
 
 
 def files_of(event: CheckpointTaken) -> tuple[bytes | None, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from harness.checkpoints import resumed
-from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_spec
+from harness.checkpoints import resumed, run_with_checkpoints
+from harness.engine import DIFFUSERS_AND_NUMPY, a_spec
 from parity.cells import Cell
 from parity.grid import GRID
 from parity.running import as_floats
@@ -60,7 +60,7 @@ def test_an_image_continues_bit_for_bit(cell: Cell, models_folder: Path) -> None
         spec = a_spec(source, tasks=cell.tasks, **({"max_batch": 16} | dict(cell.spec)))
         for job in one_job_of_each_task(cell):
             if cell.id in RESTARTS:
-                events = EngineHarness(spec).run(job, checkpoint_s=0.0).checkpoints
+                events = run_with_checkpoints(spec, job).checkpoints
                 assert not any(image for event in events for image in event.images)
                 assert events[-1].reason == RESTARTS[cell.id]
                 continue

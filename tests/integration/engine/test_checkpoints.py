@@ -12,11 +12,12 @@ import diffusers
 import numpy as np
 import pytest
 from harness.adapters import adapters_of, load_pipeline, spec_with
-from harness.checkpoints import halfway, resumed
+from harness.checkpoints import halfway, resumed, run_with_checkpoints
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny import controls, lora
 
 from shared.config.controls import Control, ControlSpec
+from shared.config.scheduler_choices import SchedulerOptions
 from shared.job_fields import Task
 from worker.engine.remote import RemoteEngine
 
@@ -39,6 +40,24 @@ def test_an_image_continues_with_any_noise_scheduler(scheduler: str, tiny_models
     assert outcome.resumed.finished["one"].resumed_steps >= 4
     whole, rest = outcome.steps_computed
     assert 0 < rest <= whole - 4
+
+
+@pytest.mark.parametrize(
+    ("family", "scheduler", "options"),
+    [
+        ("sd", "DPMSolverMultistepScheduler", SchedulerOptions(sde=True, karras=True)),
+        ("flux", "UniPCMultistepScheduler", SchedulerOptions(shift=3.0)),
+        ("sd3", "FlowMatchHeunDiscreteScheduler", None),
+        ("flux", "FlowMatchLCMScheduler", None),
+    ],
+)
+def test_an_image_continues_with_noise_of_its_own_at_each_step_and_along_a_flow(
+    family: str, scheduler: str, options: SchedulerOptions | None, tiny_model: Callable[[str], Path]
+) -> None:
+    spec = a_spec(tiny_model(family), schedulers=(scheduler,), tasks=(Task.TEXT_TO_IMAGE,))
+    outcome = resumed(spec, a_job("one", steps=8, scheduler=scheduler, scheduler_options=options))
+    assert outcome.difference == 0.0
+    assert outcome.resumed.finished["one"].resumed_steps >= 4
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.0])
@@ -68,7 +87,7 @@ def test_a_job_continues_in_another_process(tiny_models: Path) -> None:
 def test_a_job_that_continues_joins_a_running_batch_and_counts_on(tiny_models: Path) -> None:
     spec = a_spec(tiny_models / "sd")
     job = a_job("one", steps=6)
-    whole = EngineHarness(spec).run(job, checkpoint_s=0.0)
+    whole = run_with_checkpoints(spec, job)
     file = halfway(whole).images[0]
     assert file is not None
     harness = EngineHarness(spec)
@@ -132,7 +151,7 @@ def test_a_guider_with_momentum_has_no_checkpoints(tiny_model: Callable[[str], P
     name = type(guider).__name__
     index["guider"] = ["diffusers", name, {"type_hint": ["diffusers", name], **source}]
     (folder / "modular_model_index.json").write_text(json.dumps(index))
-    recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one", steps=6), checkpoint_s=0.0)
+    recorder = run_with_checkpoints(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,)), a_job("one", steps=6))
     assert recorder.finished["one"].error is None
     assert not any(image for event in recorder.checkpoints for image in event.images)
     assert re.match(r"an image that continued was off by \d+ of 255 levels", recorder.checkpoints[-1].reason or "")

@@ -79,6 +79,8 @@ def pack(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> J
         return {"dict": [[key, pack(item, f"{name}.{at}", tensors)] for at, (key, item) in enumerate(value.items())]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [pack(item, f"{name}.{at}", tensors) for at, item in enumerate(value)]}
+    if isinstance(value, torch.Size):
+        return {"size": list(value)}
     if type(value) in _PLAIN:
         return {"value": value}
     raise NotStorable(f"{name} of class {type(value).__name__}")
@@ -93,6 +95,8 @@ def unpack(packed: Json, tensors: Mapping[str, torch.Tensor], device: torch.devi
         case {"array": name, "scalar": is_scalar}:
             array = tensors[name].numpy().copy()
             return array[()] if is_scalar else array
+        case {"size": sides}:
+            return torch.Size(sides)
         case {"dict": items}:
             return {key: unpack(item, tensors, device) for key, item in items}
         case {"tuple": items}:

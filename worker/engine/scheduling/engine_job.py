@@ -104,16 +104,16 @@ class EngineJob:
         if data is None and self.request.checkpoint_s is None:
             self.checkpoint_fault = "its request has no checkpoint_s"
             return None
-        self.checkpoint_fault = model.resume_fault(self.job)
-        if self.checkpoint_fault is not None:
-            return None
+        refusal = self.checkpoint_fault = model.resume_fault(self.job)
         checkpoint = None
-        if data is not None:
+        if data is not None and refusal is None:
             try:
                 checkpoint = read(data, identity_of(model.fingerprint, self.job, index, model.device))
             except CheckpointRefused as error:
-                log.warning("checkpoint_refused", job_id=self.job.id, image=index, reason=f"the checkpoint {error}")
-        return TaskRecord(model.device, steps, checkpoint)
+                refusal = f"the checkpoint {error}"
+        if data is not None and refusal is not None:
+            log.warning("checkpoint_refused", job_id=self.job.id, image=index, reason=refusal)
+        return None if self.checkpoint_fault is not None else TaskRecord(model.device, steps, checkpoint)
 
     @property
     def checkpoint_due(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import EulerAncestralDiscreteScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from harness.engine import DIFFUSERS_AND_NUMPY
 
 from worker.engine.checkpoints.checkpoint import Checkpoint
@@ -44,14 +44,15 @@ class Denoiser(torch.nn.Module):
 
     def forward(self, sample: torch.Tensor, time: Any) -> tuple[torch.Tensor]:
         self.calls += 1
-        return (torch.sin(sample) + float(time) / 1000,)
+        return (torch.sin(sample) + float(time) / 1000 + torch.rand(1),)
 
 
 @dataclass
 class Case:
-    """A pipeline's code: two loops over steps, each with a noise scheduler, of which the second uses the first's end.
+    """A pipeline's code: two loops over steps of a noise scheduler, of which the second uses the first's end.
 
-    With `together` both schedulers step in one loop.
+    With `together` there is one loop, in which two schedulers step. The denoiser and the scheduler draw noise, and the
+    code changes what a step returned.
     """
 
     denoiser: Denoiser = field(default_factory=Denoiser)
@@ -79,26 +80,27 @@ class Case:
         generator = torch.Generator().manual_seed(5)
         record.use_generator(generator)
         torch.manual_seed(6)
-        first, second = EulerAncestralDiscreteScheduler(), FlowMatchEulerDiscreteScheduler()
-        for scheduler in (first, second):
-            scheduler.set_timesteps(self.steps)
-            record_steps(scheduler)
-        one = torch.randn(1, 2, generator=generator) * first.init_noise_sigma
-        other = torch.randn(1, 2)
-        for at, time in enumerate(first.timesteps):
-            one = first.step(self._denoised(unet, first.scale_model_input(one, time), time), time, one, generator)[0]
+        scheduler: Any = DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
+        second: Any = FlowMatchEulerDiscreteScheduler()
+        for one in (scheduler, second):
+            one.set_timesteps(self.steps)
+            record_steps(one)
+        picture, sound = torch.randn(1, 2, generator=generator), torch.randn(1, 2)
+        for at, time in enumerate(scheduler.timesteps):
+            picture = scheduler.step(unet(picture, time)[0], time, picture, generator)[0]
+            picture *= 1.01
             if self.together:
                 time = second.timesteps[at]
-                other = second.step(unet(other, time)[0], time, other)[0]
+                sound = second.step(unet(sound, time)[0], time, sound)[0]
             progress.step += 1
+        if self.together:
+            return picture, sound
         progress.loop_start = progress.step
-        for time in () if self.together else second.timesteps:
-            other = second.step(unet(other + one, time)[0], time, other)[0] + torch.rand(1)
+        scheduler.set_timesteps(self.steps)
+        for time in scheduler.timesteps:
+            sound = scheduler.step(unet(sound + picture, time)[0], time, sound, generator)[0]
             progress.step += 1
-        return one, other
-
-    def _denoised(self, unet: Any, sample: torch.Tensor, time: Any) -> torch.Tensor:
-        return unet(sample, time)[0]  # type: ignore[no-any-return]
+        return picture, sound
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_only_classes_of_outputs_are_made(name: str) -> None:
         np.array([1.0, 2.0]),
         np.float32(0.1),
         np.int64(4),
+        torch.Size([1, 4]),
     ],
 )
 def test_values_come_back_as_they_were(value: Any) -> None:
