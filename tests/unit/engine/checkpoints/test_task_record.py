@@ -60,7 +60,7 @@ class Case:
     steps: int = 4
 
     def run(self, checkpoint: Checkpoint | None = None, stop: int | None = None) -> Any:
-        """Return the outcome, or the checkpoint after step `stop`."""
+        """Return the outcome, or the checkpoint after step `stop`, which can be the last one."""
         methods = shared_methods_of("unet", self.denoiser)
         proxy = ModuleProxy(self.denoiser, methods, CPU, torch.float32)
         progress = Progress(total=self.steps if self.together else 2 * self.steps)
@@ -74,7 +74,7 @@ class Case:
                 return taken
             task.resume(CPU, task.parked_call.run())
         assert task.error is None
-        return task.result, record.resumed_steps
+        return (task.result, record.resumed_steps) if stop is None else record.take()
 
     def _body(self, unet: Any, progress: Progress, record: TaskRecord) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(5)
@@ -124,6 +124,14 @@ def test_a_checkpoint_of_an_image_that_has_continued_is_like_any_other() -> None
     second = Case().run(first, stop=6)
     found, resumed = Case().run(second)
     assert resumed == 6
+    assert all(map(torch.equal, expected, found))
+
+
+def test_an_image_that_was_only_to_be_decoded_computes_no_step_again() -> None:
+    expected, _ = Case().run()
+    again = Case()
+    found, resumed = again.run(Case().run(stop=8))
+    assert (again.denoiser.calls, resumed) == (0, 8)
     assert all(map(torch.equal, expected, found))
 
 
