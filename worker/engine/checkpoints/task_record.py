@@ -26,8 +26,10 @@ class StepProgress(Protocol):
     """The progress of the present loop over steps: `step` counts since the image began, `loop_start` is its first."""
 
     step: int
-    total: int
     loop_start: int
+
+    @property
+    def total(self) -> int: ...
 
 
 class TaskRecord:
