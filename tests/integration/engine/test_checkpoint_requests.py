@@ -14,6 +14,7 @@ from harness.checkpoints import files_of, halfway, resumed, run_with_checkpoints
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
 
+from shared.config.refiners import RefinerSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import Job
 from worker.engine.checkpoints.replay import Replay, ReplayFailed
@@ -101,6 +102,16 @@ def test_a_job_without_checkpoints_says_why(
     recorder.ask = lambda: harness.engine.take_checkpoints("one")
     harness.run(a_job("one", **({"steps": 30} | fields)), **request_fields)
     assert [(event.images, event.reason) for event in recorder.checkpoints] == [((None,), reason)]
+
+
+def test_a_refined_job_has_no_checkpoints(tiny_models: Path, tiny_model: Callable[[str], Path]) -> None:
+    recorder = Asking()
+    spec = a_spec(tiny_models / "sdxl", refiner=RefinerSpec(source=str(tiny_model("sdxl-refiner"))))
+    harness = EngineHarness(spec, recorder=recorder)
+    recorder.ask = lambda: harness.engine.take_checkpoints("one")
+    harness.run(a_job("one", steps=30, refiner_start=0.8), checkpoint_s=math.inf)
+    reasons = [(event.images, event.reason) for event in recorder.checkpoints]
+    assert reasons == [((None,), "its refiner makes the last steps in a call of its own")]
 
 
 def whole_and_file(spec: Any, job: Job) -> tuple[EventRecorder, tuple[bytes | None, ...]]:
