@@ -14,8 +14,18 @@ JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "cance
 JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
 PriorityName: TypeAlias = Literal["interactive", "standard", "bulk"]
 OnDeadlineName: TypeAlias = Literal["expire", "run"]
-TaskName: TypeAlias = Literal["text_to_image", "image_to_image", "inpaint", "edit", "text_to_video", "image_to_video"]
-FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4", "latent"]
+TaskName: TypeAlias = Literal[
+    "text_to_image",
+    "image_to_image",
+    "inpaint",
+    "edit",
+    "text_to_video",
+    "image_to_video",
+    "text_to_audio",
+    "audio_to_audio",
+    "audio_inpaint",
+]
+FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4", "wav", "flac", "mp3", "opus", "latent"]
 CacheLevelName: TypeAlias = Literal["off", "light", "medium", "strong"]
 DeliveryState: TypeAlias = Literal["delivered", "pending", "failed"]
 JobEventName: TypeAlias = Literal[
@@ -48,8 +58,12 @@ class SentFields(TypedDict, total=False):
 
     extra: Mapping[str, JsonValue] | None
     """Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."""
+    repaint_start_s: float | None
+    """Make `audio` anew from this second on."""
+    repaint_end_s: float | None
+    """Make `audio` anew up to this second."""
     negative_prompt: str | None
-    """What the image or video does not show. Unset: the model's default; an empty one is a text."""
+    """What the result is not to show or sound like. Unset: the model's default; an empty one is a text."""
     width: int | None
     """Pixels."""
     height: int | None
@@ -68,15 +82,18 @@ class SentFields(TypedDict, total=False):
     task: TaskName | None
     """Required only if the model has several tasks that match the other fields."""
     strength: float | None
-    """How much to change `image`: the share of the steps that run, at least one. With a mask, the default is 1."""
+    """How much to change `image` or `audio`: the share of the steps that run, at least one. With a mask, the default is
+    1."""
     frames: int | None
     """Length of a video."""
     fps: int | None
     """Frames per second of a video."""
+    duration_s: float | None
+    """Seconds of a sound. Unset: those of `audio`, or the model's default."""
     layers: int | None
     """Images that a layered model splits each result into."""
     output_format: FormatName | None
-    """Unset: png for images; videos are always mp4. Latents are for a job that continues: XL only."""
+    """Unset: png for images, wav for sounds; videos are always mp4. Latents are for a job that continues: XL only."""
     prompt_2: str | None
     """For the model's second text encoder. Unset: `prompt`."""
     clip_skip: int | None
@@ -88,12 +105,14 @@ class SentFields(TypedDict, total=False):
     with a `negative_prompt`."""
     guidance_rescale: float | None
     """Against overexposure by a high guidance scale; 0: none."""
+    lyrics: str | None
+    """Words that are sung. Unset: an instrumental."""
     denoising_end: float | None
     """Leave the rest of the denoising to another job, from this share of it. XL only."""
     denoising_start: float | None
     """Continue the denoising of `image`, of a job with this `denoising_end`. XL only."""
     n: int | None
-    """Number of images; image i uses seed + i."""
+    """Number of results; result i uses seed + i."""
     keep_unmasked: bool | None
     """With `mask`: what is not repainted stays bit for bit."""
     mask_blur: int | None
@@ -104,9 +123,9 @@ class SentFields(TypedDict, total=False):
     reproducible: bool | None
     """Identical bits whatever other jobs are in the batch."""
     output_quality: int | None
-    """JPEG, WebP and MP4."""
+    """JPEG, WebP, MP4, MP3 and Opus."""
     embed_parameters: bool | None
-    """Write the prompt, seed and other parameters into the image's metadata."""
+    """Write the prompt, seed and other parameters into the file's metadata."""
     priority: PriorityName | None
     """Of a tenant's queued jobs, those of a higher priority go first."""
     on_deadline: OnDeadlineName | None
@@ -127,9 +146,13 @@ class ReturnedFields(BaseModel):
     model: str
     """A model of `GET /v1/models`."""
     prompt: str
-    """What the image or video shows."""
+    """What the image, video or sound is of."""
     extra: dict[str, JsonValue] | None = None
     """Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."""
+    repaint_start_s: float | None = None
+    """Make `audio` anew from this second on."""
+    repaint_end_s: float | None = None
+    """Make `audio` anew up to this second."""
     negative_prompt: str | None = None
     width: int
     height: int
@@ -146,6 +169,8 @@ class ReturnedFields(BaseModel):
     frames: int = 1
     """1 for images."""
     fps: int | None = None
+    duration_s: float | None = None
+    """Of a sound; its width and height are 0."""
     layers: int = 0
     """Images that each result is split into; 0 if it is not split."""
     output_format: SkipValidation[FormatName] = "png"
@@ -160,12 +185,14 @@ class ReturnedFields(BaseModel):
     with a `negative_prompt`."""
     guidance_rescale: float | None = None
     """Against overexposure by a high guidance scale; 0: none."""
+    lyrics: str | None = None
+    """Words that are sung. Unset: an instrumental."""
     denoising_end: float | None = None
     """Leave the rest of the denoising to another job, from this share of it. XL only."""
     denoising_start: float | None = None
     """Continue the denoising of `image`, of a job with this `denoising_end`. XL only."""
     n: int = 1
-    """Number of images; image i uses seed + i."""
+    """Number of results; result i uses seed + i."""
     keep_unmasked: bool = True
     """With `mask`: what is not repainted stays bit for bit."""
     mask_blur: int = 0
@@ -176,9 +203,9 @@ class ReturnedFields(BaseModel):
     reproducible: bool = False
     """Identical bits whatever other jobs are in the batch."""
     output_quality: int = 90
-    """JPEG, WebP and MP4."""
+    """JPEG, WebP, MP4, MP3 and Opus."""
     embed_parameters: bool = False
-    """Write the prompt, seed and other parameters into the image's metadata."""
+    """Write the prompt, seed and other parameters into the file's metadata."""
     priority: SkipValidation[PriorityName] = "standard"
     """Of a tenant's queued jobs, those of a higher priority go first."""
     on_deadline: SkipValidation[OnDeadlineName] = "expire"

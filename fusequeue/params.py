@@ -110,6 +110,7 @@ class JobParams(SentFields, total=False):
     images: Sequence[ImageSource] | None
     mask: ImageSource | None
     last_image: ImageSource | None
+    audio: ImageSource | None
     controls: Sequence[ControlParams] | None
     output: OutputParams | None
     webhook_events: Sequence[JobEventName] | None

@@ -44,7 +44,7 @@ class QueuePosition(Resource):
 
 
 class Artifact(Resource):
-    """A finished image or video, or latents; `Client.read` returns its bytes.
+    """A finished image, video or sound, or latents; `Client.read` returns its bytes. The sides of a sound are 0.
 
     `location` is where its job's `output` is.
     """
@@ -57,11 +57,13 @@ class Artifact(Resource):
     height: int
     seed: int
     flagged: bool = False
-    kind: SkipValidation[Literal["image", "video", "latents"]] = "image"
+    kind: SkipValidation[Literal["image", "video", "audio", "latents"]] = "image"
     frames: int | None = None
     fps: int | None = None
     duration_s: float | None = None
     has_audio: bool | None = None
+    sample_rate: int | None = None
+    channels: int | None = None
     thumbnail_url: str | None = None
     location: str | None = None
 
@@ -109,13 +111,14 @@ class BatchingStats(Resource):
 
 
 class InputImage(Resource):
-    """An image that a job uses; its id can be the image of another job."""
+    """An image or sound that a job uses; its id can be that of another job."""
 
     id: str
     content_type: str
     bytes: int
     width: int
     height: int
+    duration_s: float | None = None
 
 
 class JobAdapter(Resource):
@@ -193,6 +196,7 @@ class Job(ReturnedFields, _JobState):
     images: tuple[InputImage, ...] = ()
     mask: InputImage | None = None
     last_image: InputImage | None = None
+    audio: InputImage | None = None
     controls: tuple[JobControl, ...] = ()
     output: JobOutput | None = None
     artifacts: tuple[Artifact, ...] = ()
@@ -325,7 +329,8 @@ class Page(BaseModel, Generic[T]):
 
 def file_name(artifact: Artifact, name: str) -> str:
     """Return the name of the file in which an artifact is saved."""
-    extension = artifact.content_type.rpartition("/")[2].replace("jpeg", "jpg")
+    extension = artifact.content_type.rpartition("/")[2]
+    extension = {"jpeg": "jpg", "mpeg": "mp3", "ogg": "opus"}.get(extension, extension)
     return f"{name}-{artifact.index}.{extension}"
 
 

@@ -24,6 +24,7 @@ class Defaults(Resource):
     scheduler: str | dict[str, Any] | None = None
     frames: int | None = None
     fps: int = 24
+    duration_s: float | None = None
     layers: int = 0
     extra: dict[str, Any] = Field(default_factory=dict)
 
@@ -40,6 +41,8 @@ class Limits(Resource):
     max_guidance_scale: float
     max_frames: int = 1
     frames_multiple: int = 1
+    min_duration_s: float = 1.0
+    max_duration_s: float | None = None
     last_image: SkipValidation[Literal["refused", "allowed", "needed"]] = "refused"
     max_layers: int = 0
     max_input_images: int = 1

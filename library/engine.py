@@ -12,12 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from PIL import Image
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from library.catalogs import catalog_of
 from library.requests import Fields, job_of
-from library.results import GenerationFailed, Result, Video
+from library.results import GenerationFailed, Made, Result
 from library.session import OnPreview, OnProgress, Session
 from shared.config import settings as configuration
 from shared.errors import InvalidRequest
@@ -103,9 +102,7 @@ class Engine(_Base):
 
     __init__.__doc__ = _Base.__init__.__doc__
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, progress: bool = True, **fields: Any
-    ) -> list[Image.Image | Video]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], *, progress: bool = True, **fields: Any) -> list[Made]:
         """Return the images or videos of one prompt or several, in order, with a bar of the items that are done.
 
         Raises `InvalidRequest` for fields that are wrong for all items, and `GenerationFailed` with all results if
@@ -174,7 +171,7 @@ class AsyncEngine(_Base):
         """Load the models; `async with` does it."""
         await asyncio.to_thread(self._session.start)
 
-    async def generate(self, prompts: Prompt | Sequence[Prompt], **fields: Any) -> list[Image.Image | Video]:
+    async def generate(self, prompts: Prompt | Sequence[Prompt], **fields: Any) -> list[Made]:
         """Return the images or videos of one prompt or several, in order; errors are those of `Engine.generate`."""
         items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         results = sorted([result async for result in self.stream(items, **fields)], key=lambda result: result.index)

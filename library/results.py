@@ -8,11 +8,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from shared.errors import FusequeueError
 from shared.job import BatchingStats, FieldWarning, Job
-from worker.engine.protocol import Latents, Output
+from worker.engine.protocol import Audio, Latents, Output
 from worker.output.image_encoding import encode, encode_latents
 
 StrPath: TypeAlias = str | Path
@@ -37,26 +39,54 @@ class Video:
 
 
 @dataclass(frozen=True)
+class Sound:
+    """A sound: `samples` [channels, samples] of -1 to 1, `rate` in Hz."""
+
+    output: Audio = field(repr=False)
+    job: Job = field(repr=False)
+    index: int = 0
+
+    @property
+    def samples(self) -> npt.NDArray[np.float32]:
+        return self.output.samples
+
+    @property
+    def rate(self) -> int:
+        return self.output.rate
+
+    def file(self) -> bytes:
+        """Return it in the job's `output_format`."""
+        from worker.output.audio_encoding import encode_audio  # FFmpeg's libraries take 5 MB
+
+        return encode_audio(self.output, self.job, self.index).data
+
+
+Made: TypeAlias = Image.Image | Video | Sound
+
+
+@dataclass(frozen=True)
 class Result:
-    """Item `index` of the prompts: its images, videos or latents, or an `error`.
+    """Item `index` of the prompts: its images, videos, sounds or latents, or an `error`.
 
     `job` has every field with its default chosen, the seed too; None for an item whose fields are invalid.
     """
 
     index: int
     job: Job | None = None
-    outputs: tuple[Output | Latents, ...] = field(default=(), repr=False)
+    outputs: tuple[Output | Audio | Latents, ...] = field(default=(), repr=False)
     error: FusequeueError | None = None
     warnings: tuple[FieldWarning, ...] = ()
     batching: BatchingStats = field(default_factory=BatchingStats, repr=False)
     device_seconds: float = 0.0
 
     @property
-    def images(self) -> list[Image.Image | Video]:
-        """The images as those of Pillow, and the videos."""
-        return [self._shown(at, output) for at, output in enumerate(self.outputs) if isinstance(output, Output)]
+    def images(self) -> list[Made]:
+        """The images as those of Pillow, and the videos or sounds."""
+        return [self._shown(at, output) for at, output in enumerate(self.outputs) if not isinstance(output, Latents)]
 
-    def _shown(self, at: int, output: Output) -> Image.Image | Video:
+    def _shown(self, at: int, output: Output | Audio) -> Made:
+        if isinstance(output, Audio):
+            return Sound(output, self._job, at)
         return Video(output, self._job, at) if output.is_video else Image.fromarray(output.pixels)
 
     @property
@@ -69,9 +99,11 @@ class Result:
         """Return the outputs as files in the job's `output_format`."""
         return [self._file(at, output) for at, output in enumerate(self.outputs)]
 
-    def _file(self, at: int, output: Output | Latents) -> bytes:
+    def _file(self, at: int, output: Output | Audio | Latents) -> bytes:
         if isinstance(output, Latents):
             return encode_latents(output, self._job, at)
+        if isinstance(output, Audio):
+            return Sound(output, self._job, at).file()
         return Video(output, self._job, at).mp4() if output.is_video else encode(output.pixels, self._job, at)
 
     def save(self, folder: StrPath, name: str | None = None) -> list[Path]:

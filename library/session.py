@@ -20,6 +20,7 @@ from shared.errors import ConfigurationError, FusequeueError, InferenceFailed, I
 from shared.job import Job
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
+    Audio,
     EngineEvent,
     EngineRequest,
     JobFinished,
@@ -48,7 +49,7 @@ class _Item:
     future: Future[Result]
     on_progress: OnProgress | None
     on_preview: OnPreview | None
-    outputs: dict[int, Output | Latents] = field(default_factory=dict)
+    outputs: dict[int, Output | Audio | Latents] = field(default_factory=dict)
 
 
 class Session:

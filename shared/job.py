@@ -79,7 +79,7 @@ class Webhook(_Frozen):
 
 
 class InputRef(_Frozen):
-    """A validated and stored input image, or latents, of which the sides are their own.
+    """A validated and stored input image, or latents, of which the sides are their own; or a sound, whose sides are 0.
 
     Its id is derived from its content.
     """
@@ -90,10 +90,15 @@ class InputRef(_Frozen):
     bytes: int
     width: int
     height: int
+    duration_s: Annotated[float | None, Field(exclude_if=lambda duration_s: duration_s is None)] = None
 
     @property
     def is_latents(self) -> bool:
         return self.content_type == LATENTS_TYPE
+
+    @property
+    def is_audio(self) -> bool:
+        return self.content_type.startswith("audio/")
 
 
 class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
@@ -124,6 +129,7 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
     mask: Annotated[InputRef | None, MAY_DIFFER] = None
     last_image: Annotated[InputRef | None, MAY_DIFFER] = None
+    audio: Annotated[InputRef | None, MAY_DIFFER] = None
     controls: Annotated[tuple[Control, ...], MAY_DIFFER] = ()
     control_images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
     previews: Annotated[int, MAY_DIFFER] = 0
@@ -150,10 +156,10 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
 
     @property
     def inputs(self) -> dict[str, InputRef]:
-        """Stored input images by request field."""
+        """Stored input images, and sound, by request field."""
         several = len(self.images) > 1
         images = {f"images.{index}" if several else "image": ref for index, ref in enumerate(self.images)}
-        others = {"mask": self.mask, "last_image": self.last_image}
+        others = {"mask": self.mask, "last_image": self.last_image, "audio": self.audio}
         of_controls = {f"controls.{index}.image": ref for index, ref in enumerate(self.control_images)}
         return images | {name: ref for name, ref in others.items() if ref is not None} | of_controls
 
@@ -164,7 +170,7 @@ def matching(name: str) -> Matching:
 
 
 class Thumbnail(_Frozen):
-    """First frame of a video, as a stored JPEG."""
+    """First frame of a video, as a stored JPEG; of a sound its waveform, as a PNG."""
 
     key: str
     content_type: str
@@ -174,13 +180,15 @@ class Thumbnail(_Frozen):
 
 
 class Artifact(_Frozen):
-    """A stored image or video, or latents; `frames` to `thumbnail` are only set for videos.
+    """A stored image, video or sound, or latents; `frames` to `thumbnail` are only set for videos and sounds.
+
+    A sound has no sides: they are 0.
 
     One that was sent to its job's destination has a `location`: its key is that in the bucket, or a name for a URL.
     """
 
     index: int
-    kind: Literal["image", "video", "latents"] = "image"
+    kind: Literal["image", "video", "audio", "latents"] = "image"
     key: str
     content_type: str
     bytes: int
@@ -192,6 +200,8 @@ class Artifact(_Frozen):
     fps: int | None = None
     duration_s: float | None = None
     has_audio: bool | None = None
+    sample_rate: Annotated[int | None, Field(exclude_if=lambda rate: rate is None)] = None
+    channels: Annotated[int | None, Field(exclude_if=lambda channels: channels is None)] = None
     thumbnail: Thumbnail | None = None
     location: Annotated[str | None, Field(exclude_if=lambda location: location is None)] = None
 

@@ -20,6 +20,7 @@ RANDOM_SEED = -1
 """As other services and user interfaces write a seed that they leave to the service."""
 
 MAX_FPS = 120
+MAX_DURATION_S = 3600.0
 LATENTS_TYPE = "application/safetensors"
 """Content type of latents."""
 
@@ -72,6 +73,7 @@ class Medium(StrEnum):
 
     IMAGE = "image"
     VIDEO = "video"
+    AUDIO = "audio"
 
 
 class Task(StrEnum):
@@ -83,9 +85,14 @@ class Task(StrEnum):
     EDIT = "edit"
     TEXT_TO_VIDEO = "text_to_video"
     IMAGE_TO_VIDEO = "image_to_video"
+    TEXT_TO_AUDIO = "text_to_audio"
+    AUDIO_TO_AUDIO = "audio_to_audio"
+    AUDIO_INPAINT = "audio_inpaint"
 
     @property
     def medium(self) -> Medium:
+        if self in (Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT):
+            return Medium.AUDIO
         return Medium.VIDEO if self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO) else Medium.IMAGE
 
     @property
@@ -93,12 +100,20 @@ class Task(StrEnum):
         return self.medium is Medium.VIDEO
 
     @property
+    def makes_audio(self) -> bool:
+        return self.medium is Medium.AUDIO
+
+    @property
+    def takes_audio(self) -> bool:
+        return self in (Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
+
+    @property
     def has_strength(self) -> bool:
-        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT)
+        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT, Task.AUDIO_TO_AUDIO)
 
     @property
     def takes_controls(self) -> bool:
-        return self.has_strength or self is Task.TEXT_TO_IMAGE
+        return self in (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
 
 
 class OutputFormat(StrEnum):
@@ -106,21 +121,28 @@ class OutputFormat(StrEnum):
     JPEG = "jpeg"
     WEBP = "webp"
     MP4 = "mp4"
+    WAV = "wav"
+    FLAC = "flac"
+    MP3 = "mp3"
+    OPUS = "opus"
     LATENT = "latent"
     """Not decoded, for the job that continues; the name is that of diffusers' `output_type`."""
 
     @property
     def medium(self) -> Medium:
+        if self in AUDIO_TYPES:
+            return Medium.AUDIO
         return Medium.VIDEO if self is OutputFormat.MP4 else Medium.IMAGE
 
     @property
     def content_type(self) -> str:
-        return {OutputFormat.MP4: "video/mp4", OutputFormat.LATENT: LATENTS_TYPE}.get(self, f"image/{self.value}")
+        others = {OutputFormat.MP4: "video/mp4", OutputFormat.LATENT: LATENTS_TYPE, **AUDIO_TYPES}
+        return others.get(self, f"image/{self.value}")
 
     @property
     def suffix(self) -> str:
         """The end of the names of files, after the dot."""
-        return self.content_type.rpartition("/")[2]
+        return self.value if self in AUDIO_TYPES else self.content_type.rpartition("/")[2]
 
     @property
     def preview_format(self) -> "OutputFormat":
@@ -128,7 +150,20 @@ class OutputFormat(StrEnum):
         return OutputFormat.WEBP if self in (OutputFormat.MP4, OutputFormat.LATENT) else self
 
 
-DEFAULT_FORMATS: Mapping[Medium, OutputFormat] = {Medium.IMAGE: OutputFormat.PNG, Medium.VIDEO: OutputFormat.MP4}
+AUDIO_TYPES: Mapping[OutputFormat, str] = {
+    OutputFormat.WAV: "audio/wav",
+    OutputFormat.FLAC: "audio/flac",
+    OutputFormat.MP3: "audio/mpeg",
+    OutputFormat.OPUS: "audio/ogg",
+}
+"""Content types of the formats of sounds; Opus is in an Ogg container."""
+
+# Lossless, as PNG is; every player, library and model reads WAV.
+DEFAULT_FORMATS: Mapping[Medium, OutputFormat] = {
+    Medium.IMAGE: OutputFormat.PNG,
+    Medium.VIDEO: OutputFormat.MP4,
+    Medium.AUDIO: OutputFormat.WAV,
+}
 
 
 def _seed(value: int | None) -> int | None:
@@ -189,12 +224,22 @@ class PipelineFields(BaseModel):
 
     model: Annotated[str, MUST_MATCH, Field(max_length=128, description="A model of `GET /v1/models`.")]
     prompt: Annotated[
-        str, MAY_DIFFER, Field(min_length=1, max_length=100_000, description="What the image or video shows.")
+        str, MAY_DIFFER, Field(min_length=1, max_length=100_000, description="What the image, video or sound is of.")
     ]
     extra: Annotated[
         Extra | None,
         MAY_DIFFER,
         Field(description="Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."),
+    ] = None
+    repaint_start_s: Annotated[
+        float | None,
+        MAY_DIFFER,
+        Field(strict=True, ge=0, le=MAX_DURATION_S, description="Make `audio` anew from this second on."),
+    ] = None
+    repaint_end_s: Annotated[
+        float | None,
+        MAY_DIFFER,
+        Field(strict=True, gt=0, le=MAX_DURATION_S, description="Make `audio` anew up to this second."),
     ] = None
 
 
@@ -228,6 +273,11 @@ class CallFields(BaseModel):
         MAY_DIFFER,
         Field(strict=True, ge=0, le=1, description="Against overexposure by a high guidance scale; 0: none."),
     ] = None
+    lyrics: Annotated[
+        str | None,
+        MAY_DIFFER,
+        Field(min_length=1, max_length=100_000, description="Words that are sung. Unset: an instrumental."),
+    ] = None
     denoising_end: Annotated[
         Part | None,
         MAY_DIFFER,
@@ -247,7 +297,7 @@ PARTS = ("denoising_start", "denoising_end")
 class ServiceFields(BaseModel):
     """How the service is to run, encode and deliver, as the request says it."""
 
-    n: Annotated[Count, MAY_DIFFER, Field(description="Number of images; image i uses seed + i.")] = 1
+    n: Annotated[Count, MAY_DIFFER, Field(description="Number of results; result i uses seed + i.")] = 1
     keep_unmasked: Annotated[
         bool, MAY_DIFFER, Field(strict=True, description="With `mask`: what is not repainted stays bit for bit.")
     ] = True
@@ -271,11 +321,13 @@ class ServiceFields(BaseModel):
     reproducible: Annotated[
         bool, MUST_MATCH, Field(strict=True, description="Identical bits whatever other jobs are in the batch.")
     ] = False
-    output_quality: Annotated[int, MAY_DIFFER, Field(strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")] = 90
+    output_quality: Annotated[
+        int, MAY_DIFFER, Field(strict=True, ge=1, le=100, description="JPEG, WebP, MP4, MP3 and Opus.")
+    ] = 90
     embed_parameters: Annotated[
         bool,
         MAY_DIFFER,
-        Field(strict=True, description="Write the prompt, seed and other parameters into the image's metadata."),
+        Field(strict=True, description="Write the prompt, seed and other parameters into the file's metadata."),
     ] = False
     priority: Annotated[
         Priority, MAY_DIFFER, Field(description="Of a tenant's queued jobs, those of a higher priority go first.")
@@ -303,7 +355,7 @@ class ChoosableFields(BaseModel):
     negative_prompt: str | None = Field(
         None,
         max_length=100_000,
-        description="What the image or video does not show. Unset: the model's default; an empty one is a text.",
+        description="What the result is not to show or sound like. Unset: the model's default; an empty one is a text.",
     )
     width: Count | None = Field(None, description="Pixels.")
     height: Count | None = Field(None, description="Pixels.")
@@ -341,15 +393,23 @@ class ChoosableFields(BaseModel):
         strict=True,
         gt=0,
         le=1,
-        description="How much to change `image`: the share of the steps that run, at least one. "
+        description="How much to change `image` or `audio`: the share of the steps that run, at least one. "
         "With a mask, the default is 1.",
     )
     frames: Count | None = Field(None, description="Length of a video.")
     fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
+    duration_s: float | None = Field(
+        None,
+        strict=True,
+        gt=0,
+        le=MAX_DURATION_S,
+        description="Seconds of a sound. Unset: those of `audio`, or the model's default.",
+    )
     layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
     output_format: OutputFormat | None = Field(
         None,
-        description="Unset: png for images; videos are always mp4. Latents are for a job that continues: XL only.",
+        description="Unset: png for images, wav for sounds; videos are always mp4. Latents are for a job that "
+        "continues: XL only.",
     )
 
 
@@ -395,6 +455,7 @@ class ChosenFields(BaseModel):
     frames: Annotated[int, MUST_MATCH, Field(description="1 for images.")] = 1
     # Positions along time are in seconds if there is sound.
     fps: Annotated[int | None, MUST_MATCH] = None
+    duration_s: Annotated[float | None, MUST_MATCH, Field(description="Of a sound; its width and height are 0.")] = None
     layers: Annotated[
         int, MUST_MATCH, Field(description="Images that each result is split into; 0 if it is not split.")
     ] = 0

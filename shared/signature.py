@@ -67,7 +67,9 @@ def _values(job: Job) -> dict[str, Any]:
 
 
 def shape(job: Job) -> str:
-    """Return `widthxheight`, or `~sidexside` of the size class if the model mixes sizes."""
+    """Return `widthxheight`, or `~sidexside` of the size class if the model mixes sizes; of a sound its seconds."""
+    if job.duration_s is not None:
+        return f"{job.duration_s:g}s"
     if "size" in job.mixed_fields:
         side = size_class(job.width, job.height)
         return f"~{side}x{side}"

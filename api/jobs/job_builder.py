@@ -17,7 +17,7 @@ from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, upl
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.job_fields import MAX_DURATION_S, Task
 from shared.model_inputs import extra_faults
 from shared.queue import Queue, Submission
 from shared.runtime import tracing
@@ -88,7 +88,10 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         "mask": inputs.mask,
         "last_image": inputs.last_image,
         "control_images": inputs.controls,
+        "audio": inputs.audio,
     }
+    if inputs.audio is not None and request.duration_s is None:
+        changes["duration_s"] = _duration_of(inputs.audio, spec)
     if resolved.task is Task.EDIT:
         sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
         changes["reference_sizes"] = tuple(sizes)
@@ -99,6 +102,17 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         size = spec.size_like(resolved.task, inputs.images[0].width, inputs.images[0].height)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
+
+
+def _duration_of(audio: InputRef, spec: ModelSpec) -> float:
+    """Return the seconds of a result that follows from a sound, or raise `InvalidRequest` if they are too many."""
+    seconds, most = audio.duration_s or 0.0, spec.limits.max_duration_s or MAX_DURATION_S
+    if seconds > most:
+        message = (
+            f"audio: {seconds:g} seconds; model {spec.id!r} makes at most {most:g}: send a duration_s for its start"
+        )
+        raise InvalidRequest(message, param="audio")
+    return max(seconds, spec.limits.min_duration_s)
 
 
 def _size_of_latents(latents: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> tuple[int, int]:
@@ -141,7 +155,7 @@ def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = No
 
 
 _OWN = frozenset({"prompt", "prompt_2", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
-_IMAGES = ("image", "images", "mask", "last_image", "controls")
+_IMAGES = ("image", "images", "mask", "last_image", "controls", "audio")
 _WITHOUT_TEMPLATE = (*_IMAGES, "extra", "output", "webhook", "webhook_events")
 _shared_fields = attrgetter(*sorted(set(JobRequest.model_fields) - _OWN - set(_WITHOUT_TEMPLATE)))
 _fields_without_template = attrgetter(*_WITHOUT_TEMPLATE)

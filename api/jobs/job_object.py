@@ -44,21 +44,23 @@ QUEUE_UNKNOWN = QueueObject(position=None, eta_s=None, reason=None)
 
 
 class ImageObject(BaseModel):
-    """A stored input image, or latents, of which width and height are their own."""
+    """A stored input image, or latents, of which width and height are their own; or a sound."""
 
     id: str
     content_type: str
     bytes: int
     width: int
     height: int
+    duration_s: float | None = Field(None, description="Of a sound, whose width and height are 0.")
 
 
 class ArtifactObject(BaseModel):
-    """A finished image or video, or latents, of which width and height are their own; `flagged` by the model's safety
-    checker. `frames` to `thumbnail_url`: videos only."""
+    """A finished image, video or sound, or latents, of which width and height are their own; `flagged` by the model's
+    safety checker. `frames` to `thumbnail_url`: videos, and sounds as far as they have them; the sides of these are 0.
+    """
 
     index: int
-    kind: Literal["image", "video", "latents"]
+    kind: Literal["image", "video", "audio", "latents"]
     url: str
     content_type: str
     bytes: int
@@ -70,7 +72,9 @@ class ArtifactObject(BaseModel):
     fps: int | None
     duration_s: float | None
     has_audio: bool | None
-    thumbnail_url: str | None = Field(description="A JPEG of a video's first frame.")
+    sample_rate: int | None = Field(None, description="Of a sound: samples a second.")
+    channels: int | None = Field(None, description="Of a sound.")
+    thumbnail_url: str | None = Field(description="A JPEG of a video's first frame; a PNG of a sound's waveform.")
     location: str | None = Field(
         description="Where it was sent, if the job has an `output`: `s3://bucket/key`, which `url` reads, or an https "
         "URL without its query, which the service cannot read."
@@ -164,6 +168,7 @@ class JobObject(ServiceFields, CallFields, ChosenFields, PipelineFields, JobStat
     images: list[ImageObject]
     mask: ImageObject | None
     last_image: ImageObject | None
+    audio: ImageObject | None = Field(description="The sound to start from.")
     controls: list[ControlObject]
     output: OutputObject | None = Field(description="Null: the artifacts are stored here, and deleted with the job.")
     artifacts: list[ArtifactObject]
@@ -210,6 +215,7 @@ def job_object(
         images=[_image(image) for image in job.images],
         mask=None if job.mask is None else _image(job.mask),
         last_image=None if job.last_image is None else _image(job.last_image),
+        audio=None if job.audio is None else _image(job.audio),
         controls=[
             ControlObject(image=_image(image), **control.model_dump())
             for control, image in zip(job.controls, job.control_images, strict=True)
@@ -227,7 +233,7 @@ def job_object(
     )
 
 
-_CONVERTED = {"images", "mask", "last_image", "controls", "output"}
+_CONVERTED = {"images", "mask", "last_image", "audio", "controls", "output"}
 _REQUEST_FIELDS = tuple(sorted(frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _CONVERTED))
 _request_fields = attrgetter(*_REQUEST_FIELDS)
 

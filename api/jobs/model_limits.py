@@ -12,11 +12,15 @@ from shared.config.noise_schedulers import misfit
 from shared.config.refiners import NONE
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults
 from shared.errors import InvalidRequest
-from shared.job_fields import MAX_SEED, PARTS, Medium, OnDeadline, OutputFormat, Task
+from shared.job_fields import MAX_DURATION_S, MAX_SEED, PARTS, Medium, OnDeadline, OutputFormat, Task
 
 T = TypeVar("T")
 
-_OUTPUT_FORMATS: Mapping[Medium, str] = {Medium.IMAGE: "png, jpeg or webp", Medium.VIDEO: "mp4"}
+_OUTPUT_FORMATS: Mapping[Medium, str] = {
+    Medium.IMAGE: "png, jpeg or webp",
+    Medium.VIDEO: "mp4",
+    Medium.AUDIO: "wav, flac, mp3 or opus",
+}
 """As errors name them: latents are not offered, as few models give them."""
 
 
@@ -140,6 +144,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     """Yield the faults of fields that depend on others."""
     limits = spec.limits
     pixels = given_or(request.width, spec.defaults.width) * given_or(request.height, spec.defaults.height)
+    yield from _audio_faults(request, spec, task)
     if pixels > limits.max_pixels:
         yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
     for param, unset in (("mask_blur", 0), ("mask_padding", None)):
@@ -165,12 +170,33 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
         if limits.frames_multiple > 1:
             rule += f", a multiple of {limits.frames_multiple} plus 1"
         yield InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")
-    if request.layers is not None and (task.makes_video or request.layers > limits.max_layers):
-        rule = f"at most {limits.max_layers}" if limits.max_layers and not task.makes_video else "not for this model"
+    if request.layers is not None and (task.medium is not Medium.IMAGE or request.layers > limits.max_layers):
+        takes_layers = limits.max_layers and task.medium is Medium.IMAGE
+        rule = f"at most {limits.max_layers}" if takes_layers else "not for this model"
         yield InvalidRequest(f"layers: {rule}", param="layers")
-    layers = 0 if task.makes_video else given_or(request.layers, spec.defaults.layers)
+    layers = given_or(request.layers, spec.defaults.layers) if task.medium is Medium.IMAGE else 0
     if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
         yield InvalidRequest(f"output: {fault}", param="output")
+
+
+def _audio_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of a sound's length, and of fields that sounds do not have."""
+    if not task.makes_audio:
+        return
+    for param in ("width", "height"):
+        if getattr(request, param) is not None:
+            yield InvalidRequest(f"{param}: {task.value} makes no image; send duration_s", param=param)
+    if request.controls:
+        yield InvalidRequest(f"controls: not for {task.value}", param="controls")
+    least, most = spec.limits.min_duration_s, spec.limits.max_duration_s or MAX_DURATION_S
+    if request.duration_s is not None and not least <= request.duration_s <= most:
+        message = f"duration_s must be {least:g} to {most:g}, not {request.duration_s:g}"
+        yield InvalidRequest(message, param="duration_s")
+    start, end = request.repaint_start_s or 0.0, request.repaint_end_s
+    if end is not None and end <= start:
+        yield InvalidRequest(
+            f"repaint_end_s must be above repaint_start_s {start:g}, not {end:g}", param="repaint_end_s"
+        )
 
 
 def _gives_latents(spec: ModelSpec, task: Task) -> bool:

@@ -24,7 +24,7 @@ from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
 _WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
-_FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+_FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.TEXT_TO_AUDIO)
 
 
 class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, PipelineFields):
@@ -57,11 +57,14 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "Same proportions as `image`.",
     )
     last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
+    audio: str | None = Field(
+        None, description="Start from this sound: named as `image`, of a WAV, FLAC, MP3, or Ogg (Opus, Vorbis) file."
+    )
     controls: tuple[ControlChoice, ...] = Field(
         (), max_length=MAX_CONTROLS, description="Images that guide the result, through control nets or an IP-Adapter."
     )
     output: DestinationChoice | None = Field(
-        None, description="Where the images or the video go. Unset: they are stored here and deleted with the job."
+        None, description="Where the results go. Unset: they are stored here and deleted with the job."
     )
     webhook_events: tuple[JobEventName, ...] | None = Field(
         None, min_length=1, description="Events sent to `webhook`. Unset: those that end the job."
@@ -75,14 +78,18 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         return {f"images.{index}": value for index, value in enumerate(self.images or ())}
 
     @property
+    def repaints_audio(self) -> bool:
+        return self.repaint_start_s is not None or self.repaint_end_s is not None
+
+    @property
     def fetches_adapters(self) -> bool:
         """Whether an adapter is named by URL or on the hub."""
         return any(adapter.is_fetched for adapter in self.adapters)
 
     @property
     def references(self) -> dict[str, str]:
-        """Values of all fields that name an image, by field path."""
-        others = {"mask": self.mask, "last_image": self.last_image}
+        """Values of all fields that name an image or a sound, by field path."""
+        others = {"mask": self.mask, "last_image": self.last_image, "audio": self.audio}
         controls = {f"controls.{index}.image": control.image for index, control in enumerate(self.controls)}
         return self.image_values | {name: value for name, value in others.items() if value is not None} | controls
 
@@ -147,6 +154,10 @@ def _implied(request: JobRequest) -> Sequence[Task]:
     """Return the tasks that the fields sent allow, whatever the model."""
     if request.mask is not None:
         return (Task.INPAINT,)
+    if request.repaints_audio:
+        return (Task.AUDIO_INPAINT,)
+    if request.audio is not None:
+        return (Task.AUDIO_TO_AUDIO,)
     tasks: Sequence[Task] = _WITH_IMAGE if request.image_values or request.last_image is not None else _FROM_TEXT
     if len(request.image_values) > 1:
         tasks = (Task.EDIT,)
@@ -156,6 +167,8 @@ def _implied(request: JobRequest) -> Sequence[Task]:
         tasks = (Task.IMAGE_TO_IMAGE,)
     if request.frames is not None and any(task.makes_video for task in tasks):
         tasks = [task for task in tasks if task.makes_video]
+    if request.duration_s is not None and any(task.makes_audio for task in tasks):
+        tasks = [task for task in tasks if task.makes_audio]
     return tasks
 
 
@@ -166,6 +179,10 @@ def _no_match(request: JobRequest, spec: ModelSpec) -> InvalidRequest:
         for param in ("mask", "last_image"):
             if getattr(request, param) is not None:
                 return InvalidRequest(f"{param} needs an image", param=param)
+        if request.audio is None and request.repaints_audio:
+            return InvalidRequest(f"{_repaint_field(request)} needs audio", param=_repaint_field(request))
+        if request.audio is None and all(task.takes_audio for task in spec.tasks):
+            return InvalidRequest(f"audio: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="audio")
         if not any(task in _FROM_TEXT for task in spec.tasks):
             return InvalidRequest(f"image: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="image")
     decisive = {
@@ -173,6 +190,9 @@ def _no_match(request: JobRequest, spec: ModelSpec) -> InvalidRequest:
         "last_image": request.last_image is not None,
         "strength": request.strength is not None and Task.IMAGE_TO_IMAGE in implied,
         "frames": request.frames is not None,
+        _repaint_field(request): request.repaints_audio,
+        "audio": request.audio is not None,
+        "duration_s": request.duration_s is not None,
     }
     param = next((name for name, is_sent in decisive.items() if is_sent), _image_field(request))
     return _unsupported(spec, " or ".join(task.value for task in implied), param)
@@ -181,9 +201,10 @@ def _no_match(request: JobRequest, spec: ModelSpec) -> InvalidRequest:
 def _check_fields(request: JobRequest, task: Task) -> None:
     """Raise `InvalidRequest` naming the first field that `task` does not use or lacks."""
     count, field = len(request.image_values), _image_field(request)
-    if task in _FROM_TEXT and count:
+    _check_audio(request, task)
+    if (task in _FROM_TEXT or task.makes_audio) and count:
         raise InvalidRequest(f"{task.value} takes no images", param=field)
-    if task not in _FROM_TEXT and not count:
+    if task not in _FROM_TEXT and not task.makes_audio and not count:
         raise InvalidRequest(f"image: {task.value} needs one", param="image")
     if count > 1 and task is not Task.EDIT:
         raise InvalidRequest(f"{task.value} takes one image, not {count}", param=field)
@@ -193,10 +214,29 @@ def _check_fields(request: JobRequest, task: Task) -> None:
     if request.last_image is not None and task is not Task.IMAGE_TO_VIDEO:
         raise InvalidRequest(f"{task.value} takes no last_image", param="last_image")
     if request.strength is not None and not task.has_strength:
-        reason = f"has no effect on {task.value}" if count else "needs an image to start from"
+        start = "a sound" if task.makes_audio else "an image"
+        reason = f"has no effect on {task.value}" if count else f"needs {start} to start from"
         raise InvalidRequest(f"strength {reason}", param="strength")
     if request.frames is not None and not task.makes_video:
         raise InvalidRequest(f"{task.value} makes no video", param="frames")
+
+
+def _check_audio(request: JobRequest, task: Task) -> None:
+    """Raise `InvalidRequest` naming the first field of sounds that `task` does not use or lacks."""
+    if request.audio is not None and not task.takes_audio:
+        raise InvalidRequest(f"{task.value} takes no audio", param="audio")
+    if request.audio is None and task.takes_audio:
+        raise InvalidRequest(f"audio: {task.value} needs one", param="audio")
+    if request.repaints_audio != (task is Task.AUDIO_INPAINT):
+        verb = "takes none" if request.repaints_audio else "needs one, or a repaint_end_s"
+        raise InvalidRequest(f"{_repaint_field(request)}: {task.value} {verb}", param=_repaint_field(request))
+    if request.duration_s is not None and not task.makes_audio:
+        raise InvalidRequest(f"{task.value} makes no sound", param="duration_s")
+
+
+def _repaint_field(request: JobRequest) -> str:
+    only_end = request.repaint_start_s is None and request.repaint_end_s is not None
+    return "repaint_end_s" if only_end else "repaint_start_s"
 
 
 def _image_field(request: JobRequest) -> str:

@@ -17,12 +17,14 @@ URLS_S = 30.0
 
 @dataclass(frozen=True)
 class Inputs:
-    """The stored images of a request: those of `image` or `images`, its mask, its last image, its control images."""
+    """The stored images of a request: those of `image` or `images`, its mask, its last image, its control images; and
+    the sound that it starts from."""
 
     images: tuple[InputRef, ...] = ()
     mask: InputRef | None = None
     last_image: InputRef | None = None
     controls: tuple[InputRef, ...] = ()
+    audio: InputRef | None = None
 
 
 def reference_faults(request: JobRequest) -> Iterator[InvalidRequest]:
@@ -50,12 +52,16 @@ async def store_inputs(request: JobRequest, store: InputStore) -> Inputs:
             refs[param] = await store.resolve(value, param)
             if refs[param].is_latents and param != "image":
                 raise InputRejected(f"{param}: latents can only be an image to continue from", param=param)
+            if refs[param].is_audio != (param == "audio"):
+                found, wanted = ("an image", "a sound") if param == "audio" else ("a sound", "an image")
+                raise InputRejected(f"{param}: it is {found}, not {wanted}", param=param)
     faults.check()
     inputs = Inputs(
         images=tuple(refs[param] for param in request.image_values),
         mask=refs.get("mask"),
         last_image=refs.get("last_image"),
         controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
+        audio=refs.get("audio"),
     )
     check_input_sizes(inputs, store.settings.max_input_bytes, store.settings.max_input_pixels)
     return inputs

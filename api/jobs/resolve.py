@@ -83,8 +83,8 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
         **_task_fields(request, spec, task),
         task=task,
         webhook=_webhook(request),
-        width=given_or(request.width, defaults.width),
-        height=given_or(request.height, defaults.height),
+        width=0 if task.makes_audio else given_or(request.width, defaults.width),
+        height=0 if task.makes_audio else given_or(request.height, defaults.height),
         steps=steps,
         scheduler=scheduler.name,
         scheduler_options=scheduler.options,
@@ -138,6 +138,8 @@ def _task_fields(request: JobRequest, spec: ModelSpec, task: Task) -> dict[str, 
     if task.makes_video:
         values["frames"] = given_or(request.frames, spec.usual_frames)
         values["fps"] = given_or(request.fps, defaults.fps)
+    elif task.makes_audio:
+        values["duration_s"] = given_or(request.duration_s, spec.usual_duration_s)
     else:
         values["layers"] = given_or(request.layers, defaults.layers)
     return values

@@ -1,4 +1,4 @@
-"""Routes that return artifacts, the finished images and videos of a job."""
+"""Routes that return artifacts, the finished images, videos and sounds of a job."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ from api.responses import etag_matches
 from shared.config.destinations import bucket_of
 from shared.errors import NotFound
 from shared.job import Artifact, InputRef, JobRecord, Thumbnail
-from shared.job_fields import LATENTS_TYPE
+from shared.job_fields import AUDIO_TYPES, LATENTS_TYPE
 from shared.storage import CHUNK_BYTES, Storage
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -24,9 +24,11 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 _IMAGES = dict.fromkeys(("image/png", "image/jpeg", "image/webp", LATENTS_TYPE), _SCHEMA)
-_CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA}}
+_SOUNDS = dict.fromkeys(AUDIO_TYPES.values(), _SCHEMA)
+_CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA, **_SOUNDS}}
+_THUMBNAILS = {"content": {"image/jpeg": _SCHEMA, "image/png": _SCHEMA}}
 OBJECT_CONTENT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The image or video.", **_CONTENT},
+    200: {"description": "The image, video or sound.", **_CONTENT},
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
     304: {"description": "The client has it already."},
     307: {"description": "With `redirect=true`: a URL of the storage, valid for a while."},
@@ -34,8 +36,8 @@ OBJECT_CONTENT: dict[int | str, dict[str, Any]] = {
 OBJECT_RESPONSES = problems(404, 416, 422, 503) | OBJECT_CONTENT
 
 IMAGE_RESPONSES = problems(404, 416, 422, 503) | {
-    200: {"description": "The image.", "content": _IMAGES},
-    206: {"description": "The part of it that `Range` requests.", "content": _IMAGES},
+    200: {"description": "The image or sound.", "content": {**_IMAGES, **_SOUNDS}},
+    206: {"description": "The part of it that `Range` requests.", "content": {**_IMAGES, **_SOUNDS}},
     304: {"description": "The client has it already."},
 }
 
@@ -62,7 +64,7 @@ async def get_artifact(
     conditions: ConditionsDep,
     redirect: Redirect = False,
 ) -> Response:
-    """Read an image or video of a job, or a part of it."""
+    """Read an image, video or sound of a job, or a part of it."""
     image_or_video = _artifact(await context.find_job(job_id), index)
     return await object_response(
         request,
@@ -80,8 +82,8 @@ async def get_artifact(
     response_class=Response,
     responses=OBJECT_RESPONSES
     | {
-        200: {"description": "A JPEG of the video's first frame.", "content": {"image/jpeg": _SCHEMA}},
-        206: {"description": "The part of it that `Range` requests.", "content": {"image/jpeg": _SCHEMA}},
+        200: {"description": "A JPEG of the video's first frame, or a PNG of the sound's waveform.", **_THUMBNAILS},
+        206: {"description": "The part of it that `Range` requests.", **_THUMBNAILS},
     },
 )
 async def get_thumbnail(
@@ -92,11 +94,11 @@ async def get_thumbnail(
     conditions: ConditionsDep,
     redirect: Redirect = False,
 ) -> Response:
-    """Read the thumbnail of a video."""
+    """Read the thumbnail of a video or sound."""
     video = _artifact(await context.find_job(job_id), index)
     storage, still = storage_of(video, context), video.thumbnail
     if still is None:
-        raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
+        raise NotFound(f"artifact {index} of job {job_id} is no video or sound and has no thumbnail", param="index")
     return await object_response(
         request,
         storage,

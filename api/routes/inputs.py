@@ -1,4 +1,4 @@
-"""Routes of input images: upload, list, read, delete."""
+"""Routes of input images and sounds: upload, list, read, delete."""
 
 from typing import Literal
 
@@ -25,12 +25,13 @@ OVERHEAD_BYTES = 64 * 1024
 
 
 class InputObject(BaseModel):
-    """A stored image; send its `id` as the `image` of a job. Equal images have equal ids."""
+    """A stored image or sound; send its `id` as the `image` or `audio` of a job. Equal files have equal ids."""
 
     id: str = Field(examples=["in_0123456789abcdef0123456789abcdef"])
     object: str = "input"
     width: int
     height: int
+    duration_s: float | None = Field(None, description="Of a sound, whose width and height are 0.")
     content_type: str
     bytes: int = Field(description="Size of what is kept: metadata are dropped.")
     expires_at: str | None = Field(
@@ -54,7 +55,7 @@ class InputList(BaseModel):
     responses=problems(400, 408, 413, 415, 422, 429, 503) | {201: {"model": InputObject}},
 )
 async def upload_input(request: Request, context: Context) -> Response:
-    """Upload a PNG, JPEG or WebP as the multipart field `file`."""
+    """Upload a PNG, JPEG or WebP, or a WAV, FLAC, MP3 or Ogg, as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
         file = form.get("file")

@@ -27,7 +27,7 @@ from shared.config.size_steps import XL_SCALE, size_step, vae_scale
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
-from shared.job_fields import MAX_FPS, Extra, Task
+from shared.job_fields import MAX_DURATION_S, MAX_FPS, Extra, Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
@@ -44,7 +44,8 @@ class _Table(BaseModel):
 class Defaults(_Table):
     """Defaults of request fields.
 
-    `guidance_scale_2` is for the less noisy steps of models with two denoisers. `frames` defaults to the maximum.
+    `guidance_scale_2` is for the less noisy steps of models with two denoisers. `frames` and `duration_s`
+    default to the maximum.
     """
 
     width: Dimension = 512
@@ -56,6 +57,7 @@ class Defaults(_Table):
     guidance_scale_2: Annotated[float | None, Field(ge=0)] = None
     scheduler: Scheduler = None
     frames: Annotated[int | None, Field(ge=1)] = None
+    duration_s: Annotated[float | None, Field(gt=0)] = None
     fps: Annotated[int, Field(ge=1, le=MAX_FPS)] = 24
     layers: Annotated[int, Field(ge=0)] = 0
     extra: Extra = {}
@@ -66,7 +68,7 @@ class Limits(_Table):
     are limited in characters.
 
     Frames are k * `frames_multiple` + 1, as a video's first frame is encoded separately. `last_image`: whether
-    image-to-video requests can or must have a last image.
+    image-to-video requests can or must have a last image. Seconds of sounds are at most `max_duration_s`.
     """
 
     min_side: Dimension = 64
@@ -78,6 +80,8 @@ class Limits(_Table):
     max_guidance_scale: Annotated[float, Field(ge=0)] = 30.0
     max_frames: Annotated[int, Field(ge=1)] = 1
     frames_multiple: Annotated[int, Field(ge=1)] = 1
+    min_duration_s: Annotated[float, Field(gt=0, le=MAX_DURATION_S)] = 1.0
+    max_duration_s: Annotated[float | None, Field(gt=0, le=MAX_DURATION_S)] = None
     last_image: Literal["refused", "allowed", "needed"] = "refused"
     max_layers: Annotated[int, Field(ge=0, le=32)] = 0
     max_input_images: Annotated[int, Field(ge=1, le=MAX_INPUT_IMAGES)] = 1
@@ -93,6 +97,8 @@ class Limits(_Table):
             raise ValueError("min_side is above max_side")
         if self.min_steps > self.max_steps:
             raise ValueError("min_steps is above max_steps")
+        if self.min_duration_s > (self.max_duration_s or MAX_DURATION_S):
+            raise ValueError("min_duration_s is above max_duration_s")
         return self
 
     def allows_size(self, width: int, height: int) -> bool:
@@ -200,6 +206,13 @@ class ModelSpec(_Table):
             raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
         if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
             raise ValueError("a video model needs limits.max_frames")
+        if limits.max_duration_s is None and any(task.makes_audio for task in self.tasks):
+            raise ValueError("a model of sounds needs limits.max_duration_s")
+        if not limits.min_duration_s <= self.usual_duration_s <= (limits.max_duration_s or MAX_DURATION_S):
+            raise ValueError(
+                f"defaults.duration_s {self.usual_duration_s:g} is not limits.min_duration_s {limits.min_duration_s:g} "
+                f"to limits.max_duration_s {limits.max_duration_s}"
+            )
         if not limits.allows_frames(frames):
             raise ValueError(
                 f"defaults.frames {frames} is not a multiple of limits.frames_multiple {limits.frames_multiple} "
@@ -257,6 +270,10 @@ class ModelSpec(_Table):
     @property
     def usual_frames(self) -> int:
         return self.defaults.frames or self.limits.most_frames
+
+    @property
+    def usual_duration_s(self) -> float:
+        return self.defaults.duration_s or self.limits.max_duration_s or self.limits.min_duration_s
 
     @property
     def is_folder(self) -> bool:

@@ -1,4 +1,4 @@
-"""Validation of input images from untrusted clients.
+"""Validation of input images and sounds from untrusted clients.
 
 Nothing is decoded here: the structure of a file is checked, and its metadata are dropped. Time and memory depend on
 the bytes that a client sends, not on the pixels that they declare; workers decode.
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shared.errors import InputRejected
-from shared.inputs.formats import FormatFault, StrippedImage, exif, jpeg, latents, png, webp
-from shared.job_fields import LATENTS_TYPE
+from shared.inputs.formats import FormatFault, StrippedImage, audio, exif, jpeg, latents, png, webp
+from shared.job_fields import LATENTS_TYPE, MAX_DURATION_S
 
 _STRIP: Mapping[str, Callable[[bytes], StrippedImage]] = {"png": png.strip, "jpeg": jpeg.strip, "webp": webp.strip}
 _LATENTS = "latents"
@@ -28,13 +28,14 @@ _KNOWN_OTHERS = (
 class ImageFile:
     """An image file that holds nothing but its image and its orientation; width and height are upright.
 
-    Or a file of latents, with their own sides.
+    Or a file of latents, with their own sides, or a sound, without any.
     """
 
     content_type: str
     width: int
     height: int
     data: bytes
+    duration_s: float | None = None
 
 
 def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image") -> ImageFile:
@@ -44,6 +45,9 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
     """
     if len(data) > max_bytes:
         raise InputRejected(f"{param}: {len(data)} bytes; at most {max_bytes} are allowed", param=param)
+    sound = audio.audio_format(data)
+    if sound is not None:
+        return _inspect_audio(data, sound, param)
     kind = _kind(data, param)
     if kind == _LATENTS:
         return _inspect_latents(data, param)
@@ -57,6 +61,17 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
     if image.orientation in exif.SIDEWAYS:
         width, height = height, width
     return ImageFile(f"image/{kind}", width, height, image.data)
+
+
+def _inspect_audio(data: bytes, kind: str, param: str) -> ImageFile:
+    try:
+        found = audio.strip(data, kind)
+    except FormatFault as fault:
+        raise InputRejected(f"{param}: the {kind.upper()} file {fault}", param=param) from fault
+    if found.duration_s > MAX_DURATION_S:
+        message = f"{param}: {found.duration_s:.0f} seconds; at most {MAX_DURATION_S:.0f} are allowed"
+        raise InputRejected(message, param=param)
+    return ImageFile(found.content_type, 0, 0, found.data, round(found.duration_s, 3))
 
 
 def _inspect_latents(data: bytes, param: str) -> ImageFile:
@@ -81,5 +96,7 @@ def _kind(data: bytes, param: str) -> str:
     other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)
     if data[4:8] == b"ftyp":
         other = "HEIC, AVIF or a video"
+    if param == "audio":
+        raise InputRejected(f"{param}: unsupported audio; send a WAV, FLAC, MP3, or Ogg (Opus, Vorbis)", param=param)
     seen = f": {other}" if other else ""
     raise InputRejected(f"{param}: unsupported image{seen}; send a PNG, JPEG or WebP", param=param)

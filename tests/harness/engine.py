@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+import wave
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +19,10 @@ from harness import model_pool
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.job_fields import OutputFormat, Task
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
+    Audio,
     CheckpointTaken,
     EngineEvent,
     EngineRequest,
@@ -70,6 +72,8 @@ def a_job(name: str, image_count: int = 1, **fields: Any) -> Job:
     }
     if "strength" in fields:
         values["task"] = Task.IMAGE_TO_IMAGE
+    if fields.get("task", Task.TEXT_TO_IMAGE).makes_audio:
+        values |= {"width": 0, "height": 0, "duration_s": 2.0, "output_format": OutputFormat.WAV}
     job = Job(**(values | fields))
     return job.model_copy(update=input_fields(job, image_count))
 
@@ -78,8 +82,11 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
     """Return the inputs that a job of its task refers to, `image_count` of them for edits, unless it has some."""
     ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
     values: dict[str, Any] = {}
-    if job.task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO) and not job.images:
+    makes_image = not job.task.makes_audio
+    if makes_image and job.task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO) and not job.images:
         values["images"] = (ref,) * image_count
+    if job.task.takes_audio and job.audio is None:
+        values["audio"] = InputRef(id="in_2", key="k", content_type="audio/wav", bytes=1, width=0, height=0)
     if job.task is Task.INPAINT and job.mask is None:
         values["mask"] = ref
     if job.controls and not job.control_images:
@@ -106,6 +113,19 @@ def a_mask_file(size: tuple[int, int] = (96, 80)) -> bytes:
     return file.getvalue()
 
 
+def an_audio_file(pitch: float = 220.0, seconds: float = 1.5, rate: int = 8000) -> bytes:
+    """A WAV file of a rising tone in both channels, at the rate of the tiny models, and shorter than their sounds."""
+    at = np.arange(int(seconds * rate)) / rate
+    tone = (9000 * np.sin(2 * np.pi * (pitch + 60 * at) * at)).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(2)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes(np.repeat(tone, 2).tobytes())
+    return file.getvalue()
+
+
 def input_files(job: Job) -> InputFiles:
     """The input files of a job: all differ, and equal jobs have equal files."""
     return InputFiles(
@@ -113,6 +133,7 @@ def input_files(job: Job) -> InputFiles:
         mask=None if job.mask is None else a_mask_file(),
         last_image=None if job.last_image is None else an_image_file(shade=(job.seed + 50) % 100),
         controls=tuple(an_image_file(shade=(job.seed + 70 + 13 * at) % 100) for at in range(len(job.control_images))),
+        audio=None if job.audio is None else an_audio_file(pitch=200.0 + job.seed % 100),
     )
 
 
@@ -124,6 +145,7 @@ class EventRecorder:
     images: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     outputs: dict[tuple[str, int], Output] = field(default_factory=dict)
     latents: dict[tuple[str, int], Latents] = field(default_factory=dict)
+    sounds: dict[tuple[str, int], Audio] = field(default_factory=dict)
     previews: list[np.ndarray] = field(default_factory=list)
     finished: dict[str, JobFinished] = field(default_factory=dict)
     forwards: list[ForwardDone] = field(default_factory=list)
@@ -144,6 +166,11 @@ class EventRecorder:
                 assert (key, index) not in self.images
                 if isinstance(output, Latents):
                     self.latents[key, index] = output
+                    return
+                if isinstance(output, Audio):
+                    self.log.append(("output", key, index, False))
+                    self.images[key, index] = output.samples
+                    self.sounds[key, index] = output
                     return
                 self.log.append(("output", key, index, output.flagged))
                 self.images[key, index] = output.pixels

@@ -65,9 +65,18 @@ guidance_scale_2 = 2.0
 [model.limits]
 max_frames = 81
 last_image = "allowed"
+
+[[model]]
+id = "band"
+source = "x"
+tasks = ["text_to_audio", "audio_to_audio", "audio_inpaint"]
+[model.limits]
+max_duration_s = 60
 """
 COLOURS = ("red", "blue", "white", "black")
-"""Input images; each stands for its id in a request, in a job and in a response, and for itself in a call."""
+"""Input images; each stands for its id in a request, in a job and in a response, and for itself in a call. So does
+`PITCHES`, of sounds, by their highest sample."""
+PITCHES = {"quiet": 0.25, "loud": 0.5}
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,8 @@ def same(call: Mapping[str, Any] | str, base: Mapping[str, Any] | None = None, /
 EDGES = {"id": "edges", "image": "blue"}
 INPAINT = {"image": "red", "mask": "white", "task": "inpaint"}
 FILM = {"model": "film"}
+BAND = {"model": "band"}
+SONG = BAND | {"audio": "quiet", "task": "audio_inpaint", "repaint_start_s": 0.25, "repaint_end_s": 0.5}
 SECRET = "a webhook's URL can hold a secret; not shown"
 ENCODING = "for the encoder of the result, after the pipeline"
 QUEUE = "for the queue"
@@ -137,7 +148,7 @@ def of_output(sent: Mapping[str, Any], made: Mapping[str, Any], shown: Mapping[s
 ROWS: dict[str, Row] = {
     "model": same("chooses the pipeline", model="sketcher"),
     "prompt": same({"prompt": "y"}, prompt="y"),
-    "extra": same("for the inputs of modular pipelines", extra={}),
+    "extra": same("for the inputs of pipelines that have no field", extra={}),
     "negative_prompt": same({"negative_prompt": "no"}, negative_prompt="no"),
     "width": same({"width": 256}, width=256),
     "height": same({"height": 256}, height=256),
@@ -166,6 +177,7 @@ ROWS: dict[str, Row] = {
     "max_sequence_length": same({"max_sequence_length": 64}, max_sequence_length=64),
     "true_cfg_scale": same({"true_cfg_scale": 4.0}, true_cfg_scale=4.0),
     "guidance_rescale": same({"guidance_rescale": 0.7}, guidance_rescale=0.7),
+    "lyrics": same({"lyrics": "la"}, BAND, lyrics="la"),
     "denoising_end": same({"denoising_end": 0.8}, denoising_end=0.8),
     "denoising_start": same({"denoising_start": 0.8}, INPAINT, denoising_start=0.8),
     "refiner_start": same(PARTS, {"model": "refined"}, refiner_start=0.6),
@@ -202,6 +214,10 @@ ROWS: dict[str, Row] = {
     "strength": same({"strength": 0.5}, INPAINT, strength=0.5),
     "frames": same({"num_frames": 33}, FILM, frames=33),
     "fps": same({"frame_rate": 12.0}, FILM, fps=12),
+    "duration_s": same({"audio_duration": 7.5}, BAND, duration_s=7.5),
+    "audio": same({"src_audio": "loud"}, BAND | {"audio": "quiet"}, audio="loud"),
+    "repaint_start_s": same({"repainting_start": 0.125}, SONG, repaint_start_s=0.125),
+    "repaint_end_s": same({"repainting_end": 0.75}, SONG, repaint_end_s=0.75),
     "layers": same({"layers": 3}, {"model": "layered", "image": "red"}, layers=3),
     "reproducible": same(
         "decides about the rows of its forwards: tests/integration/engine/test_reproducible.py", reproducible=True

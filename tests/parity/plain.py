@@ -20,7 +20,7 @@ from transformers import CLIPTextModel
 
 from shared.job import Job
 from worker.engine.fusion.stacking import map_tensors
-from worker.engine.protocol import Output
+from worker.engine.protocol import Audio, Output
 
 A_LEVEL = 1 / 255
 NUDGE = 1e-6
@@ -53,6 +53,18 @@ class PlainResult:
         return max(off, float(np.abs(made.audio.samples - self.audio).max()))
 
 
+@dataclass(frozen=True)
+class PlainSound:
+    """The samples of a sound, [channels, samples]."""
+
+    values: np.ndarray
+
+    def difference(self, made: Audio) -> float:
+        """Return the largest difference to a sound of the engine."""
+        assert made.samples.shape == self.values.shape, f"{made.samples.shape}, not {self.values.shape}"
+        return float(np.abs(made.samples - self.values).max())
+
+
 class PlainPipeline:
     """A model's folder, loaded by diffusers only."""
 
@@ -64,8 +76,23 @@ class PlainPipeline:
             vars(encoder)["text_model"] = encoder  # as before transformers 5, for `clip_skip`
         self._own_scheduler = getattr(self._loaded, "scheduler", None)
 
+    def sounds(self, job: Job) -> list[PlainSound]:
+        """Return all sounds of a job, each made by a call of its own."""
+        pipeline = pipeline_of(self._loaded, job.task)
+        pipeline.set_progress_bar_config(disable=True)
+        own, made = self._own_scheduler, list[PlainSound]()
+        for index in range(job.n):
+            if own is not None:
+                pipeline.scheduler = type(own).from_config(own.config)
+            torch.manual_seed(job.seed + index)  # encoders of sounds draw from the global generator
+            with torch.no_grad():
+                first = pipeline(**arguments(pipeline, job, index)).audios[0]
+            samples = torch.as_tensor(first).float().cpu()
+            made.append(PlainSound(samples.reshape(-1, samples.shape[-1]).clamp(-1, 1).numpy()))
+        return made
+
     def results(self, job: Job) -> list[PlainResult]:
-        """Return all results of a job, each made by a call of its own."""
+        """Return all images or videos of a job, each made by a call of its own."""
         pipeline = pipeline_of(self._loaded, job.task)
         pipeline.set_progress_bar_config(disable=True)
         own = self._own_scheduler
@@ -103,12 +130,13 @@ class PlainPipeline:
         singles = np.concatenate([values([arguments(pipeline, job, 0)]) for job in jobs])
         return float(np.abs(together - singles).max())
 
-    def amplification(self, job: Job, expected: Sequence[PlainResult]) -> float:
+    def amplification(self, job: Job, expected: Sequence[PlainResult | PlainSound]) -> float:
         """Return how far a change of each module's output by `NUDGE` of its largest value moves the results."""
         effects = [0.0]
         for seed in range(3):
             with _nudged(self._loaded.components, seed):
-                moved = self.results(job)
+                moved: Sequence[PlainResult | PlainSound]
+                moved = self.sounds(job) if job.task.makes_audio else self.results(job)
             pairs = zip(moved, expected, strict=True)
             effects += [float(np.abs(one.values - other.values).max()) for one, other in pairs]
         return max(effects)

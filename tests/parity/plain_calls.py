@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 from typing import Any
 
 import diffusers
@@ -36,6 +37,8 @@ _OF_TASKS = {
         "ZImagePipeline": "ZImageInpaintPipeline",
         "QwenImagePipeline": "QwenImageInpaintPipeline",
     },
+    Task.AUDIO_TO_AUDIO: {"StableAudio3Pipeline": "StableAudio3AudioToAudioPipeline"},
+    Task.AUDIO_INPAINT: {"StableAudio3Pipeline": "StableAudio3InpaintPipeline"},
     Task.TEXT_TO_VIDEO: {"WanImageToVideoPipeline": "WanPipeline"},
     Task.IMAGE_TO_VIDEO: {"WanPipeline": "WanImageToVideoPipeline", "LTX2Pipeline": "LTX2ImageToVideoPipeline"},
 }
@@ -49,6 +52,16 @@ _OWN_STEPS = (
 _CONTROL = "controlnet_conditioning_scale control_guidance_start control_guidance_end"
 # What a call takes besides prompt, steps and generator.
 CALLS = {
+    # Sounds
+    "AceStepPipeline": (
+        "audio_duration guidance_scale src_audio task_type repainting_start repainting_end audio_cover_strength"
+    ),
+    "StableAudioPipeline": (
+        "audio_end_in_s guidance_scale negative_prompt initial_audio_waveforms initial_audio_sampling_rate"
+    ),
+    "StableAudio3Pipeline": "duration guidance_scale negative_prompt",
+    "StableAudio3AudioToAudioPipeline": "duration audio init_noise_level",
+    "StableAudio3InpaintPipeline": "duration audio mask_start_seconds mask_end_seconds",
     # Stable Diffusion
     "StableDiffusionPipeline": "height width guidance_scale negative_prompt ip_adapter_image",
     "StableDiffusionImg2ImgPipeline": "image strength guidance_scale negative_prompt",
@@ -251,6 +264,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         **_images(job),
+        **_sounds(job),
         **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
     }
     blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else None  # as Qwen's model cards do
@@ -261,7 +275,38 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(job.seed + index)
     own = {word: values[word] for word in CALLS[name].split() if word in values}
     own |= {word: value for word in CallFields.model_fields if (value := getattr(job, word)) is not None}
-    return {"prompt": job.prompt, "generator": generator, "output_type": "pil", **steps, **own}
+    output_type = "pt" if job.task.makes_audio else "pil"
+    return {
+        "prompt": job.prompt,
+        "generator": generator,
+        "output_type": output_type,
+        **steps,
+        **own,
+        **(job.extra or {}),
+    }
+
+
+def _sounds(job: Job) -> dict[str, Any]:
+    """Return the length of a job's sound, and the sound that it starts from, filled with silence."""
+    if job.duration_s is None:
+        return {}
+    names = ("audio_duration", "duration", "audio_end_in_s", "audio_length_in_s", "audio_duration_s")
+    values: dict[str, Any] = dict.fromkeys(names, job.duration_s)
+    file = input_files(job).audio
+    if file is None:
+        return values
+    with wave.open(io.BytesIO(file)) as sound:
+        rate, frames = sound.getframerate(), sound.readframes(sound.getnframes())
+    samples = torch.from_numpy(np.frombuffer(frames, "<i2").reshape(-1, 2).T / np.float32(32768))
+    samples = torch.nn.functional.pad(samples, (0, round(rate * job.duration_s) - samples.shape[-1]))
+    values |= {"src_audio": samples, "audio": samples[None], "initial_audio_waveforms": samples[None]}
+    values |= {"initial_audio_sampling_rate": rate}
+    start, end = job.repaint_start_s or 0.0, job.repaint_end_s or job.duration_s
+    if job.task is Task.AUDIO_INPAINT:
+        values |= {"mask_start_seconds": start, "mask_end_seconds": end}
+        return values | {"task_type": "repaint", "repainting_start": start, "repainting_end": end}
+    strength = 1.0 if job.strength is None else job.strength
+    return values | {"init_noise_level": strength, "task_type": "cover", "audio_cover_strength": 1.0 - strength}
 
 
 def _images(job: Job) -> dict[str, Any]:

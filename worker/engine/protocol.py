@@ -21,20 +21,29 @@ Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, 
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of a job's input images."""
+    """The files of a job's input images, and of the sound that it starts from."""
 
     images: tuple[bytes, ...] = ()
     mask: bytes | None = None
     last_image: bytes | None = None
     controls: tuple[bytes, ...] = ()
+    audio: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Audio:
-    """Sound of a video: `samples` [channels, samples] of -1 to 1, `rate` in Hz."""
+    """A sound, or that of a video: `samples` [channels, samples] of -1 to 1, `rate` in Hz."""
 
     samples: npt.NDArray[np.float32]
     rate: int
+
+    @property
+    def duration_s(self) -> float:
+        return round(int(self.samples.shape[-1]) / self.rate, 3)
+
+    @property
+    def nbytes(self) -> int:
+        return self.samples.nbytes
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class Output:
 
     @property
     def nbytes(self) -> int:
-        return self.pixels.nbytes + (0 if self.audio is None else self.audio.samples.nbytes)
+        return self.pixels.nbytes + (0 if self.audio is None else self.audio.nbytes)
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class OutputReady:
 
     claim_key: str
     index: int
-    output: Output | Latents
+    output: Output | Audio | Latents
 
 
 @dataclass(frozen=True)

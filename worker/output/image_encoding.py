@@ -68,6 +68,8 @@ def encode_latents(latents: Latents, job: Job, index: int) -> bytes:
 def parameters_json(job: Job, index: int) -> str:
     """Return the parameters that reproduce output `index`, as JSON; its texts are cut if they are very long."""
     unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.controls else ("controls",))}
+    if job.task.makes_audio:
+        unused |= {"width", "height"}
     given = {"prompt": job.prompt, "negative_prompt": job.negative_prompt, "prompt_2": job.prompt_2}
     texts = {name: text for name, text in given.items() if text is not None}
     others = len(json.dumps(job.extra, ensure_ascii=False).encode(_UTF16, "replace")) if job.extra else 0

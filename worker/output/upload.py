@@ -15,11 +15,12 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
-from worker.engine.protocol import Latents, Output
+from worker.engine.protocol import Audio, Latents, Output
 from worker.output.image_encoding import encode, encode_latents
 from worker.output.sending import File, OutputSender
 
 if TYPE_CHECKING:
+    from worker.output.audio_encoding import SoundFile
     from worker.output.video_encoding import Video
 
 log = structlog.get_logger()
@@ -34,7 +35,7 @@ MIN_HELD_BYTES = 2 * 1024 * 1024  # of the spool, per output: bounds the jobs a 
 
 
 class Uploader:
-    """Encodes and uploads images and videos; holds up to `spool_bytes` of them while storage is unavailable.
+    """Encodes and uploads images, videos and sounds; holds up to `spool_bytes` of them while storage is unavailable.
 
     An upload is retried while storage is unavailable; a lasting refusal, or any other error, fails its job. `sender`
     sends the outputs of jobs with a destination. A job that is stopped, lost or released cancels its uploads. A full
@@ -56,7 +57,7 @@ class Uploader:
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
     async def upload(
-        self, claim: Claim, index: int, output: Output | Latents, on_encoded: Callable[[], None] = lambda: None
+        self, claim: Claim, index: int, output: Output | Audio | Latents, on_encoded: Callable[[], None] = lambda: None
     ) -> Artifact:
         """Encode and store output `index` of a job."""
         encoding = self._encode(claim, index, output)
@@ -88,7 +89,7 @@ class Uploader:
             reason = error.public if isinstance(error, FusequeueError) else f"{type(error).__name__}: {error}"
             raise UploadFailed(f"{key} cannot be stored: {reason}") from error
 
-    async def _encode(self, claim: Claim, index: int, output: Output | Latents) -> tuple[Artifact, Files]:
+    async def _encode(self, claim: Claim, index: int, output: Output | Audio | Latents) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.epoch, index)
         content_type = job.output_format.content_type
         common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
@@ -99,6 +100,10 @@ class Uploader:
             height, width = output.shape[-2:]
             artifact = Artifact(**common, kind="latents", bytes=len(data), width=width, height=height)
             return artifact, {key: (data, content_type)}
+        if isinstance(output, Audio):
+            with self._counted_in_spool(output.nbytes):
+                sound = await self._in_thread(partial(_encode_audio, output, job, index))
+            return _of_sound(sound, job, common)
         common |= {"flagged": output.flagged}
         with self._counted_in_spool(output.nbytes):
             if not output.is_video:
@@ -111,7 +116,7 @@ class Uploader:
         thumbnail = Thumbnail(
             key=f"{stem}-thumbnail.jpg", content_type="image/jpeg", bytes=size, width=width, height=height
         )
-        has_place = job.output is None or job.output.bucket is not None  # a PUT URL is for the video only
+        has_place = _has_place(job)
         artifact = Artifact(
             **common,
             kind="video",
@@ -142,6 +147,36 @@ class Uploader:
             yield held
         finally:
             self.held_bytes -= held
+
+
+def _has_place(job: Job) -> bool:
+    """Return whether a thumbnail has one: a PUT URL is for the video or sound only."""
+    return job.output is None or job.output.bucket is not None
+
+
+def _of_sound(sound: "SoundFile", job: Job, common: dict[str, Any]) -> tuple[Artifact, Files]:
+    key, image, (width, height) = common["key"], sound.waveform, sound.waveform_size
+    name = f"{key.rpartition('.')[0]}-thumbnail.png"
+    thumbnail = Thumbnail(key=name, content_type="image/png", bytes=len(image), width=width, height=height)
+    artifact = Artifact(
+        **common,
+        kind="audio",
+        bytes=len(sound.data),
+        width=0,
+        height=0,
+        duration_s=sound.duration_s,
+        sample_rate=sound.sample_rate,
+        channels=sound.channels,
+        thumbnail=thumbnail if _has_place(job) else None,
+    )
+    waveform = {name: (image, thumbnail.content_type)} if _has_place(job) else {}
+    return artifact, {key: (sound.data, common["content_type"]), **waveform}
+
+
+def _encode_audio(sound: Audio, job: Job, index: int) -> "SoundFile":
+    from worker.output.audio_encoding import encode_audio
+
+    return encode_audio(sound, job, index)
 
 
 def _encode_video(output: Output, job: Job, index: int) -> "Video":

@@ -34,21 +34,22 @@ class FalStatus(BaseModel):
 
 
 class FalFile(_Object):
-    """An image or video of a result."""
+    """An image, video or sound of a result; a sound has no sides."""
 
     url: str
     content_type: str
     file_name: str
     file_size: int
-    width: int
-    height: int
+    width: int | None = None
+    height: int | None = None
 
 
 class FalResult(BaseModel):
-    """The result of a completed request: `images`, or `video`."""
+    """The result of a completed request: `images`, `video` or `audio`."""
 
     images: list[FalFile] | None = None
     video: FalFile | None = None
+    audio: FalFile | None = None
     seed: int
     prompt: str
     has_nsfw_concepts: list[bool]

@@ -29,6 +29,8 @@ JOB_FIELDS: Mapping[str, str] = {
     "image_urls": "images",
     "mask_url": "mask",
     "end_image_url": "last_image",
+    "audio_url": "audio",
+    "duration": "duration_s",
     "num_frames": "frames",
     "frames_per_second": "fps",
 }
@@ -103,7 +105,7 @@ def parse_input(body: Any, spec: ModelSpec, defaults: Mapping[str, Any]) -> tupl
     return job_request, renaming
 
 
-_IMAGES = ("image", "images", "mask", "last_image")
+_IMAGES = ("image", "images", "mask", "last_image", "audio")
 
 
 def _image_value(value: Any) -> Any:
@@ -193,7 +195,7 @@ def log_lines(record: JobRecord, progress: Progress) -> list[dict[str, str]]:
 
 
 def result_object(record: JobRecord, url_of: Callable[[Artifact], str]) -> dict[str, Any]:
-    """Return the result of a job that succeeded, with the URLs of its images or its video."""
+    """Return the result of a job that succeeded, with the URLs of its images, its video or its sound."""
     job, inference_ms = record.job, record.timings.inference_ms
     files = [
         {
@@ -201,12 +203,13 @@ def result_object(record: JobRecord, url_of: Callable[[Artifact], str]) -> dict[
             "content_type": artifact.content_type,
             "file_name": artifact.key.rpartition("/")[2],
             "file_size": artifact.bytes,
-            "width": artifact.width,
-            "height": artifact.height,
+            **({} if artifact.kind == "audio" else {"width": artifact.width, "height": artifact.height}),
         }
         for artifact in record.artifacts
     ]
     outputs: dict[str, Any] = {"video": files[0]} if job.task.makes_video else {"images": files}
+    if job.task.makes_audio:
+        outputs = {"audio": files[0]}
     return {
         **outputs,
         "seed": job.seed,

@@ -1,4 +1,4 @@
-"""`/compat/huggingface/{model}`: the protocol of `huggingface_hub.InferenceClient`; waits for one image as bytes."""
+"""`/compat/huggingface/{model}`: the protocol of `huggingface_hub.InferenceClient`; waits for one image or sound."""
 
 from typing import Annotated, Any
 
@@ -21,14 +21,17 @@ from api.submission import IdempotencyKey
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord
-from shared.job_fields import OutputFormat, Priority
+from shared.job_fields import DEFAULT_FORMATS, Medium, OutputFormat, Priority
 
 PREFIX = "/compat/huggingface"
 NEEDS_PROMPT = "parameters.prompt: missing; an image in `inputs` needs a prompt, as in image_to_image(image, prompt)"
 _ENCODED_IMAGE = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD", "data:image/")
 """How PNG, JPEG, WebP and GIF files begin in base64."""
 
-_FORMATS = {kind.content_type: kind for kind in OutputFormat if kind.content_type.startswith("image/")}
+_FORMATS = {
+    medium: {kind.content_type: kind for kind in OutputFormat if kind.content_type.startswith(f"{medium.value}/")}
+    for medium in (Medium.IMAGE, Medium.AUDIO)
+}
 
 
 class TargetSize(BaseModel):
@@ -88,9 +91,10 @@ def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog
     else:
         values["prompt"] = inference.inputs
     values.setdefault("priority", Priority.INTERACTIVE.value)
-    values.setdefault("output_format", output_format(accept).value)
+    medium = Medium.AUDIO if all(task.makes_audio for task in spec.tasks) else Medium.IMAGE
+    values.setdefault("output_format", output_format(accept, medium).value)
     if isinstance(values.get("n"), int) and values["n"] > 1:
-        message = f"n: a response has one image: {values['n']}; send several requests"
+        message = f"n: a response has one result: {values['n']}; send several requests"
         faults.found.append(InvalidRequest(message, param="n"))
     request, task = parse_checked({**values, "model": model}, catalog.get, faults)
     if task.makes_video:
@@ -110,10 +114,10 @@ def _makes_videos(model: str) -> InvalidRequest:
     return InvalidRequest(f"model {model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
 
 
-def output_format(accept: str) -> OutputFormat:
-    """Return the first supported image format of the header `Accept`; default: PNG."""
-    types = (part.partition(";")[0].strip() for part in accept.lower().split(","))
-    return next((_FORMATS[kind] for kind in types if kind in _FORMATS), OutputFormat.PNG)
+def output_format(accept: str, medium: Medium = Medium.IMAGE) -> OutputFormat:
+    """Return the first supported format of the header `Accept`, by default PNG or WAV."""
+    types, formats = (part.partition(";")[0].strip() for part in accept.lower().split(",")), _FORMATS[medium]
+    return next((formats[kind] for kind in types if kind in formats), DEFAULT_FORMATS[medium])
 
 
 router = APIRouter(prefix=PREFIX, tags=["Hugging Face"], generate_unique_id_function=operation_ids("huggingface"))
@@ -123,15 +127,16 @@ _BODY = request_body("application/json", {"schema": InferenceRequest.model_json_
 _ERRORS = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504, model=TextProblem)
 _RESPONSES = _ERRORS | {
     200: {
-        "description": "The image, in the format of `Accept`.",
-        "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+        "description": "The image or sound, in the format of `Accept`.",
+        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ("image/*", "audio/*")},
     }
 }
 
 
 @router.post("/{model:path}", response_class=Response, openapi_extra=_BODY, responses=_RESPONSES)
 async def make_image(request: Request, model: str, context: Context, key: IdempotencyKey = None) -> Response:
-    """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
+    """Generate one image or sound and wait for it: `text_to_image`, `image_to_image` and, for sounds of any kind,
+    `text_to_speech` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job; `x-warning` names fields without effect."""
     if request.headers.get("content-type", "").startswith("image/"):  # the client's form of an image by itself
         raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")

@@ -80,6 +80,8 @@ def parse_image_request(body: Any, catalog: Catalog, kind: Kind) -> ImageRequest
     request, task = parse_sized(values, fields.size, catalog, faults)
     if task.makes_video:
         raise InvalidRequest(f"model {request.model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
+    if task.makes_audio:
+        raise InvalidRequest(f"model {request.model!r} makes sounds; use /v1/jobs", param="model")
     return ImageRequest(request, fields, kind, warnings)
 
 

@@ -23,6 +23,7 @@ from api.protocols.replicate.predictions import PREFIX, model_version
 from api.protocols.text_errors import TextProblem
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
+from shared.job_fields import Medium
 
 problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(
@@ -78,8 +79,8 @@ def model_object(spec: ModelSpec, base_url: str) -> dict[str, Any]:
 def version_object(spec: ModelSpec) -> dict[str, Any]:
     """Return the served version of a model, with the schema of its input and output."""
     image = {"type": "string", "format": "uri"}
-    videos = any(task.makes_video for task in spec.tasks)
-    output = image if videos else {"type": "array", "items": image}
+    is_one = any(task.medium is not Medium.IMAGE for task in spec.tasks)
+    output = image if is_one else {"type": "array", "items": image}
     schemas = {"Input": _input_schema(spec), "Output": {**output, "title": "Output"}}
     openapi = {"openapi": "3.1.0", "info": {"title": spec.id, "version": "1"}, "paths": {}}
     return {

@@ -12,7 +12,7 @@ from api.webhook_messages import MAX_BODY_BYTES, encode
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest, UnknownModel
 from shared.job import Job, JobRecord, State
-from shared.job_fields import SENT_FIELDS, ChosenFields
+from shared.job_fields import SENT_FIELDS, ChosenFields, Medium
 
 _INPUT_FIELDS = frozenset((*SENT_FIELDS, *ChosenFields.model_fields)).difference(
     EXCLUDED,
@@ -77,7 +77,7 @@ def prediction(
     which clients raise.
     """
     job, state = record.job, state or record.state
-    output = next(iter(outputs), None) if job.task.makes_video else list(outputs)
+    output = list(outputs) if job.task.medium is Medium.IMAGE else next(iter(outputs), None)
     get = f"{base_url}{PREFIX}/predictions/{job.id}"
     return {
         "id": job.id,
@@ -101,6 +101,7 @@ def prediction(
 def input_of(job: Job) -> dict[str, Any]:
     """Return the input of a job with all defaults resolved, so that it can be sent again."""
     unused = {*(() if job.task.makes_video else ("frames", "fps")), *(() if job.layers else ("layers",))}
+    unused |= {"width", "height"} if job.task.makes_audio else {"duration_s"}
     sent = job.model_dump(mode="json", include={*_INPUT_FIELDS} - unused)
     values: dict[str, Any] = {REPLICATE_NAMES.get(name, name): value for name, value in sent.items()}
     if job.adapters:
@@ -109,7 +110,11 @@ def input_of(job: Job) -> dict[str, Any]:
         values["images"] = [ref.id for ref in job.images]
     elif job.images:
         values["image"] = job.images[0].id
-    values |= {name: ref.id for name, ref in (("mask", job.mask), ("last_image", job.last_image)) if ref is not None}
+    values |= {
+        name: ref.id
+        for name, ref in (("mask", job.mask), ("last_image", job.last_image), ("audio", job.audio))
+        if ref is not None
+    }
     if job.controls:
         pairs = zip(job.controls, job.control_images, strict=True)
         values["controls"] = [{**control.model_dump(exclude={"kind"}), "image": ref.id} for control, ref in pairs]

@@ -21,6 +21,15 @@ TEXT: Mapping[str, Fields] = {
     "negative": {"prompt": "a town at night", "negative_prompt": "rain, snow", "guidance_scale": 2.5, "steps": 3},
     "two": {"prompt": "a pig", "n": 2, "steps": 2},
 }
+# Some with as many tokens, as ACE-Step's denoiser has no mask.
+SONGS: Mapping[str, Fields] = {
+    "plain": {"prompt": "a dog", "steps": 3},
+    "like": {"prompt": "a boat", "steps": 4, "guidance_scale": 6.0},
+    "long": {"prompt": LONG, "steps": 4, "guidance_scale": 7.5},
+    "negative": {"prompt": "a town at night", "negative_prompt": "rain, snow", "guidance_scale": 2.5, "steps": 3},
+    "unguided": {"prompt": "a mill", "guidance_scale": 1.0, "steps": 3},
+    "two": {"prompt": "a lake", "n": 2, "steps": 2},
+}
 LATE: Mapping[str, Fields] = {"late": {"prompt": "a fox", "steps": 3}}
 
 
@@ -103,6 +112,36 @@ def video(
         spec={
             "limits": Limits(min_side=side, multiple_of=16, max_frames=frames, frames_multiple=group, max_images=8),
             "defaults": Defaults(width=side, height=side, frames=frames, **{"steps": 4, "guidance_scale": 4.0, **same}),
+        },
+        **more,
+    )
+
+
+def sound(family: str, pipeline: str, tiny: str, *, tasks: tuple[Task, ...], **more: Any) -> Family:
+    """Return a family of sounds, whose jobs do all of `tasks`."""
+    same: Fields = more.pop("same", {})
+    starts: Mapping[Task, Fields] = {
+        Task.TEXT_TO_AUDIO: {},
+        Task.AUDIO_TO_AUDIO: {"strength": 0.7},
+        Task.AUDIO_INPAINT: {"strength": 1.0, "repaint_start_s": 0.5, "repaint_end_s": 1.2},
+    }
+    jobs = {
+        f"{name}-{task.value}": {**fields, **starts[task], "task": task, **same}
+        for task in tasks
+        for name, fields in SONGS.items()
+    }
+    late = {"late": {"prompt": "a fox", "steps": 3, **starts[tasks[0]], "task": tasks[0], **same}}
+    return Family(
+        family=family,
+        models="",
+        pipelines=pipeline,
+        tiny=tiny,
+        jobs=jobs,
+        joining=late,
+        tasks=tasks,
+        spec={
+            "limits": Limits(max_duration_s=2, max_images=8),
+            "defaults": Defaults(duration_s=2, **{"steps": 4, "guidance_scale": 4.0, **same}),
         },
         **more,
     )

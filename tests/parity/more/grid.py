@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import families
-from parity.more.families import Clip, Family, both, image, video
+from parity.more.families import Clip, Family, both, image, sound, video
 
 from shared.job_fields import Task
 
+THREE_SOUNDS = (Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
 IMAGES: tuple[Family, ...] = (
     image("PixArt-Alpha", "PixArtAlphaPipeline", "pixart-alpha", around="small_images"),
     image("Lumina-Next", "LuminaPipeline", "lumina-next"),
@@ -83,4 +84,8 @@ VIDEOS: tuple[Family, ...] = (
     ),
     video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1), fused=False),
 )
-GRID: tuple[Family, ...] = (*IMAGES, *VIDEOS, *(row for module in families.modules() for row in module.ROWS))
+SOUNDS: tuple[Family, ...] = (
+    sound("ACE-Step 1.5", "AceStepPipeline", "ace-step", tasks=THREE_SOUNDS, quick=True),
+    sound("ACE-Step 1.5 turbo", "AceStepPipeline", "ace-step-turbo", tasks=(Task.TEXT_TO_AUDIO,)),
+)
+GRID: tuple[Family, ...] = (*IMAGES, *VIDEOS, *SOUNDS, *(row for module in families.modules() for row in module.ROWS))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.engine import EngineHarness, EventRecorder, a_spec
 from parity.more.families import Family
-from parity.plain import PlainPipeline
+from parity.plain import PlainPipeline, PlainResult, PlainSound
 from parity.running import TOLERANCE, Joining, as_floats
 
 from shared.config.model_index import index_file
@@ -49,8 +49,13 @@ def compare(recorder: EventRecorder, plain: PlainPipeline, jobs: Sequence[Job]) 
     """Return the largest difference of the images of `jobs` to plain diffusers, and the effect that explains it."""
     largest = amplified = 0.0
     for job in jobs:
-        expected = plain.results(job)
-        off = max(one.difference(recorder.outputs[job.id, index]) for index, one in enumerate(expected))
+        expected: Sequence[PlainResult | PlainSound]
+        if job.task.makes_audio:
+            sounds = expected = plain.sounds(job)
+            off = max(one.difference(recorder.sounds[job.id, index]) for index, one in enumerate(sounds))
+        else:
+            images = expected = plain.results(job)
+            off = max(one.difference(recorder.outputs[job.id, index]) for index, one in enumerate(images))
         largest = max(largest, off)
         if not off <= TOLERANCE:
             effect = plain.amplification(job, expected)

@@ -84,7 +84,8 @@ def test_truncated_file_is_rejected(kind: str) -> None:
         (b"  <svg xmlns=''/>", "unsupported image: text or SVG"),
         (b"\0\0\0\x1cftypavif" + bytes(50), "HEIC, AVIF or a video"),
         (b"%PDF-1.7", "a PDF"),
-        (b"RIFF\0\0\0\0WAVEfmt ", "unsupported image"),
+        (b"RIFF\0\0\0\0AVI fmt ", "unsupported image"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "WAV file is damaged"),
     ],
 )
 def test_other_file_types_are_rejected_by_name(data: bytes, words: str) -> None:

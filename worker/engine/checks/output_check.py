@@ -57,6 +57,9 @@ class Sample:
 def choose_output_types(model: LoadedModel, device: torch.device) -> None:
     """Choose the output type of each task: the fastest with images equal to the pipeline's PIL images."""
     for task in model.templates:
+        if task.makes_audio:  # samples have no PIL image
+            model.output_types[task] = FASTER[0]
+            continue
         found = (_choose(model, task, size, device) for size in sample_sizes(model.spec))
         chosen = next(filter(None, found), None)
         if chosen is None:

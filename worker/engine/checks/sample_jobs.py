@@ -1,14 +1,16 @@
 """Sample jobs of a model, for the self-check, the warm-up and the model probe."""
 
 import io
+import wave
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.job_fields import Medium, Task
 from worker.engine.protocol import InputFiles
 
 # Two have the same words in another order, so the same length, for architectures that fuse only those.
@@ -21,15 +23,16 @@ PROMPTS = (
 
 
 class SampleSize(NamedTuple):
-    """The size of a sample job; `frames` matter for a video."""
+    """The size of a sample job; `frames` matter for a video, `duration_s` for a sound, which has no sides."""
 
     width: int
     height: int
     frames: int
+    duration_s: float = 1.0
 
 
 def default_size(spec: ModelSpec) -> SampleSize:
-    return SampleSize(spec.defaults.width, spec.defaults.height, spec.usual_frames)
+    return SampleSize(spec.defaults.width, spec.defaults.height, spec.usual_frames, spec.usual_duration_s)
 
 
 def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
@@ -38,7 +41,8 @@ def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
     default = default_size(spec)
     # One group of frames after the first frame, or as many as are allowed.
     few = min(spec.limits.frames_multiple + 1, spec.limits.max_frames)
-    return tuple(dict.fromkeys((SampleSize(side, side, few), default._replace(frames=few), default)))
+    small = SampleSize(side, side, few, spec.limits.min_duration_s)
+    return tuple(dict.fromkeys((small, default._replace(frames=few), default)))
 
 
 def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSize, *, last_image: bool = False) -> Job:
@@ -47,9 +51,11 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
     With `last_image` a job that has an image has a last one too. A refiner does the second step.
     """
     defaults = spec.defaults
-    width, height, frames = size
+    width, height, frames, duration_s = size
+    if task.makes_audio:
+        width = height = 0
     ref = _sample_image(size)
-    has_image = task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+    has_image = not task.makes_audio and task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
     return Job(
         id=f"sample-{at}",
         tenant="sample",
@@ -59,7 +65,10 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         height=height,
         frames=frames if task.makes_video else 1,
         fps=defaults.fps if task.makes_video else None,
-        layers=0 if task.makes_video else defaults.layers,
+        layers=defaults.layers if task.medium is Medium.IMAGE else 0,
+        duration_s=duration_s if task.makes_audio else None,
+        audio=_sample_audio(duration_s) if task.takes_audio else None,
+        repaint_end_s=duration_s / 2 if task is Task.AUDIO_INPAINT else None,
         reference_sizes=(spec.references.size_for(width, height),) if task is Task.EDIT else (),
         task=task,
         prompt=prompt,
@@ -82,6 +91,10 @@ def with_control(job: Job, control: ControlSpec) -> Job:
     return job.model_copy(update={"controls": (chosen,), "control_images": (image,), "refiner_start": None})
 
 
+def _sample_audio(duration_s: float) -> InputRef:
+    return InputRef(id="sample", key="", content_type="audio/wav", bytes=0, width=0, height=0, duration_s=duration_s)
+
+
 def _sample_image(size: SampleSize) -> InputRef:
     return InputRef(id="sample", key="", content_type="image/png", bytes=0, width=size.width, height=size.height)
 
@@ -92,4 +105,16 @@ def sample_files(job: Job) -> InputFiles:
     data = file.getvalue()
     mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
     images, controls = ((data,) * len(refs) for refs in (job.images, job.control_images))
-    return InputFiles(images, mask, last, controls)
+    return InputFiles(images, mask, last, controls, audio=None if job.audio is None else _sample_tone(job))
+
+
+def _sample_tone(job: Job) -> bytes:
+    """Return a WAV file of a tone that rises over the length of a sample job."""
+    rate, file = 16_000, io.BytesIO()
+    at = np.arange(int((job.duration_s or 1.0) * rate)) / rate
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes((8000 * np.sin(2 * np.pi * (220 + 40 * at) * at)).astype("<i2").tobytes())
+    return file.getvalue()

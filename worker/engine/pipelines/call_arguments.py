@@ -23,6 +23,7 @@ from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.model_facts import side_step
+from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, sound_arguments, to_audio
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Latents, Output, Pixels
 
@@ -67,6 +68,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_guidance(job, accepted),
         **_images(type(pipeline).__name__, job, inputs),
         **_video(job, accepted),
+        **sound_arguments(pipeline, job, inputs.audio),
         **_controls(job, accepted, inputs),
         **_call_fields(job),
         **_listed_steps(pipeline, job, accepted),
@@ -137,7 +139,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     unsent = (None, 1.0) if job.task is Task.INPAINT else (None, 1.0, defaults.strength)
     ignored = {
         "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
-        "strength": job.strength not in unsent and "strength" not in accepted,
+        "strength": job.strength not in unsent and accepted.keys().isdisjoint(("strength", *SOUND_STRENGTHS)),
         **{name: name not in accepted for name in _call_fields(job) if name not in PARTS},
         "steps": job.steps != defaults.steps and not _takes_steps(pipeline, accepted),
     }
@@ -323,14 +325,16 @@ def images_refused(job: Job, steps: StepCounter) -> Iterator[None]:
 
 def make_results(
     pipeline: Pipeline, arguments: dict[str, Any], paste: Paste | None = None
-) -> list[Output] | list[Latents]:
-    """Call the pipeline and copy its output to the host: one image, the layers of one, or a video; or latents.
+) -> list[Output] | list[Audio] | list[Latents]:
+    """Call the pipeline and copy its output to the host: one image, the layers of one, a video or a sound; or latents.
 
     A flagged image is not pasted: the safety checker has made it black.
     """
     result = pipeline(**arguments)
     if arguments.get("output_type") == LATENT:
         return [_to_latents(result.images)]
+    if (sound := audio_of(pipeline, result)) is not None:
+        return [sound]
     images = images_of(pipeline, arguments, result)
     if isinstance(images, torch.Tensor):
         return [Output(to_frames(images), audio=_audio(pipeline, result))]
@@ -394,12 +398,8 @@ def _audio(pipeline: Pipeline, result: Any) -> Audio | None:
     audio = getattr(result, "audio", None)
     if audio is None:
         return None
-    samples = audio[0].detach().float().cpu()
-    if not bool(samples.isfinite().all()):
-        raise NonFiniteLatents("the vocoder returned values that are not finite")
-    samples = samples.reshape(-1, samples.shape[-1]).clamp(-1, 1)
     rate = getattr(result, "sampling_rate", None)
-    return Audio(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate if rate is None else rate))
+    return to_audio(audio[0], int(pipeline.vocoder.config.output_sampling_rate if rate is None else rate))
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:

@@ -13,9 +13,15 @@ from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod
 # Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
 MAX_DECODE_PIXELS = 4 * 1024 * 1024
 
+# Seconds of sounds decoded together: the last layers of a VAE hold some 100 channels of each sample, so 48 kHz take
+# half a gigabyte for each layer.
+MAX_DECODE_S = 30.0
+
 
 def decode_limit(job: Job) -> int:
-    """Return how many images or videos of a job's size can be decoded together; large ones by themselves."""
+    """Return how many images, videos or sounds of a job's size can be decoded together; large ones by themselves."""
+    if job.duration_s is not None:
+        return max(1, int(MAX_DECODE_S / job.duration_s))
     return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames))
 
 

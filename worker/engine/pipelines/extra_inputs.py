@@ -1,9 +1,9 @@
-"""Inputs of modular pipelines that jobs have no field for: described for clients, and taken from a job's `extra`."""
+"""Inputs of pipelines that jobs have no field for: described for clients, and taken from a job's `extra`."""
 
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import GenericAlias
 from typing import Any, get_args, get_origin
 
@@ -13,8 +13,10 @@ from shared.errors import UnusableInput, first_of
 from shared.job import Job
 from shared.job_fields import CallFields, Task
 from shared.model_inputs import ModelInput, extra_faults
+from worker.engine.pipelines.call_inputs import call_inputs
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.modular import is_modular, task_inputs
+from worker.engine.pipelines.sounds import SOUND_INPUTS
 
 # Inputs that follow from the fields of a job, and those that only programs can give or that change what a call returns.
 _OWN = frozenset(
@@ -22,7 +24,9 @@ _OWN = frozenset(
         *("prompt", "negative_prompt", "image", "mask_image", "last_image", "strength"),
         *("width", "height", "num_frames", "frame_rate", "fps", "num_images_per_prompt", "num_videos_per_prompt"),
         *("num_inference_steps", "timesteps", "sigmas", "generator", "output_type", "use_kv_cache"),
-        *("guidance_scale", *CallFields.model_fields),
+        *("guidance_scale", "guidance_scale_2", "layers", "resolution", "max_area", "intermediate_timesteps"),
+        *("guidance_schedule", "return_dict", "callback_steps", "callback_on_step_end_tensor_inputs"),
+        *("num_waveforms_per_prompt", *CallFields.model_fields, *SOUND_INPUTS),
     }
 )
 _INNER = re.compile(r"(^|_)(latents?|embeds|kwargs|mask|masks|ids|coords|tokens?|state|cache)(_|$)")
@@ -41,14 +45,18 @@ def describe_inputs(templates: Mapping[Task, Pipeline]) -> tuple[ModelInput, ...
 
 
 def _describe(task: Task, pipeline: Pipeline) -> Iterator[ModelInput]:
-    for item in task_inputs(task, pipeline) if is_modular(pipeline) else ():
-        if item.name in _OWN or _INNER.search(item.name):
+    for item in _items(task, pipeline):
+        if item.name in _OWN or item.name.startswith("_") or _INNER.search(item.name):
             continue
         schema = _schema(_type_of(item))
         if schema is not None:
             default = _as_json(item.default)
             text = " ".join(item.description.split())
             yield ModelInput(name=item.name, description=text, schema=schema, default=default, tasks=(task,))
+
+
+def _items(task: Task, pipeline: Pipeline) -> Sequence[Any]:
+    return task_inputs(task, pipeline) if is_modular(pipeline) else call_inputs(pipeline)
 
 
 def _type_of(item: Any) -> Any:
@@ -93,7 +101,7 @@ def extra_arguments(pipeline: Pipeline, job: Job) -> dict[str, Any]:
     if faults:
         first = first_of(faults)
         raise UnusableInput(first.message, param=first.param)
-    types = {item.name: _type_of(item) for item in task_inputs(job.task, pipeline)}
+    types = {item.name: _type_of(item) for item in _items(job.task, pipeline)}
     return {name: _converted(name, types[name], value) for name, value in job.extra.items()}
 
 

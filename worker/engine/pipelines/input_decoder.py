@@ -17,6 +17,7 @@ log = structlog.get_logger()
 
 # More pixels take more than half a second: 39 megapixels took 2 to 5 s and up to 850 MiB.
 _MAX_SMALL_PIXELS = 8_000_000
+PIXELS_PER_SECOND = 100_000  # of sound, which takes as long to decode
 # Two also bound the memory.
 _LARGE_THREADS = 2
 
@@ -93,6 +94,7 @@ class InputDecoder:
             mask=None if files.mask is None else self._checked_file(files.mask, "mask"),
             last_image=None if files.last_image is None else self._checked_file(files.last_image, "last_image"),
             controls=tuple(self._checked_file(data, f"controls.{at}.image") for at, data in enumerate(files.controls)),
+            audio=files.audio,  # its decoder is chosen by its first bytes, and stops at the length of the job
         )
 
     def _checked_file(self, data: bytes, param: str) -> bytes:
@@ -104,4 +106,5 @@ class InputDecoder:
 
 
 def _pixels(request: EngineRequest) -> int:
-    return sum(ref.width * ref.height for ref in request.job.inputs.values())
+    refs = request.job.inputs.values()
+    return sum(ref.width * ref.height for ref in refs) + int(PIXELS_PER_SECOND * (request.job.duration_s or 0.0))

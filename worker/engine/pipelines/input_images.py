@@ -15,7 +15,8 @@ from shared.inputs.formats.latents import NAME
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
-from worker.engine.protocol import InputFiles
+from worker.engine.pipelines.input_audio import decode_audio
+from worker.engine.protocol import Audio, InputFiles
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
@@ -26,7 +27,7 @@ _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
     control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
-    the image to start from."""
+    the image to start from; `audio` is the sound to start from."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -35,6 +36,7 @@ class InputImages:
     warnings: tuple[FieldWarning, ...] = ()
     paste: Paste | None = None
     latents: torch.Tensor | None = None
+    audio: Audio | None = None
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
@@ -43,6 +45,8 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     Images to edit keep their proportions; all others are cropped to the job's size.
     """
     width, height = job.width, job.height
+    if job.task.makes_audio:
+        return InputImages(audio=None if files.audio is None else decode_audio(files.audio, job.duration_s or 0.0))
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
         return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))

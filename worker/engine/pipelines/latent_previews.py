@@ -41,7 +41,7 @@ def add_previews(
     replaying: Callable[[], bool] = lambda: False,
 ) -> None:
     """Let a pipeline's call take the job's previews, if it can, but while `replaying`."""
-    if job.previews and "callback_on_step_end" in call_parameters(pipeline):
+    if job.previews and not job.task.makes_audio and "callback_on_step_end" in call_parameters(pipeline):
         arguments["callback_on_step_end"] = preview_callback(job, steps, replaying)
 
 

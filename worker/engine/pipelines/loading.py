@@ -74,7 +74,7 @@ from worker.engine.pipelines.stand_ins import stand_in_for
 from worker.engine.pipelines.task_pipelines import pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
-from worker.engine.protocol import Latents, Output
+from worker.engine.protocol import Audio, Latents, Output
 from worker.engine.weights.checkpoint import checkpoint_parts
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.weights.downloads import fetch
@@ -196,7 +196,7 @@ class LoadedModel:
     ) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started; it continues from the checkpoint of `record`."""
 
-        def call() -> list[Output] | list[Latents]:
+        def call() -> list[Output] | list[Audio] | list[Latents]:
             if job.refiner_start is not None:
                 return self._make_refined(job, job.refiner_start, index, inputs, steps)
             pipeline, arguments = self.prepare_call(job, index, inputs, steps)
@@ -208,7 +208,7 @@ class LoadedModel:
             check_part_has_steps(job, steps)
             return results
 
-        def body() -> list[Output] | list[Latents]:
+        def body() -> list[Output] | list[Audio] | list[Latents]:
             try:
                 return call()
             except Exception as error:
@@ -238,7 +238,7 @@ class LoadedModel:
 
     def _make_refined(
         self, job: Job, start: float, index: int, inputs: InputImages, steps: StepCounter
-    ) -> list[Output] | list[Latents]:
+    ) -> list[Output] | list[Audio] | list[Latents]:
         """Make an image by the model's pipeline up to latents, and from these by its refiner."""
         if self.refiner is None:
             raise InferenceFailed(f"refiner_start: model {self.spec.id!r} has no refiner", param="refiner_start")

@@ -12,6 +12,7 @@ from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.modular import is_modular, modular_for
+from worker.engine.pipelines.sounds import DURATIONS, does_sound
 
 FRAME_COUNTS = ("num_frames", "frames", "video_length")
 """Names that pipelines give to their argument for the number of frames."""
@@ -48,6 +49,8 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
 def supports(task: Task, pipeline: Pipeline) -> bool:
     """Return whether a pipeline's call takes the inputs of `task` and needs no others."""
     accepted = call_parameters(pipeline)
+    if task.makes_audio or not accepted.keys().isdisjoint(DURATIONS):
+        return does_sound(task, accepted)
     if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):
         return False
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):

@@ -13,7 +13,8 @@ from harness.tables import row
 
 from shared.queue import Queue
 
-BINARY = ("image/png", "image/jpeg", "image/webp", "video/mp4", "application/safetensors", "image/*")
+SOUNDS = ("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "audio/*")
+BINARY = ("image/png", "image/jpeg", "image/webp", "video/mp4", "application/safetensors", "image/*", *SOUNDS)
 STABLE = {
     *("submit_job", "submit_jobs", "get_job", "list_jobs", "cancel_job", "cancel_jobs", "delete_job", "delete_jobs"),
     *("update_job", "update_jobs", "retry_job", "retry_jobs", "redrive_dead_letters", "purge_dead_letters"),

@@ -35,7 +35,7 @@ T2I, I2I, PAINT, EDIT, T2V, I2V = (
 )
 VIDEO: dict[str, Any] = {
     "defaults": Defaults(frames=17, fps=16, guidance_scale_2=3.0),
-    "limits": Limits(max_frames=81, frames_multiple=4, last_image="allowed"),
+    "limits": Limits(max_frames=81, frames_multiple=4, last_image="allowed", max_duration_s=60),
 }
 SPECS = (
     ModelSpec(id="painter", source="x", tasks=(T2I, I2I, PAINT)),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from harness.request_fields import COLOURS, MODELS, ROWS
+from harness.request_fields import COLOURS, MODELS, PITCHES, ROWS
 
 from api.jobs.request import JobRequest, parse
 from api.protocols.fal import queue_requests as fal_queue
@@ -20,7 +20,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
 
 CATALOG = Catalog([ModelSpec.model_validate(table) for table in tomllib.loads(MODELS)["model"]])
-IDS = {colour: f"in_{number:032x}" for number, colour in enumerate(COLOURS)}
+IDS = {colour: f"in_{number:032x}" for number, colour in enumerate((*COLOURS, *PITCHES))}
 Body = dict[str, Any]
 
 
@@ -60,6 +60,7 @@ OUTPUTS = {name for name in ROWS if name.startswith("output.")}
 
 CALLBACKS = {"webhook", "webhook_events", "batch_id"}
 VIDEOS = {"frames", "fps", "guidance_scale_2", "last_image"}
+SOUNDS = {"lyrics", "duration_s", "audio", "repaint_start_s", "repaint_end_s"}
 START_IMAGES = {
     "image",
     "images",
@@ -73,7 +74,7 @@ START_IMAGES = {
     "denoising_start",
 }
 PARSERS: dict[str, tuple[Callable[[Body], JobRequest], set[str]]] = {
-    "openai images": (openai_images, OUTPUTS | VIDEOS),
+    "openai images": (openai_images, OUTPUTS | VIDEOS | SOUNDS),
     "replicate": (replicate, OUTPUTS | CALLBACKS),
     "fal": (fal, OUTPUTS | CALLBACKS),
     "hugging face": (hugging_face, OUTPUTS | VIDEOS | START_IMAGES | {"n", "batch_id"}),
@@ -189,6 +190,8 @@ TABLES: dict[str, tuple[set[str], Rows]] = {
                 {"model": "film", "image_url": IDS["red"], "end_image_url": IDS["blue"]},
                 {"last_image": IDS["blue"]},
             ),
+            "audio_url": ({"model": "band", "audio_url": IDS["loud"]}, {"audio": IDS["loud"]}),
+            "duration": ({"model": "band", "duration": 7.5}, {"duration_s": 7.5}),
             "num_frames": ({"model": "film", "num_frames": 33}, {"frames": 33}),
             "frames_per_second": ({"model": "film", "frames_per_second": 12}, {"fps": 12}),
             "image_size": ({"image_size": "landscape_4_3"}, {"width": 1024, "height": 768}),

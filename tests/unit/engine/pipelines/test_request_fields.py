@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler
 from harness.http_server import ROOT, png, serving
-from harness.request_fields import COLOURS, MODELS, ROWS, fields
+from harness.request_fields import COLOURS, MODELS, PITCHES, ROWS, fields
 from PIL import Image
 
 from shared.config.destinations import OutputBucket
 from shared.job import Job
+from shared.job_fields import Medium
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
 from worker.engine.pipelines.call_arguments import arguments_for
@@ -74,6 +79,23 @@ class Film:
     ) -> None: ...
 
 
+class Band:
+    """A pipeline with the parameters of all pipelines of sounds."""
+
+    vae = SimpleNamespace(config=SimpleNamespace(sampling_rate=8000, audio_channels=2))
+
+    def __call__(
+        self,
+        prompt: str,
+        *,
+        lyrics: str = "",
+        audio_duration: float = 60.0,
+        src_audio: Any = None,
+        repainting_start: float | None = None,
+        repainting_end: float | None = None,
+    ) -> None: ...
+
+
 def test_each_field_has_a_row() -> None:
     assert set(fields()) == ROWS.keys()
 
@@ -113,8 +135,9 @@ class Service:
             mask=data.get("mask"),
             last_image=data.get("last_image"),
             controls=tuple(data[name] for name in data if name.startswith("controls.")),
+            audio=data.get("audio"),
         )
-        pipeline = Film() if job.task.makes_video else Painter()
+        pipeline = {Medium.VIDEO: Film, Medium.AUDIO: Band, Medium.IMAGE: Painter}[job.task.medium]()
         return arguments_for(pipeline, job, 0, decode_inputs(job, files))
 
     def _with_ids(self, value: Any) -> Any:
@@ -128,12 +151,26 @@ class Service:
         if isinstance(value, Image.Image):
             pixel = value.convert("RGB").getpixel((9, 9))
             return next(colour for colour in COLOURS if Image.new("RGB", (1, 1), colour).getpixel((0, 0)) == pixel)
+        if isinstance(value, torch.Tensor):
+            highest = float(value.max())
+            return next(name for name, peak in PITCHES.items() if abs(highest - peak) < 0.05)
         if isinstance(value, torch.Generator):
             return value.initial_seed()
         if isinstance(value, dict):
             colours = {input_id: colour for colour, input_id in self.inputs.items()}
             return colours.get(value.get("id", "")) or {name: self._with_colours(one) for name, one in value.items()}
         return [self._with_colours(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def a_tone(peak: float) -> bytes:
+    """Return a second of a WAV file with samples of up to `peak`."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes((32767 * peak * np.sin(np.arange(8000) / 5)).astype("<i2").tobytes())
+    return file.getvalue()
 
 
 def has(made: Any, expected: Any) -> bool:
@@ -155,6 +192,9 @@ async def test_each_field_reaches_the_job_the_response_and_the_call(fake_queue: 
         for colour in COLOURS:
             upload = await api.post("/v1/inputs", files={"file": ("a.png", png(colour=colour))})
             inputs[colour] = upload.json()["id"]
+        for name, peak in PITCHES.items():
+            upload = await api.post("/v1/inputs", files={"file": ("a.wav", a_tone(peak))})
+            inputs[name] = upload.json()["id"]
         service = Service(api, fake_queue, storage, inputs)
         for name, row in ROWS.items():
             made, without = [await service.results(body) for body in ({**row.base, **row.sent}, row.base)]
