@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
@@ -24,7 +25,7 @@ from shared.config.step_schedules import (
 from shared.errors import InferenceFailed
 from shared.job import Job
 from worker.engine.checks.sample_jobs import default_size, sample_job
-from worker.engine.protocol import Output, OutputReady, Pixels
+from worker.engine.protocol import Audio, Output, OutputReady
 from worker.engine.sample_engine import SampleEngine, sample_engine
 
 LEAST_PSNR: Mapping[CacheLevel, float] = {CacheLevel.LIGHT: 45.0, CacheLevel.MEDIUM: 38.0, CacheLevel.STRONG: 30.0}
@@ -82,9 +83,9 @@ def calibrate(spec: ModelSpec, configured: Settings, prompts: Sequence[str] = PR
                 schedule: sample.model_copy(update={"id": f"{at}-{number}", "steps": steps, "step_cache": schedule})
                 for number, schedule in enumerate((None, *CANDIDATES))
             }
-            images = _images(engine, list(jobs.values()), spec.max_batch)
+            results = _results(engine, list(jobs.values()), spec.max_batch)
             for schedule in CANDIDATES:
-                found = psnr(images[jobs[schedule].id], images[jobs[None].id])
+                found = psnr(results[jobs[schedule].id], results[jobs[None].id])
                 lowest[schedule] = min(lowest[schedule], found)
     return [
         ScheduleError(one, found, sum(len(computed_steps(steps, one)) for steps in counts) / sum(counts))
@@ -92,14 +93,20 @@ def calibrate(spec: ModelSpec, configured: Settings, prompts: Sequence[str] = PR
     ]
 
 
-def _images(engine: SampleEngine, jobs: Sequence[Job], rows: int) -> dict[str, Pixels]:
+Values: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+"""Pixels of an image or video, or the samples of a sound, of -1 to 1."""
+
+
+def _results(engine: SampleEngine, jobs: Sequence[Job], rows: int) -> dict[str, Values]:
     """Return the first output of each job; `rows` of them run at a time."""
-    images: dict[str, Pixels] = {}
+    results: dict[str, Values] = {}
     for start in range(0, len(jobs), rows):
         for event in engine.run(jobs[start : start + rows]):
             if isinstance(event, OutputReady) and isinstance(event.output, Output):
-                images.setdefault(event.claim_key, event.output.pixels)
-    return images
+                results.setdefault(event.claim_key, event.output.pixels)
+            elif isinstance(event, OutputReady) and isinstance(event.output, Audio):
+                results.setdefault(event.claim_key, event.output.samples)
+    return results
 
 
 def calibrated(caching: StepCaching, chosen: Mapping[CacheLevel, ScheduleError]) -> StepCaching:
@@ -110,7 +117,8 @@ def calibrated(caching: StepCaching, chosen: Mapping[CacheLevel, ScheduleError])
     return StepCaching.model_validate({"default": default, "allowed": allowed, **values})
 
 
-def psnr(one: Pixels, other: Pixels) -> float:
-    """Return the peak signal-to-noise ratio of two images or videos in dB."""
+def psnr(one: Values, other: Values) -> float:
+    """Return the peak signal-to-noise ratio of two images, videos or sounds in dB."""
+    peak = 255 if one.dtype == np.uint8 else 1
     error = float(np.square(one.astype(np.float32) - other.astype(np.float32)).mean())
-    return min(HIGHEST_PSNR, 10 * math.log10(255**2 / error)) if error else HIGHEST_PSNR
+    return min(HIGHEST_PSNR, 10 * math.log10(peak**2 / error)) if error else HIGHEST_PSNR

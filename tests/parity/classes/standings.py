@@ -42,15 +42,7 @@ LISTED_IMAGES = "its call takes lists of images under another name"
 
 # Only what facts do not show.
 DECLARED: Mapping[str, tuple[str, ...]] = {
-    SOUND: (
-        *(
-            "AceStepPipeline",
-            "AudioLDM2Pipeline",
-            "AudioLDMPipeline",
-        ),
-        *("DanceDiffusionPipeline", "LongCatAudioDiTPipeline", "MusicLDMPipeline", "StableAudioPipeline"),
-        *("StableAudio3Pipeline", "StableAudio3AudioToAudioPipeline", "StableAudio3InpaintPipeline"),
-    ),
+    SOUND: ("DanceDiffusionPipeline",),
     TEXT: ("DiffusionGemmaPipeline", "LLaDA2Pipeline"),
     OTHER_OUTPUT: (
         *("MarigoldDepthPipeline", "MarigoldIntrinsicsPipeline", "MarigoldNormalsPipeline"),

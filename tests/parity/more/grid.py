@@ -86,6 +86,15 @@ VIDEOS: tuple[Family, ...] = (
 )
 SOUNDS: tuple[Family, ...] = (
     sound("ACE-Step 1.5", "AceStepPipeline", "ace-step", tasks=THREE_SOUNDS, quick=True),
+    sound("Stable Audio Open", "StableAudioPipeline", "stable-audio", tasks=THREE_SOUNDS[:2]),
+    sound(
+        "Stable Audio 3",
+        "StableAudio3Pipeline, StableAudio3AudioToAudioPipeline, StableAudio3InpaintPipeline",
+        "stable-audio-3",
+        tasks=THREE_SOUNDS,
+        same={"guidance_scale": 1.0},
+    ),
+    sound("Stable Audio 3 base", "StableAudio3Pipeline", "stable-audio-3-base", tasks=(Task.TEXT_TO_AUDIO,)),
     sound("ACE-Step 1.5 turbo", "AceStepPipeline", "ace-step-turbo", tasks=(Task.TEXT_TO_AUDIO,)),
 )
 GRID: tuple[Family, ...] = (*IMAGES, *VIDEOS, *SOUNDS, *(row for module in families.modules() for row in module.ROWS))

@@ -202,9 +202,9 @@ class Rounds:
         again = {job.id: job.model_copy(update={"id": f"{job.id}-again"}) for job in jobs}
         self._run_round(draw_plan(self._family, random, f"{seed}-mate", list(again.values())))
         keys = [(job.id, index) for job in jobs for index in range(job.n)]
-        outputs = self._recorder.outputs
+        made = self._recorder.images
         for name, index in keys:
-            one, other = outputs[name, index].pixels, outputs[again[name].id, index].pixels
+            one, other = made[name, index], made[again[name].id, index]
             assert np.array_equal(one, other), f"{np.abs(one - other).max():.1e} off: {again[name]}"
         return len(keys)
 

@@ -6,6 +6,7 @@ from parity.more.families import Clip
 from parity.more.mates import Mixed
 from parity.videos import spec
 
+from shared.config.models_file import Defaults, Limits
 from shared.job_fields import Task
 
 THREE = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
@@ -55,4 +56,11 @@ FAMILIES: tuple[Mixed, ...] = (
     _film("wan-2.1-t2v"),
     _film("ltx-video", Clip(9, 8, 64)),
     _film("skyreels-v2"),
+    Mixed(
+        "stable-audio-3-base",
+        (Task.TEXT_TO_AUDIO,),
+        {"width": 0, "height": 0},
+        sizes=((0, 0),),
+        spec={"limits": Limits(max_duration_s=2, max_images=8), "defaults": Defaults(duration_s=2)},
+    ),
 )

@@ -25,6 +25,7 @@ def oobleck(latent_channels: int = ACOUSTIC, rate: int = RATE) -> AutoencoderOob
         audio_channels=2,
         sampling_rate=rate,
     )
+    vars(vae)["tiny_gain"] = 0.6  # most samples would be clipped otherwise
     return vae
 
 

@@ -67,6 +67,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         fps=defaults.fps if task.makes_video else None,
         layers=defaults.layers if task.medium is Medium.IMAGE else 0,
         duration_s=duration_s if task.makes_audio else None,
+        lyrics="la la la" if task.makes_audio else None,
         audio=_sample_audio(duration_s) if task.takes_audio else None,
         repaint_end_s=duration_s / 2 if task is Task.AUDIO_INPAINT else None,
         reference_sizes=(spec.references.size_for(width, height),) if task is Task.EDIT else (),

@@ -23,7 +23,7 @@ from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.model_facts import side_step
-from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, sound_arguments, to_audio
+from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, check_lyrics, sound_arguments, to_audio
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Latents, Output, Pixels
 
@@ -46,6 +46,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
     _check_last_image(pipeline, job)
     _check_steps(pipeline, job)
     _check_parts(job, accepted)
+    check_lyrics(job, accepted)
     if inputs.latents is not None:
         _check_latents(pipeline, job, inputs.latents)
     arguments: dict[str, Any] = {

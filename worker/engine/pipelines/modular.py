@@ -1,4 +1,4 @@
-"""Modular pipelines as the pipelines of tasks: which inputs a task gives, and a call that returns images or a video.
+"""Modular pipelines as the pipelines of tasks: which inputs a task gives, and a call that returns what it makes.
 
 A modular pipeline runs the blocks that its inputs choose. It describes itself, so nothing here knows a family.
 """
@@ -18,7 +18,7 @@ from diffusers.modular_pipelines import LoopSequentialPipelineBlocks, ModularPip
 
 from shared.config.model_index import MODULAR, rewrites_prompts
 from shared.errors import ModelUnavailable
-from shared.job_fields import Task
+from shared.job_fields import Medium, Task
 from worker.engine.weights.prompt_rewriting import SWITCH
 
 Pipeline = Any  # diffusers' pipelines have no types
@@ -33,10 +33,20 @@ _GIVEN: Mapping[Task, tuple[str, ...]] = {
     Task.INPAINT: ("prompt", "image", "mask_image"),
     Task.EDIT: ("prompt", "image"),
     Task.IMAGE_TO_VIDEO: ("prompt", "image"),
+    Task.TEXT_TO_AUDIO: ("prompt",),
+    Task.AUDIO_TO_AUDIO: ("prompt", "audio"),
+    Task.AUDIO_INPAINT: ("prompt", "audio", "mask_start_seconds"),
 }
+_MADE: Mapping[Medium, str] = {Medium.IMAGE: "images", Medium.VIDEO: "videos", Medium.AUDIO: "audios"}
 _IMAGES = ("image", "mask_image")  # of the job's task
 _ALSO_TAKEN = ("last_image", "callback_on_step_end")  # by blocks that the inputs of a task alone do not choose
-_OUTPUTS = {"images": "images", "videos": "frames", "audio": "audio", "sampling_rate": "sampling_rate"}
+_OUTPUTS = {
+    "images": "images",
+    "videos": "frames",
+    "audios": "audios",
+    "audio": "audio",
+    "sampling_rate": "sampling_rate",
+}
 # Parts without which blocks run, besides all parts of blocks that rewrite prompts.
 _OPTIONAL = frozenset({"duration_head", "safety_checker", "watermark"})
 
@@ -76,7 +86,7 @@ def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
     if lacking:
         return f"it takes no {lacking[0]}"
     chosen = _chosen(task, blocks)
-    output = "videos" if task.makes_video else "images"
+    output = _MADE[task.medium]
     if output not in [item.name for item in chosen.outputs]:
         return f"it makes no {output}"
     inputs = {item.name: item for item in chosen.inputs if item.name is not None}
@@ -90,7 +100,16 @@ def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
     return f"it needs {unknown[0]}, which jobs cannot give" if unknown else None
 
 
-_SUPPLIED = ("width", "height", "num_frames", "num_inference_steps", "generator", "frame_rate", "negative_prompt")
+_SUPPLIED = (
+    "width",
+    "height",
+    "num_frames",
+    "num_inference_steps",
+    "generator",
+    "frame_rate",
+    "negative_prompt",
+    "lyrics",
+)
 
 
 def _chosen(task: Task, blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.errors import NonFiniteLatents
+from shared.errors import InferenceFailed, NonFiniteLatents
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
@@ -62,6 +62,13 @@ def sound_arguments(pipeline: Pipeline, job: Job, start: Audio | None) -> dict[s
         strength = 1.0 if job.strength is None else job.strength
         values |= {"init_noise_level": strength, "task_type": "cover", "audio_cover_strength": 1.0 - strength}
     return values
+
+
+def check_lyrics(job: Job, accepted: Mapping[str, inspect.Parameter]) -> None:
+    """Raise `InferenceFailed` for a job without lyrics if the pipeline needs some: it has no default for them."""
+    lyrics = accepted.get("lyrics")
+    if lyrics is not None and lyrics.default is None and job.lyrics is None:
+        raise InferenceFailed(f"lyrics: model {job.model!r} needs some", param="lyrics")
 
 
 def audio_of(pipeline: Pipeline, result: Any) -> Audio | None:
