@@ -18,7 +18,7 @@ from shared.job_fields import (
     ServiceFields,
 )
 
-IMAGE = "Image or video"
+IMAGE = "Image, video or sound"
 
 SECTIONS: Mapping[type[BaseModel], str] = {
     PipelineFields: IMAGE,

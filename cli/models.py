@@ -164,6 +164,8 @@ def _order_row(order: ModelOrder) -> tuple[object, ...]:
 
 def _model_row(model: Model) -> tuple[object, ...]:
     size = f"{model.defaults.width}x{model.defaults.height}"
+    if all("audio" in task for task in model.tasks):
+        size = f"{model.defaults.duration_s or model.limits.max_duration_s:g} s"
     counts = {} if model.workers is None else model.workers.model_dump()
     workers = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
     return model.id, model.tasks, size, model.defaults.steps, model.max_batch, workers

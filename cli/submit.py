@@ -34,7 +34,7 @@ from fusequeue import (
 )
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
-Prompt = Annotated[str, typer.Argument(help="What the image shows.", callback=text_option)]
+Prompt = Annotated[str, typer.Argument(help="What the image, video or sound is of.", callback=text_option)]
 Model = Annotated[
     str, typer.Option(help="A model listed by `fusequeue models`.", rich_help_panel=IMAGE, callback=text_option)
 ]
@@ -50,6 +50,10 @@ Images = Annotated[
 Mask = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Mask: white is repainted."),
+]
+Audio = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Sound to start from."),
 ]
 Folder = Annotated[
     Path | None,
@@ -83,6 +87,7 @@ def submit(
     model: Model = "demo",
     image: Images = None,
     mask: Mask = None,
+    audio: Audio = None,
     field: Fields = None,
     output: Folder = None,
     output_url: PutUrls = None,
@@ -103,7 +108,7 @@ def submit(
     own = {"prompt": True, "model": is_given(context, "model"), "mask": mask, "output": destination}
     require_one_value(fields, [*chosen, *(name for name, value in own.items() if value)])
     with connected(url, api_key, as_json) as (client, console):
-        job = client.submit(model, prompt, mask=mask, output=destination, extra_body=fields, **chosen)
+        job = client.submit(model, prompt, mask=mask, audio=audio, output=destination, extra_body=fields, **chosen)
         if not wait:
             print_job(console, job)
             return

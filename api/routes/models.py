@@ -150,7 +150,7 @@ def _object(
         id=spec.id,
         aliases=spec.aliases,
         tasks=spec.tasks,
-        defaults=spec.defaults.model_copy(update={"frames": spec.usual_frames}),
+        defaults=spec.defaults.model_copy(update=_usual(spec)),
         limits=spec.limits,
         schedulers=tuple(spec.usable_schedulers),
         adapters=tuple(
@@ -170,3 +170,9 @@ def _object(
         window_ms=spec.window_ms,
         workers=_workers_of(spec.id, workers),
     )
+
+
+def _usual(spec: ModelSpec) -> dict[str, object]:
+    """Return the defaults that follow from limits; seconds only of a model that makes sounds."""
+    makes_audio = any(task.makes_audio for task in spec.tasks)
+    return {"frames": spec.usual_frames, "duration_s": spec.usual_duration_s if makes_audio else None}

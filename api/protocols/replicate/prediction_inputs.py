@@ -60,7 +60,7 @@ class ReplicateFields(BaseModel):
         description="Such as 16:9, with about the pixels of the model's default size; `custom`: width and height.",
     )
     megapixels: float | None = Field(None, gt=0, le=64, description="1 is 1024x1024 pixels.")
-    output_format: Literal["png", "jpg", "jpeg", "webp", "mp4"] | None = None
+    output_format: Literal["png", "jpg", "jpeg", "webp", "mp4", "wav", "flac", "mp3", "opus"] | None = None
     output_quality: int | None = Field(None, strict=True, ge=0, le=100)
     lora_weights: str | None = Field(
         None, max_length=MAX_CHARS, description="Id of an adapter, a URL, or `owner/name` on the hub."

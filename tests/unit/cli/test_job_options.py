@@ -99,6 +99,6 @@ def test_a_value_that_the_field_cannot_have_names_the_option(option: str, value:
 def test_help_lists_options_by_section_with_those_of_the_command_last() -> None:
     shown = given("--help")[0].stdout
     heads = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert heads == ["Image or video:", "For some models:", "Job:", "Options:"]
+    assert heads == ["Image, video or sound:", "For some models:", "Job:", "Options:"]
     image, _, rest = shown.partition("For some models:")
     assert ("--seed" in image, "--seed" in rest, "--clip-skip" in rest, "--help" in image) == (True, False, True, False)

@@ -70,6 +70,7 @@ from worker.engine.pipelines.refiner import (
     planned_steps,
     second_part,
 )
+from worker.engine.pipelines.sounds import cut_to
 from worker.engine.pipelines.stand_ins import stand_in_for
 from worker.engine.pipelines.task_pipelines import pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
@@ -206,6 +207,8 @@ class LoadedModel:
             with images_refused(job, steps):
                 results = make_results(pipeline, arguments, inputs.paste)
             check_part_has_steps(job, steps)
+            if job.duration_s is not None:
+                results = [cut_to(one, job.duration_s) for one in results if isinstance(one, Audio)]
             return results
 
         def body() -> list[Output] | list[Audio] | list[Latents]:

@@ -1,6 +1,7 @@
 """Sounds: the arguments of the pipelines that make them, and their outputs as samples."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,11 +48,12 @@ def sound_arguments(pipeline: Pipeline, job: Job, start: Audio | None) -> dict[s
     """Return the length of a job's sound, and the sound that it starts from, under all names of them."""
     if job.duration_s is None:
         return {}
-    values: dict[str, Any] = dict.fromkeys(DURATIONS, job.duration_s)
+    seconds = _whole_latents(pipeline, job.duration_s)
+    values: dict[str, Any] = dict.fromkeys(DURATIONS, seconds)
     if start is None:
         return values
     rate = sample_rate(pipeline)
-    samples = torch.from_numpy(at_rate(start, rate, _channels(pipeline), job.duration_s))
+    samples = torch.from_numpy(at_rate(start, rate, _channels(pipeline), seconds))
     values |= {"src_audio": samples, "audio": samples[None], "initial_audio_waveforms": samples[None]}
     values |= {"initial_audio_sampling_rate": rate}
     if job.task is Task.AUDIO_INPAINT:
@@ -62,6 +64,26 @@ def sound_arguments(pipeline: Pipeline, job: Job, start: Audio | None) -> dict[s
         strength = 1.0 if job.strength is None else job.strength
         values |= {"init_noise_level": strength, "task_type": "cover", "audio_cover_strength": 1.0 - strength}
     return values
+
+
+def _whole_latents(pipeline: Pipeline, seconds: float) -> float:
+    """Return the shortest length from `seconds` on for which ACE-Step's roundings agree.
+
+    It computes the number of latents from seconds and these from the number: of one in 16 numbers another one results,
+    such as 56 of 55, and the call fails (diffusers 0.42).
+    """
+    rate = getattr(pipeline, "latents_per_second", None)
+    if rate is None:
+        return seconds
+    count = math.ceil(seconds * rate)
+    while math.ceil(count / rate * rate) != count:
+        count += 1
+    return float(count / rate)
+
+
+def cut_to(sound: Audio, seconds: float) -> Audio:
+    """Return the first seconds of a sound: models make whole latents."""
+    return Audio(sound.samples[:, : round(seconds * sound.rate)], sound.rate)
 
 
 def check_lyrics(job: Job, accepted: Mapping[str, inspect.Parameter]) -> None:

@@ -1,6 +1,7 @@
 // What the page does to jobs, one or many.
 
 import { ApiError, call, serverNow, withQuery } from "./api.js";
+import { makesSound } from "./format.js";
 import { readMetadata } from "./metadata.js";
 import { refresh } from "./overview.js";
 import { session } from "./session.js";
@@ -128,7 +129,12 @@ export function bodyOf(job, model = null) {
   for (const [name, unset] of Object.entries(session.value.same_fields)) {
     if (job[name] !== null && job[name] !== unset) body[name] = job[name];
   }
-  if (job.output_format === "png" || job.output_format === "mp4") delete body.output_format;
+  if (["png", "mp4", "wav"].includes(job.output_format)) delete body.output_format;
+  if (makesSound(job.task)) {
+    delete body.width; // 0 of sounds
+    delete body.height;
+  }
+  if (job.audio) body.audio = job.audio.id;
   // Presigned URLs are shown without their signatures: they cannot be used again.
   const { bucket, prefix } = job.output ?? {};
   if (bucket) body.output = prefix ? { bucket, prefix } : { bucket };
@@ -164,6 +170,10 @@ function levelOf(schedule, caching) {
 /** A body that starts from the first image of a job. */
 export function bodyFromResult(job, model) {
   const { seed: _, task, images, mask, last_image, strength, ...rest } = bodyOf(job, model);
+  if (makesSound(task)) {
+    const { audio: _audio, repaint_start_s: _start, repaint_end_s: _end, ...others } = rest;
+    return { ...others, ...(task === "audio_to_audio" ? { strength } : {}), audio: job.id };
+  }
   return { ...rest, ...(task === "inpaint" ? {} : { strength }), image: job.id };
 }
 

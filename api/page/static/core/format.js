@@ -105,3 +105,9 @@ export function remedy(error) {
     ? "It can pass by itself: submit the job again."
     : "The worker's log has this job's id and the reason.";
 }
+
+export const makesSound = (task) => task.includes("audio");
+
+/** The sides of an image or video, or the seconds of a sound. */
+export const sizeText = (made) =>
+  made.width ? `${made.width} × ${made.height}` : made.duration_s ? `${Number(made.duration_s.toFixed(2))} s` : "";

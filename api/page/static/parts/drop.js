@@ -1,17 +1,23 @@
 // Images for a request: dropped, pasted or chosen, and uploaded at once as inputs.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
+import { sizeText } from "../core/format.js";
 import { call, local } from "../core/api.js";
 import { announce } from "../core/session.js";
 import { Icon } from "./icons.js";
 import { useInputUrl } from "./media.js";
+import { isSound } from "./sound.js";
 import { Button } from "./ui.js";
 
-const TYPES = ["image/png", "image/jpeg", "image/webp"];
+const TYPES = {
+  image: ["image/png", "image/jpeg", "image/webp"],
+  audio: ["audio/wav", "audio/x-wav", "audio/flac", "audio/x-flac", "audio/mpeg", "audio/ogg"],
+};
+const NAMED = { image: "a PNG, JPEG or WebP", audio: "a WAV, FLAC, MP3 or Ogg" };
 
-/** Upload an image; returns its id with the file to show. */
-export async function upload(file) {
-  if (!TYPES.includes(file.type)) throw new Error(`${file.name || "The file"} is not a PNG, JPEG or WebP.`);
+/** Upload an image or a sound; returns its id with the file to show. */
+export async function upload(file, kind = "image") {
+  if (!TYPES[kind].includes(file.type)) throw new Error(`${file.name || "The file"} is not ${NAMED[kind]}.`);
   const body = new FormData();
   body.append("file", file, file.name || "pasted.png");
   const input = await call("v1/inputs", { method: "POST", body });
@@ -20,14 +26,15 @@ export async function upload(file) {
     name: file.name || "pasted",
     file,
     ratio: input.width / input.height,
-    size: `${input.width} × ${input.height}`,
+    size: sizeText(input),
+    duration_s: input.duration_s,
   };
 }
 
-const imagesOf = (data) => [...(data?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+const filesOf = (data, kind) => [...(data?.files ?? [])].filter((file) => file.type.startsWith(`${kind}/`));
 
-/** Several images, at most `most`; a further one replaces the last. */
-export function Drops({ label, name, most, images, onChange, fault }) {
+/** Several images, or sounds, at most `most`; a further one replaces the last. */
+export function Drops({ label, name, most, images, onChange, fault, kind = "image" }) {
   const [busy, setBusy] = useState(0);
   const [refused, setRefused] = useState(null);
   const [over, setOver] = useState(false);
@@ -39,7 +46,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
       setRefused(null);
       setBusy((count) => count + 1);
       try {
-        const image = await upload(file);
+        const image = await upload(file, kind);
         latest.current.images = [...latest.current.images.slice(0, most - 1), image];
         latest.current.onChange(latest.current.images);
         announce(`Uploaded ${image.name}`);
@@ -49,7 +56,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
       setBusy((count) => count - 1);
     }
   };
-  usePaste((files) => {
+  usePaste(kind, (files) => {
     if (latest.current.images.length >= most) return false;
     add(files);
     return true;
@@ -57,7 +64,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
   const dropped = (event) => {
     event.preventDefault();
     setOver(false);
-    add(imagesOf(event.dataTransfer));
+    add(filesOf(event.dataTransfer, kind));
   };
   const chosen = ({ target }) => {
     add([...target.files]);
@@ -75,12 +82,12 @@ export function Drops({ label, name, most, images, onChange, fault }) {
         ${
           images.length < most &&
           html`
-          <button type="button" class="drop" aria-label="Choose an image: ${label}" onClick=${() => fileInput.current.click()}>
+          <button type="button" class="drop" aria-label="Choose ${kind === "audio" ? "a sound" : "an image"}: ${label}" onClick=${() => fileInput.current.click()}>
             <${Icon} name="image" /><span>${busy ? "Uploading …" : "Drop, paste or choose"}</span>
           </button>
         `
         }
-        <input ref=${fileInput} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES.join(",")} multiple=${most > 1}
+        <input ref=${fileInput} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES[kind].join(",")} multiple=${most > 1}
           onChange=${chosen} />
       </div>
       ${(refused ?? fault) && html`<em class="fault" role="alert">${refused ?? fault}</em>`}
@@ -94,13 +101,13 @@ export const Drop = ({ image, onChange, ...rest }) => html`
 `;
 
 /** Images that are pasted anywhere go to the first field for images that has room: `take` returns whether it has. */
-function usePaste(take) {
+function usePaste(kind, take) {
   const latest = useRef(take);
   latest.current = take;
   // At once: whoever sees the field can paste.
   useLayoutEffect(() => {
     const pasted = (event) => {
-      const files = imagesOf(event.clipboardData);
+      const files = filesOf(event.clipboardData, kind);
       if (!files.length || event.defaultPrevented) return;
       if (latest.current(files)) event.preventDefault();
     };
@@ -130,7 +137,9 @@ function Uploaded({ image: { file, name }, onLoad }) {
     setUrl(made);
     return () => URL.revokeObjectURL(made);
   }, [file]);
-  return url && html`<img src=${url} alt=${name} onLoad=${onLoad} />`;
+  if (!url) return null;
+  if (file.type.startsWith("audio/")) return html`<audio controls src=${url} aria-label=${name}></audio>`;
+  return html`<img src=${url} alt=${name} onLoad=${onLoad} />`;
 }
 
 /** An image known by its id: an input, or a job whose first image is meant. */
@@ -140,6 +149,8 @@ function Stored({ id, onLoad }) {
   useEffect(() => {
     if (isJob) call(`v1/jobs/${id}`).then(setJob, () => {});
   }, [id]);
+  if (isJob && job?.artifacts[0] && isSound(job.artifacts[0]))
+    return html`<audio controls src=${local(job.artifacts[0].url)} aria-label="Result of ${id}"></audio>`;
   if (isJob)
     return job?.artifacts[0]
       ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" onLoad=${onLoad} />`

@@ -3,11 +3,12 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { local, request } from "../core/api.js";
 import { save } from "../core/actions.js";
-import { bytes } from "../core/format.js";
+import { bytes, sizeText } from "../core/format.js";
 import { createStore, useStore } from "../core/hooks.js";
 import { hasKey } from "../core/api.js";
 import { Dialog } from "./dialogs.js";
 import { Icon } from "./icons.js";
+import { isSound, SoundView } from "./sound.js";
 import { Button, Copy } from "./ui.js";
 
 export const isVideo = (artifact) => artifact.kind === "video";
@@ -18,9 +19,15 @@ const lightbox = createStore(null);
 /** Show images large; each is `{ job, artifact }`. */
 export const enlarge = (images, index = 0) => lightbox.set({ images, index });
 
-/** A finished image, or the first frame of a video, as a button that enlarges it. */
-export function ArtifactView({ job, artifact, others, size = "" }) {
-  const src = local(isVideo(artifact) ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
+/** A finished image, the first frame of a video or the waveform of a sound as a button that enlarges it; large, a sound
+ * has its player. */
+export function ArtifactView(props) {
+  return isSound(props.artifact) && props.size === "large" ? html`<${SoundView} ...${props} />` : html`<${Enlargeable} ...${props} />`;
+}
+
+function Enlargeable({ job, artifact, others, size = "" }) {
+  const plays = isVideo(artifact) || isSound(artifact);
+  const src = local(plays ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
   const [missing, setMissing] = useState(null); // an address; a later one can be signed again
   const images = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
   const open = () =>
@@ -40,7 +47,7 @@ export function ArtifactView({ job, artifact, others, size = "" }) {
             ? html`<span class="missing">${artifact.location ? `at ${artifact.location}` : "no longer kept"}</span>`
             : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(src)} />`
       }
-      ${isVideo(artifact) && html`<span class="tag">
+      ${plays && html`<span class="tag">
         ${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}
       ${artifact.flagged && html`<span class="tag">flagged</span>`}
     </button>
@@ -78,9 +85,11 @@ export function InputImage({ image, name }) {
           ? url
             ? html`<img src=${url} alt="Input: ${name}" loading="lazy" />`
             : html`<span class="missing">…</span>`
-          : html`<span class="missing">latents</span>`
+          : image.content_type.startsWith("audio/")
+            ? url && html`<audio controls preload="metadata" src=${url} aria-label="Input: ${name}"></audio>`
+            : html`<span class="missing">latents</span>`
       }
-      <figcaption>${name} · ${image.width} × ${image.height}</figcaption>
+      <figcaption>${name} · ${sizeText(image)}</figcaption>
     </figure>
   `;
 }
@@ -88,7 +97,9 @@ export function InputImage({ image, name }) {
 /** Save a result, fetched so that its name is the job's. */
 export async function download(job, artifact) {
   const response = await request(local(artifact.url));
-  save(await response.blob(), `${job.id}-${artifact.index}.${artifact.content_type.split("/")[1]}`);
+  const type = artifact.content_type.split("/")[1];
+  const suffix = { mpeg: "mp3", ogg: "opus" }[type] ?? type;
+  save(await response.blob(), `${job.id}-${artifact.index}.${suffix}`);
 }
 
 export function Lightbox() {
@@ -116,7 +127,9 @@ export function Lightbox() {
               </video>`
             : isLatents(artifact)
               ? html`<span class="missing">latents</span>`
-              : html`<img key=${src} src=${src} alt=${job.prompt} />`
+              : isSound(artifact)
+                ? html`<${SoundView} key=${src} job=${job} artifact=${artifact} size="large" />`
+                : html`<img key=${src} src=${src} alt=${job.prompt} />`
         }
         ${
           images.length > 1 &&
@@ -128,7 +141,7 @@ export function Lightbox() {
       </div>
       <div class="caption">
         <p>${job.prompt}</p>
-        <p class="hint">${job.model} · ${artifact.width} × ${artifact.height} · seed ${artifact.seed} · ${bytes(artifact.bytes)}</p>
+        <p class="hint">${job.model} · ${sizeText(artifact)} · seed ${artifact.seed} · ${bytes(artifact.bytes)}</p>
         <div class="actions">
           <a class="button" href="#/jobs/${job.id}" onClick=${() => lightbox.set(null)}>Open job</a>
           <${Copy} text=${String(artifact.seed)} label="Copy seed">Seed<//>

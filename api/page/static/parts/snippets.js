@@ -5,7 +5,7 @@ import { address, hasKey } from "../core/api.js";
 import { Copy, Segments } from "./ui.js";
 
 const OPENAI_FIELDS = ["model", "prompt", "n"];
-const IMAGE_FIELDS = ["image", "images", "mask", "last_image"];
+const IMAGE_FIELDS = ["image", "images", "mask", "last_image", "audio"];
 
 const origin = () => address("").replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -98,14 +98,14 @@ const TABS = [
   ["openai", "OpenAI"],
 ];
 
-/** The equivalent calls of a request body, each to be copied. */
-export function Snippets({ body }) {
+/** The equivalent calls of a request body, each to be copied; OpenAI has none for sounds. */
+export function Snippets({ body, sound = false }) {
   const [form, setForm] = useState("curl");
-  const text = FORMS[form](body);
+  const text = FORMS[sound && form === "openai" ? "curl" : form](body);
   return html`
     <div class="snippets">
       <div class="snippets-bar">
-        <${Segments} label="Client" value=${form} options=${TABS} onChange=${setForm} />
+        <${Segments} label="Client" value=${form} options=${TABS.filter(([name]) => !(sound && name === "openai"))} onChange=${setForm} />
         <${Copy} text=${text} label="Copy the call">Copy<//>
       </div>
       <pre tabindex="0" aria-label="The call with ${form}"><code>${text}</code></pre>

@@ -69,7 +69,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} onChange=${chooseTask} />`}
       </div>
       <${Field} label="Prompt" fault=${faultOf("prompt")} note=${`${values.prompt.length} of ${limits.max_prompt_chars}`} noteFault=${tooLong}>
-        <textarea name="prompt" rows="4" required placeholder="a red circle on a blue ground, left" value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
+        <textarea name="prompt" rows="4" required placeholder=${has.duration ? "a slow waltz for piano, warm and quiet" : "a red circle on a blue ground, left"} value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
       <//>
       ${
         has.image &&
@@ -80,13 +80,14 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${has.mask && html`<${Drop} label="Mask: white is repainted" name="mask" image=${values.mask} fault=${faultOf("mask")} onChange=${(mask) => set({ mask })} />`}
       ${has.mask && !values.mask && values.images.length > 0 && html`<${PaintMask} image=${values.images[0]} onPainted=${(mask) => set({ mask })} />`}
       ${has.last_image && html`<${Drop} label="Last frame" name="last_image" image=${values.last_image} fault=${faultOf("last_image")} onChange=${(last_image) => set({ last_image })} />`}
-      <${Size} model=${model} values=${values} set=${set} field=${field} />
+      ${has.duration && html`<${Sound} model=${model} values=${values} set=${set} field=${field} has=${has} />`}
+      ${has.size && html`<${Size} model=${model} values=${values} set=${set} field=${field} />`}
       <div class="form-grid">
         <${Range} label="Steps" ...${field("steps")} min=${limits.min_steps} max=${limits.max_steps} step=${1} />
         <${Range} label="Guidance" ...${field("guidance_scale")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />
         ${values.guidance_scale_2 !== null && html`<${Range} label="Guidance, less noisy steps" ...${field("guidance_scale_2")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />`}
         ${has.strength && html`<${Range} label="Strength" ...${field("strength")} min=${0.05} max=${1} step=${0.05} />`}
-        <${Range} label="Images" ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
+        <${Range} label=${has.duration ? "Sounds" : "Images"} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
         ${
           has.frames &&
           html`
@@ -119,13 +120,9 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             ${model.step_cache.allowed.length > 0 && html`<${Select} label="Step cache" ...${field("step_cache")} options=${levels(model, values.step_cache)} />`}
             ${
               has.format &&
-              html`<${Select} label="Format" ...${field("output_format")} options=${[
-                ["", "png"],
-                ["jpeg", "jpeg"],
-                ["webp", "webp"],
-              ]} />`
+              html`<${Select} label="Format" ...${field("output_format")} options=${has.formats.map((name, at) => [at ? name : "", name])} />`
             }
-            ${(values.output_format || !has.format) && html`<${Range} label="Quality" ...${field("output_quality")} min=${1} max=${100} step=${1} />`}
+            ${(!has.format || !has.lossless.includes(values.output_format || has.formats[0])) && html`<${Range} label="Quality" ...${field("output_quality")} min=${1} max=${100} step=${1} />`}
             <${Select} label="Priority" ...${field("priority")} options=${PRIORITIES.map((name) => [name, name])} />
             <${Text} label="Deadline, seconds" ...${field("deadline_s")} placeholder="none" inputmode="decimal" />
             ${
@@ -137,7 +134,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             }
             <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
           </div>
-          <${Check} label="Write the parameters into the image files" ...${field("embed_parameters")} />
+          <${Check} label="Write the parameters into the files" ...${field("embed_parameters")} />
           ${
             values.output &&
             html`<p class="hint">It is sent to <code>${[values.output.bucket, values.output.prefix].filter(Boolean).join("/")}</code>.
@@ -149,7 +146,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${unnamed && html`<p class="fault" role="alert">${fault.message}</p>`}
       <footer class="form-footer">
         <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${isRefused}>
-          Generate${values.n > 1 ? ` ${plural(values.n, "image")}` : ""}
+          Generate${values.n > 1 ? ` ${plural(values.n, has.duration ? "sound" : "image")}` : ""}
         <//>
         <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}
           </span>
@@ -170,6 +167,32 @@ function sides(ratio, { defaults, limits }) {
     Math.max(limits.min_side, Math.min(limits.max_side, Math.round(side / limits.multiple_of) * limits.multiple_of));
   const pixels = defaults.width * defaults.height;
   return { width: fit(Math.sqrt(pixels * ratio)), height: fit(Math.sqrt(pixels / ratio)) };
+}
+
+function Sound({ model, values, set, field, has }) {
+  const { limits } = model;
+  const length = { min: limits.min_duration_s, max: limits.max_duration_s, step: 0.5 };
+  const choose = (audio) =>
+    set((before) => {
+      const seconds = audio?.duration_s && Math.min(limits.max_duration_s, Math.max(limits.min_duration_s, audio.duration_s));
+      return { audio, ...(seconds ? { duration_s: seconds, repaint_end_s: seconds } : { duration_s: before.duration_s }) };
+    });
+  return html`
+    ${has.audio && html`<${Drop} label="Audio" name="audio" kind="audio" image=${values.audio} fault=${field("audio").fault} onChange=${choose} />`}
+    <${Field} label="Lyrics, for models that sing" fault=${field("lyrics").fault}>
+      <textarea name="lyrics" rows="4" placeholder="[verse] …" value=${values.lyrics} onInput=${(event) => set({ lyrics: event.target.value })}></textarea>
+    <//>
+    <div class="form-grid">
+      <${Range} label="Seconds" ...${field("duration_s")} ...${length} />
+      ${
+        has.repaint &&
+        html`
+        <${Range} label="Made anew from second" ...${field("repaint_start_s")} min=${0} max=${values.duration_s} step=${0.1} />
+        <${Range} label="Made anew to second" ...${field("repaint_end_s")} min=${0.1} max=${values.duration_s} step=${0.1} />
+      `
+      }
+    </div>
+  `;
 }
 
 function Size({ model, values, set, field }) {

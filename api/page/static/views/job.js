@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words, makesSound, sizeText } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -54,7 +54,7 @@ export function JobPage({ id }) {
       </div>
       <div class="column">
         <${Request} job=${job} />
-        <${Panel} title="The same call"><${Snippets} body=${body} /><//>
+        <${Panel} title="The same call"><${Snippets} sound=${makesSound(job.task)} body=${body} /><//>
         <details class="panel raw"><summary>Raw JSON</summary><div class="snippets"><div class="snippets-bar">
           <span class="grow"></span><${Copy} text=${JSON.stringify(job, null, 2)} label="Copy the JSON">Copy<//></div>
           <pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(job, null, 2)}</code></pre></div>
@@ -211,7 +211,7 @@ function Timeline({ job }) {
 }
 
 const SHOWN = [
-  ...["task", "width", "height", "seed", "steps", "guidance_scale", "guidance_scale_2", "strength", "scheduler", "scheduler_options"],
+  ...["task", "width", "height", "duration_s", "seed", "steps", "guidance_scale", "guidance_scale_2", "strength", "scheduler", "scheduler_options"],
   ...["n", "output_format", "output_quality", "reproducible", "priority", "embed_parameters"],
 ];
 
@@ -234,6 +234,7 @@ function Request({ job }) {
     ...job.images.map((image, index) => [job.images.length > 1 ? `image ${index + 1}` : "image", image]),
     ...(job.mask ? [["mask", job.mask]] : []),
     ...(job.last_image ? [["last image", job.last_image]] : []),
+    ...(job.audio ? [["audio", job.audio]] : []),
     ...job.controls.map((control) => [`control ${control.id}`, control.image]),
   ];
   const metadata = Object.entries(job.metadata);
@@ -247,8 +248,8 @@ function Request({ job }) {
       <${Facts} facts=${{
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
-        Size: `${job.width} × ${job.height}`,
-        Images: job.n,
+        Size: sizeText(job),
+        [makesSound(job.task) ? "Sounds" : "Images"]: job.n,
         Frames: job.task.endsWith("video") && `${job.frames} at ${job.fps} fps`,
         Steps: job.steps,
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),
@@ -262,7 +263,7 @@ function Request({ job }) {
           .map((control) => `${control.id} ${control.scale}, ${control.start} to ${control.end}`)
           .join("; "),
         Reproducible: job.reproducible && "yes",
-        Format: `${job.output_format}${job.output_format === "png" ? "" : ` at ${job.output_quality}`}`,
+        Format: `${job.output_format}${["png", "wav", "flac"].includes(job.output_format) ? "" : ` at ${job.output_quality}`}`,
         Priority: job.priority,
         Batch: job.batch_id && html`<a href="#/jobs?batch_id=${job.batch_id}">${job.batch_id}</a>`,
         Metadata:

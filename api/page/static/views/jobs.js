@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { withQuery } from "../core/api.js";
 import { queryOf } from "../core/actions.js";
-import { duration, ended, plural } from "../core/format.js";
+import { duration, ended, plural, sizeText } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
@@ -137,7 +137,7 @@ function Table({ jobs, selected, toggle, setSelected }) {
         <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt}</a></div></td>
       <td><${State} job=${job} /></td>
       <td>${job.model}</td>
-      <td class="number">${job.width} × ${job.height}${job.n > 1 ? ` · ${job.n}` : ""}</td>
+      <td class="number">${sizeText(job)}${job.n > 1 ? ` · ${job.n}` : ""}</td>
       <td class="number">${duration(job.metrics.queue_ms)}</td>
       <td class="number">${duration(tookMs(job))}</td>
       <td class="nowrap"><${Ago} time=${job.created_at} /></td>

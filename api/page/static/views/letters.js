@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, serverNow, withQuery } from "../core/api.js";
 import { changeMatching, countMatching, each } from "../core/actions.js";
-import { plural, remedy, words } from "../core/format.js";
+import { plural, remedy, words, sizeText } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
 import { mayOperate } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
@@ -169,7 +169,7 @@ function Letter({ letter, selected, toggle, reload }) {
         ${job
           ? html`
               <p class="hint">${job.error ? remedy(job.error) : CAUSE}</p>
-              <p class="hint">${job.model} · ${job.width} × ${job.height} · ${plural(job.attempts, "attempt")}</p>
+              <p class="hint">${job.model} · ${sizeText(job)} · ${plural(job.attempts, "attempt")}</p>
             `
           : html`<p class="hint">Its entry in the queue could not be read: it can only be purged.</p>`}
       </div>

@@ -2,7 +2,7 @@
 
 import { html, useEffect } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { duration, plural, words } from "../core/format.js";
+import { duration, plural, words, makesSound } from "../core/format.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { memoryState, orderModel } from "../core/model_orders.js";
 import { overview, watchOverview } from "../core/overview.js";
@@ -31,6 +31,7 @@ const range = (least, most) => (least === most ? String(most) : `${least} to ${m
 
 function Model({ model, curves, workers, queues }) {
   const { defaults, limits } = model;
+  const sound = model.tasks.every(makesSound);
   const video = model.tasks.some((task) => task.endsWith("video"));
   const waiting = queues
     ?.filter((queue) => queue.model === model.id)
@@ -47,14 +48,15 @@ function Model({ model, curves, workers, queues }) {
       ${mayOperate() && workers && html`<${Holders} model=${model} workers=${workers} waiting=${waiting} />`}
       ${mayOperate() && html`<${Costs} curves=${curves} />`}
       <${Facts} facts=${{
-        Size: `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,
+        Length: sound && `${defaults.duration_s} s; ${range(limits.min_duration_s, limits.max_duration_s)}`,
+        Size: !sound && `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,
         Steps: `${defaults.steps}; ${range(limits.min_steps, limits.max_steps)}`,
         Guidance: `${defaults.guidance_scale}; up to ${limits.max_guidance_scale}`,
-        Strength: model.tasks.some((task) => ["image_to_image", "inpaint"].includes(task)) && defaults.strength,
+        Strength: model.tasks.some((task) => ["image_to_image", "inpaint", "audio_to_audio"].includes(task)) && defaults.strength,
         Frames:
           video &&
           `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
-        Images: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
+        [sound ? "Sounds" : "Images"]: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
         Prompt: `up to ${limits.max_prompt_chars} characters${model.prompt_syntax === "weights" ? "; (word:1.3), [word] and BREAK" : ""}`,
         Schedulers: model.schedulers.join(", ") || "the model's own",
         Adapters: model.adapters.map(({ id, token, scale }) => `${id} (${token ?? scale})`).join(", "),

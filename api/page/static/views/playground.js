@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyFromResult, bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
-import { duration, ended, plural, REASONS, remedy } from "../core/format.js";
+import { duration, ended, plural, REASONS, remedy, makesSound, sizeText } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
@@ -84,10 +84,10 @@ function Desk({ models, params }) {
           job
             ? html`<${Run} key=${job.id} first=${job} model=${modelOf(job)} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
             : html`<${Panel} title="Result">
-              <${Empty} icon="playground" title="Nothing generated yet.">Describe an image and press Generate. It appears here while its steps run.<//><//>`
+              <${Empty} icon="playground" title="Nothing generated yet.">Describe an image or a sound and press Generate. It appears here while its steps run.<//><//>`
         }
         ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
-        <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} /><//>
+        <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} sound=${makesSound(values.task)} /><//>
       </div>
     </div>
   `;
@@ -106,7 +106,7 @@ function Run({ first, model, start, edit }) {
   useEffect(() => {
     if (!done) return;
     announce(
-      job.status === "succeeded" ? `${plural(job.artifacts.length, "image")} ready.` : `The job is ${job.status}.`,
+      job.status === "succeeded" ? `${plural(job.artifacts.length, makesSound(job.task) ? "sound" : "image")} ready.` : `The job is ${job.status}.`,
     );
     runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
   }, [done]);
@@ -139,7 +139,7 @@ function Run({ first, model, start, edit }) {
         <${Facts} facts=${{
           Prompt: job.prompt,
           Seed: html`<span class="mono">${job.seed}</span>`,
-          Size: `${job.width} × ${job.height}`,
+          Size: sizeText(job),
           Steps: job.steps,
           Guidance: job.guidance_scale,
           Waited: duration(job.metrics.queue_ms),
@@ -153,7 +153,7 @@ function Run({ first, model, start, edit }) {
             html`
             <${Button} kind="primary" icon="dice" action=${() => start(withoutSeed(bodyOf(job, model)))}>Same with another seed<//>
             <${Button} icon="edit" action=${() => edit(bodyOf(job, model))}>Duplicate and edit<//>
-            ${job.artifacts[0]?.kind === "image" && html`<${Button} icon="image" action=${() => edit(bodyFromResult(job, model))}>Start from it<//>`}
+            ${canStartFrom(job, model) && html`<${Button} icon="image" action=${() => edit(bodyFromResult(job, model))}>Start from it<//>`}
           `
           }
           ${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}
@@ -163,6 +163,12 @@ function Run({ first, model, start, edit }) {
       }
     <//>
   `;
+}
+
+/** Whether another job of the model can start from its first result. */
+function canStartFrom(job, model) {
+  const kind = job.artifacts[0]?.kind;
+  return kind === "image" || (kind === "audio" && model?.tasks.includes("audio_to_audio"));
 }
 
 function place(queue) {

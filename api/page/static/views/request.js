@@ -1,10 +1,13 @@
 // The form's values and the request body that they mean.
 
 import { metadataText, readMetadata } from "../core/metadata.js";
+import { makesSound } from "../core/format.js";
 import { session } from "../core/session.js";
 
 const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video"];
-const WITH_STRENGTH = ["image_to_image", "inpaint"];
+const WITH_AUDIO = ["audio_to_audio", "audio_inpaint"];
+const WITH_STRENGTH = ["image_to_image", "inpaint", "audio_to_audio"];
+const SIDES = ["width", "height"];
 const PLAIN = ["steps", "guidance_scale", "width", "height"];
 /** Fields that no model changes, with the values that a request leaves out. */
 const USUAL = {
@@ -21,14 +24,21 @@ const USUAL = {
 /** Which fields a task has on a model. */
 export function fieldsOf(task, model) {
   const video = task.endsWith("video");
+  const sound = makesSound(task);
   return {
+    size: !sound,
+    duration: sound,
+    audio: WITH_AUDIO.includes(task),
+    repaint: task === "audio_inpaint",
+    formats: sound ? ["wav", "flac", "mp3", "opus"] : ["png", "jpeg", "webp"],
+    lossless: sound ? ["wav", "flac"] : ["png"],
     image: WITH_IMAGE.includes(task),
     images: task === "edit" ? model.limits.max_input_images : 1,
     mask: task === "inpaint",
     last_image: task === "image_to_video" && model.limits.last_image !== "refused",
     strength: WITH_STRENGTH.includes(task),
     frames: video,
-    layers: model.limits.max_layers > 0,
+    layers: model.limits.max_layers > 0 && !sound,
     controls: model.controls.length > 0 && ["text_to_image", "image_to_image", "inpaint"].includes(task),
     format: !video,
   };
@@ -57,6 +67,11 @@ export function blank(model, before = null, modelBefore = null) {
     strength: usualStrength(task, model),
     frames: defaults.frames,
     fps: defaults.fps,
+    duration_s: defaults.duration_s,
+    lyrics: before?.lyrics ?? "",
+    audio: before?.audio ?? null,
+    repaint_start_s: 0,
+    repaint_end_s: defaults.duration_s,
     layers: defaults.layers,
     seed: "",
     adapters: {},
@@ -81,8 +96,14 @@ export function bodyFrom(values, model) {
     if (value !== "" && value !== null && value !== undefined && value !== other) body[name] = value;
   };
   if (values.negative_prompt !== (defaults.negative_prompt ?? "")) body.negative_prompt = values.negative_prompt;
-  for (const name of PLAIN) put(name, values[name], defaults[name]);
+  for (const name of PLAIN) if (has.size || !SIDES.includes(name)) put(name, values[name], defaults[name]);
   // A result of an image without sides gets those of the image, whatever the form shows.
+  if (has.duration) {
+    put("duration_s", values.duration_s, defaults.duration_s);
+    put("lyrics", values.lyrics);
+  }
+  if (has.audio && values.audio) body.audio = values.audio.id;
+  if (has.repaint) Object.assign(body, { repaint_start_s: values.repaint_start_s, repaint_end_s: values.repaint_end_s });
   if (has.image && !has.frames) Object.assign(body, { width: values.width, height: values.height });
   put("seed", values.seed === "" ? "" : Number(values.seed));
   put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
@@ -101,7 +122,7 @@ export function bodyFrom(values, model) {
   const adapters = Object.entries(values.adapters).map(([id, scale]) => ({ id, scale }));
   if (adapters.length) body.adapters = adapters;
   if (has.controls && values.controls.length) body.controls = values.controls.map(controlOf);
-  if (has.format) put("output_format", values.output_format, "png");
+  if (has.format) put("output_format", values.output_format, has.formats[0]);
   if (values.deadline_s !== "") {
     const seconds = Number(values.deadline_s);
     body.deadline_s = Number.isFinite(seconds) ? seconds : values.deadline_s; // the service refuses a text
@@ -132,6 +153,10 @@ const controlOf = ({ key: _, image, ...rest }) => (image ? { ...rest, image: ima
 
 /** Whether the other fields leave several tasks of the model, or another one, so that the request must name its task. */
 function isAmbiguous(task, body, model) {
+  if (makesSound(task)) {
+    const repaints = "repaint_end_s" in body;
+    return !model.tasks.every(makesSound) || "audio" in body !== WITH_AUDIO.includes(task) || repaints !== (task === "audio_inpaint");
+  }
   const image = "image" in body || "images" in body;
   if (image !== WITH_IMAGE.includes(task)) return true; // incomplete: the service names the missing field
   if (task === "inpaint") return !("mask" in body);
@@ -155,6 +180,10 @@ export function valuesFrom(body, models) {
   values.step_cache = body.step_cache ?? "";
   values.guidance_scale_2 = body.guidance_scale_2 ?? model.defaults.guidance_scale_2;
   values.images = (body.images ?? (body.image ? [body.image] : [])).map(reference);
+  values.audio = body.audio ? reference(body.audio) : null;
+  values.duration_s = body.duration_s ?? model.defaults.duration_s;
+  values.repaint_start_s = body.repaint_start_s ?? 0;
+  values.repaint_end_s = body.repaint_end_s ?? values.duration_s;
   values.mask = body.mask ? reference(body.mask) : null;
   values.last_image = body.last_image ? reference(body.last_image) : null;
   values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
@@ -164,6 +193,10 @@ export function valuesFrom(body, models) {
   if (!body.task && values.images.length) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
+  }
+  if (!body.task && values.audio) {
+    const wanted = "repaint_end_s" in body || "repaint_start_s" in body ? "audio_inpaint" : "audio_to_audio";
+    values.task = model.tasks.includes(wanted) ? wanted : values.task;
   }
   values.strength = body.strength ?? usualStrength(values.task, model);
   return values;
