@@ -94,14 +94,14 @@ class InputDecoder:
             mask=None if files.mask is None else self._checked_file(files.mask, "mask"),
             last_image=None if files.last_image is None else self._checked_file(files.last_image, "last_image"),
             controls=tuple(self._checked_file(data, f"controls.{at}.image") for at, data in enumerate(files.controls)),
-            audio=files.audio,  # its decoder is chosen by its first bytes, and stops at the length of the job
+            audio=None if files.audio is None else self._checked_file(files.audio, "audio"),
         )
 
     def _checked_file(self, data: bytes, param: str) -> bytes:
         try:
             return inspect(data, max_bytes=len(data), max_pixels=self._max_pixels, param=param).data
         except InputRejected as error:
-            message = f"the stored input image cannot be decoded: {error.message}"
+            message = f"the stored input cannot be decoded: {error.message}"
             raise InferenceFailed(message, param=param) from error
 
 
