@@ -25,6 +25,7 @@ from fusequeue import InvalidArgument
 from fusequeue.transport import open_client
 from shared.config import settings
 from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders
+from shared.config.shape_folder import is_shape_folder
 from shared.errors import FusequeueError
 from shared.runtime.python_command import python_command
 
@@ -139,7 +140,7 @@ def _source_of(
         remedy = "pin a `revision`, so that every worker loads the same weights"
         return Finding(name, WARNING, f"{spec.source} of the hub", remedy)
     folder = Path(spec.source)
-    if index_file(folder) is None:
+    if index_file(folder) is None and not is_shape_folder(folder):
         return Finding(
             name, FAILED, f"{folder} has no {CLASSIC}, nor {MODULAR}", "set `source` to a folder of save_pretrained"
         )

@@ -34,7 +34,10 @@ from fusequeue import (
 )
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
-Prompt = Annotated[str, typer.Argument(help="What the image, video or sound is of.", callback=text_option)]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(help="What the image, video or sound is of; models of meshes take none.", callback=text_option),
+]
 Model = Annotated[
     str, typer.Option(help="A model listed by `fusequeue models`.", rich_help_panel=IMAGE, callback=text_option)
 ]
@@ -82,8 +85,8 @@ Timeout = Annotated[
 @takes(job_options())
 def submit(
     context: typer.Context,
-    prompt: Prompt,
     chosen: Chosen,
+    prompt: Prompt = None,
     model: Model = "demo",
     image: Images = None,
     mask: Mask = None,

@@ -92,14 +92,14 @@ class AsyncClient:
         self,
         /,
         model: str,
-        prompt: str,
+        prompt: str | None = None,
         *,
         folder: StrPath | None = None,
         timeout_s: float | None = WAIT_TIMEOUT_S,
         on_progress: OnProgress | None = None,
         **params: Unpack[SubmitParams],
     ) -> Result:
-        """Submit a job, wait for it, and return its images or videos, also saved in `folder` if one is named.
+        """Submit a job, wait for it, and return its images, videos or meshes, also saved in `folder`.
 
         Raises `JobFailed` if the job ends without a result, and `WaitTimeout` after `timeout_s`; it then continues.
         """
@@ -112,12 +112,16 @@ class AsyncClient:
         result = Result(done, tuple([await self.read(one) for one in done.artifacts if not one.was_sent]))
         return result if folder is None else await asyncio.to_thread(result.save, folder)
 
-    async def submit(self, /, model: str, prompt: str, **params: Unpack[SubmitParams]) -> Job:
-        """Submit a job and return it, queued. Images that the service cannot read itself are uploaded."""
+    async def submit(self, /, model: str, prompt: str | None = None, **params: Unpack[SubmitParams]) -> Job:
+        """Submit a job and return it, queued. Images that the service cannot read itself are uploaded.
+
+        Only models of meshes take no `prompt`.
+        """
         fields: dict[str, Any] = {**params}
         headers = {"Idempotency-Key": key(fields.pop("idempotency_key", None), uuid.uuid4().hex)}
         extra = mapping("extra_body", fields.pop("extra_body", None))
-        body = {"model": model, "prompt": prompt, **await with_references(fields, self.upload), **extra}
+        text = {} if prompt is None else {"prompt": prompt}
+        body = {"model": model, **text, **await with_references(fields, self.upload), **extra}
         return await self._http.read(Job, "POST", "/v1/jobs", json=body, headers=headers)
 
     async def submit_many(

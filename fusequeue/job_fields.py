@@ -24,8 +24,9 @@ TaskName: TypeAlias = Literal[
     "text_to_audio",
     "audio_to_audio",
     "audio_inpaint",
+    "image_to_mesh",
 ]
-FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4", "wav", "flac", "mp3", "opus", "latent"]
+FormatName: TypeAlias = Literal["png", "jpeg", "webp", "mp4", "wav", "flac", "mp3", "opus", "glb", "latent"]
 CacheLevelName: TypeAlias = Literal["off", "light", "medium", "strong"]
 DeliveryState: TypeAlias = Literal["delivered", "pending", "failed"]
 JobEventName: TypeAlias = Literal[
@@ -93,7 +94,8 @@ class SentFields(TypedDict, total=False):
     layers: int | None
     """Images that a layered model splits each result into."""
     output_format: FormatName | None
-    """Unset: png for images, wav for sounds; videos are always mp4. Latents are for a job that continues: XL only."""
+    """Unset: png for images, wav for sounds; videos are always mp4, and meshes glb. Latents are for a job that
+    continues: XL only."""
     prompt_2: str | None
     """For the model's second text encoder. Unset: `prompt`."""
     clip_skip: int | None
@@ -146,7 +148,7 @@ class ReturnedFields(BaseModel):
     model: str
     """A model of `GET /v1/models`."""
     prompt: str
-    """What the image, video or sound is of."""
+    """What the image, video or sound is of. Empty for meshes."""
     extra: dict[str, JsonValue] | None = None
     """Inputs of the model that have no field of their own; `GET /v1/models/{id}` lists them."""
     repaint_start_s: float | None = None

@@ -44,7 +44,7 @@ class QueuePosition(Resource):
 
 
 class Artifact(Resource):
-    """A finished image, video or sound, or latents; `Client.read` returns its bytes. The sides of a sound are 0.
+    """A finished image, video, sound or mesh, or latents; `Client.read` returns its bytes. The sides of a sound are 0.
 
     `location` is where its job's `output` is.
     """
@@ -57,7 +57,7 @@ class Artifact(Resource):
     height: int
     seed: int
     flagged: bool = False
-    kind: SkipValidation[Literal["image", "video", "audio", "latents"]] = "image"
+    kind: SkipValidation[Literal["image", "video", "audio", "mesh", "latents"]] = "image"
     frames: int | None = None
     fps: int | None = None
     duration_s: float | None = None
@@ -65,6 +65,8 @@ class Artifact(Resource):
     sample_rate: int | None = None
     channels: int | None = None
     thumbnail_url: str | None = None
+    vertices: int | None = None
+    faces: int | None = None
     location: str | None = None
 
     @property
@@ -330,7 +332,7 @@ class Page(BaseModel, Generic[T]):
 def file_name(artifact: Artifact, name: str) -> str:
     """Return the name of the file in which an artifact is saved."""
     extension = artifact.content_type.rpartition("/")[2]
-    extension = {"jpeg": "jpg", "mpeg": "mp3", "ogg": "opus"}.get(extension, extension)
+    extension = {"jpeg": "jpg", "mpeg": "mp3", "ogg": "opus", "gltf-binary": "glb"}.get(extension, extension)
     return f"{name}-{artifact.index}.{extension}"
 
 

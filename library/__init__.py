@@ -5,6 +5,6 @@ jobs of the service; `worker.engine` does the work of both.
 """
 
 from library.engine import AsyncEngine, Engine
-from library.results import GenerationFailed, Result, Sound, Video
+from library.results import GenerationFailed, Result, Shape, Sound, Video
 
-__all__ = ["AsyncEngine", "Engine", "GenerationFailed", "Result", "Sound", "Video"]
+__all__ = ["AsyncEngine", "Engine", "GenerationFailed", "Result", "Shape", "Sound", "Video"]

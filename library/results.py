@@ -14,7 +14,7 @@ from PIL import Image
 
 from shared.errors import FusequeueError
 from shared.job import BatchingStats, FieldWarning, Job
-from worker.engine.protocol import Audio, Latents, Output
+from worker.engine.protocol import Audio, Latents, Mesh, Output
 from worker.output.image_encoding import encode, encode_latents
 
 StrPath: TypeAlias = str | Path
@@ -61,19 +61,41 @@ class Sound:
         return encode_audio(self.output, self.job, self.index).data
 
 
-Made: TypeAlias = Image.Image | Video | Sound
+@dataclass(frozen=True)
+class Shape:
+    """A mesh: `vertices` [count, 3] and the indexes of those of each triangle, `faces` [count, 3]."""
+
+    output: Mesh = field(repr=False)
+    job: Job = field(repr=False)
+    index: int = 0
+
+    @property
+    def vertices(self) -> npt.NDArray[np.float32]:
+        return self.output.vertices
+
+    @property
+    def faces(self) -> npt.NDArray[np.uint32]:
+        return self.output.faces
+
+    def glb(self) -> bytes:
+        from worker.output.mesh_encoding import encode_mesh
+
+        return encode_mesh(self.output, self.job, self.index).data
+
+
+Made: TypeAlias = Image.Image | Video | Sound | Shape
 
 
 @dataclass(frozen=True)
 class Result:
-    """Item `index` of the prompts: its images, videos, sounds or latents, or an `error`.
+    """Item `index` of the prompts: its images, videos, sounds, meshes or latents, or an `error`.
 
     `job` has every field with its default chosen, the seed too; None for an item whose fields are invalid.
     """
 
     index: int
     job: Job | None = None
-    outputs: tuple[Output | Audio | Latents, ...] = field(default=(), repr=False)
+    outputs: tuple[Output | Audio | Mesh | Latents, ...] = field(default=(), repr=False)
     error: FusequeueError | None = None
     warnings: tuple[FieldWarning, ...] = ()
     batching: BatchingStats = field(default_factory=BatchingStats, repr=False)
@@ -81,10 +103,12 @@ class Result:
 
     @property
     def images(self) -> list[Made]:
-        """The images as those of Pillow, and the videos or sounds."""
+        """The images as those of Pillow, and the videos, sounds or meshes."""
         return [self._shown(at, output) for at, output in enumerate(self.outputs) if not isinstance(output, Latents)]
 
-    def _shown(self, at: int, output: Output | Audio) -> Made:
+    def _shown(self, at: int, output: Output | Audio | Mesh) -> Made:
+        if isinstance(output, Mesh):
+            return Shape(output, self._job, at)
         if isinstance(output, Audio):
             return Sound(output, self._job, at)
         return Video(output, self._job, at) if output.is_video else Image.fromarray(output.pixels)
@@ -99,9 +123,11 @@ class Result:
         """Return the outputs as files in the job's `output_format`."""
         return [self._file(at, output) for at, output in enumerate(self.outputs)]
 
-    def _file(self, at: int, output: Output | Audio | Latents) -> bytes:
+    def _file(self, at: int, output: Output | Audio | Mesh | Latents) -> bytes:
         if isinstance(output, Latents):
             return encode_latents(output, self._job, at)
+        if isinstance(output, Mesh):
+            return Shape(output, self._job, at).glb()
         if isinstance(output, Audio):
             return Sound(output, self._job, at).file()
         return Video(output, self._job, at).mp4() if output.is_video else encode(output.pixels, self._job, at)

@@ -26,6 +26,7 @@ from worker.engine.protocol import (
     JobFinished,
     JobProgress,
     Latents,
+    Mesh,
     Output,
     OutputReady,
     PreviewReady,
@@ -49,7 +50,7 @@ class _Item:
     future: Future[Result]
     on_progress: OnProgress | None
     on_preview: OnPreview | None
-    outputs: dict[int, Output | Audio | Latents] = field(default_factory=dict)
+    outputs: dict[int, Output | Audio | Mesh | Latents] = field(default_factory=dict)
 
 
 class Session:

@@ -170,7 +170,7 @@ def matching(name: str) -> Matching:
 
 
 class Thumbnail(_Frozen):
-    """First frame of a video, as a stored JPEG; of a sound its waveform, as a PNG."""
+    """A stored JPEG of a video's first frame, or of a mesh; of a sound its waveform, as a PNG."""
 
     key: str
     content_type: str
@@ -180,15 +180,14 @@ class Thumbnail(_Frozen):
 
 
 class Artifact(_Frozen):
-    """A stored image, video or sound, or latents; `frames` to `thumbnail` are only set for videos and sounds.
-
-    A sound has no sides: they are 0.
+    """A stored image, video, sound or mesh, or latents; `frames` to `channels` are only set for videos and sounds,
+    `vertices` and `faces` for meshes. A sound has no sides: they are 0. Those of a mesh are those of its thumbnail.
 
     One that was sent to its job's destination has a `location`: its key is that in the bucket, or a name for a URL.
     """
 
     index: int
-    kind: Literal["image", "video", "audio", "latents"] = "image"
+    kind: Literal["image", "video", "audio", "mesh", "latents"] = "image"
     key: str
     content_type: str
     bytes: int
@@ -203,6 +202,8 @@ class Artifact(_Frozen):
     sample_rate: Annotated[int | None, Field(exclude_if=lambda rate: rate is None)] = None
     channels: Annotated[int | None, Field(exclude_if=lambda channels: channels is None)] = None
     thumbnail: Thumbnail | None = None
+    vertices: Annotated[int | None, Field(exclude_if=lambda count: count is None)] = None
+    faces: Annotated[int | None, Field(exclude_if=lambda count: count is None)] = None
     location: Annotated[str | None, Field(exclude_if=lambda location: location is None)] = None
 
 

@@ -24,6 +24,9 @@ MAX_DURATION_S = 3600.0
 LATENTS_TYPE = "application/safetensors"
 """Content type of latents."""
 
+GLB_TYPE = "model/gltf-binary"
+"""Content type of meshes."""
+
 MAX_DEADLINE_S = 7 * 86_400
 MAX_EXTRA_INPUTS = 16
 MAX_EXTRA_BYTES = 16 * 1024
@@ -74,6 +77,7 @@ class Medium(StrEnum):
     IMAGE = "image"
     VIDEO = "video"
     AUDIO = "audio"
+    MESH = "mesh"
 
 
 class Task(StrEnum):
@@ -88,11 +92,14 @@ class Task(StrEnum):
     TEXT_TO_AUDIO = "text_to_audio"
     AUDIO_TO_AUDIO = "audio_to_audio"
     AUDIO_INPAINT = "audio_inpaint"
+    IMAGE_TO_MESH = "image_to_mesh"
 
     @property
     def medium(self) -> Medium:
         if self in (Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT):
             return Medium.AUDIO
+        if self is Task.IMAGE_TO_MESH:
+            return Medium.MESH
         return Medium.VIDEO if self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO) else Medium.IMAGE
 
     @property
@@ -102,6 +109,10 @@ class Task(StrEnum):
     @property
     def makes_audio(self) -> bool:
         return self.medium is Medium.AUDIO
+
+    @property
+    def makes_mesh(self) -> bool:
+        return self.medium is Medium.MESH
 
     @property
     def takes_audio(self) -> bool:
@@ -125,6 +136,7 @@ class OutputFormat(StrEnum):
     FLAC = "flac"
     MP3 = "mp3"
     OPUS = "opus"
+    GLB = "glb"
     LATENT = "latent"
     """Not decoded, for the job that continues; the name is that of diffusers' `output_type`."""
 
@@ -132,22 +144,31 @@ class OutputFormat(StrEnum):
     def medium(self) -> Medium:
         if self in AUDIO_TYPES:
             return Medium.AUDIO
+        if self is OutputFormat.GLB:
+            return Medium.MESH
         return Medium.VIDEO if self is OutputFormat.MP4 else Medium.IMAGE
 
     @property
     def content_type(self) -> str:
-        others = {OutputFormat.MP4: "video/mp4", OutputFormat.LATENT: LATENTS_TYPE, **AUDIO_TYPES}
+        others = {
+            OutputFormat.MP4: "video/mp4",
+            OutputFormat.GLB: GLB_TYPE,
+            OutputFormat.LATENT: LATENTS_TYPE,
+            **AUDIO_TYPES,
+        }
         return others.get(self, f"image/{self.value}")
 
     @property
     def suffix(self) -> str:
         """The end of the names of files, after the dot."""
-        return self.value if self in AUDIO_TYPES else self.content_type.rpartition("/")[2]
+        own = self in AUDIO_TYPES or self is OutputFormat.GLB
+        return self.value if own else self.content_type.rpartition("/")[2]
 
     @property
     def preview_format(self) -> "OutputFormat":
-        """Format of previews: that of the image; of videos and latents, the smallest."""
-        return OutputFormat.WEBP if self in (OutputFormat.MP4, OutputFormat.LATENT) else self
+        """Format of previews: that of the image; of all others, the smallest."""
+        without = (OutputFormat.MP4, OutputFormat.GLB, OutputFormat.LATENT)
+        return OutputFormat.WEBP if self in without else self
 
 
 AUDIO_TYPES: Mapping[OutputFormat, str] = {
@@ -163,6 +184,7 @@ DEFAULT_FORMATS: Mapping[Medium, OutputFormat] = {
     Medium.IMAGE: OutputFormat.PNG,
     Medium.VIDEO: OutputFormat.MP4,
     Medium.AUDIO: OutputFormat.WAV,
+    Medium.MESH: OutputFormat.GLB,
 }
 
 
@@ -224,7 +246,9 @@ class PipelineFields(BaseModel):
 
     model: Annotated[str, MUST_MATCH, Field(max_length=128, description="A model of `GET /v1/models`.")]
     prompt: Annotated[
-        str, MAY_DIFFER, Field(min_length=1, max_length=100_000, description="What the image, video or sound is of.")
+        str,
+        MAY_DIFFER,
+        Field(max_length=100_000, description="What the image, video or sound is of. Empty for meshes."),
     ]
     extra: Annotated[
         Extra | None,
@@ -408,8 +432,8 @@ class ChoosableFields(BaseModel):
     layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
     output_format: OutputFormat | None = Field(
         None,
-        description="Unset: png for images, wav for sounds; videos are always mp4. Latents are for a job that "
-        "continues: XL only.",
+        description="Unset: png for images, wav for sounds; videos are always mp4, and meshes glb. Latents are for a "
+        "job that continues: XL only.",
     )
 
 

@@ -55,12 +55,13 @@ class ImageObject(BaseModel):
 
 
 class ArtifactObject(BaseModel):
-    """A finished image, video or sound, or latents, of which width and height are their own; `flagged` by the model's
-    safety checker. `frames` to `thumbnail_url`: videos, and sounds as far as they have them; the sides of these are 0.
+    """A finished image, video, sound or mesh, or latents, of which width and height are their own; `flagged` by the
+    model's safety checker. `frames` to `channels`: videos, and sounds as far as they have them, whose sides are 0.
+    Width and height of a mesh are those of its thumbnail.
     """
 
     index: int
-    kind: Literal["image", "video", "audio", "latents"]
+    kind: Literal["image", "video", "audio", "mesh", "latents"]
     url: str
     content_type: str
     bytes: int
@@ -74,7 +75,11 @@ class ArtifactObject(BaseModel):
     has_audio: bool | None
     sample_rate: int | None = Field(None, description="Of a sound: samples a second.")
     channels: int | None = Field(None, description="Of a sound.")
-    thumbnail_url: str | None = Field(description="A JPEG of a video's first frame; a PNG of a sound's waveform.")
+    thumbnail_url: str | None = Field(
+        description="A JPEG of a video's first frame, or of a mesh; a PNG of a sound's waveform."
+    )
+    vertices: int | None = Field(None, description="Of a mesh.")
+    faces: int | None = Field(None, description="Of a mesh.")
     location: str | None = Field(
         description="Where it was sent, if the job has an `output`: `s3://bucket/key`, which `url` reads, or an https "
         "URL without its query, which the service cannot read."

@@ -20,13 +20,17 @@ _OUTPUT_FORMATS: Mapping[Medium, str] = {
     Medium.IMAGE: "png, jpeg or webp",
     Medium.VIDEO: "mp4",
     Medium.AUDIO: "wav, flac, mp3 or opus",
+    Medium.MESH: "glb",
 }
 """As errors name them: latents are not offered, as few models give them."""
+
+_NOT_OF_MESHES = ("width", "height", "negative_prompt", "prompt_2", "scheduler", "scheduler_options")
 
 
 def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     """Yield the faults of fields that are wrong whatever the others say."""
-    yield from chain(_size_faults(request, spec), _number_faults(request, spec), own_faults(request, spec))
+    yield from chain(_prompt_faults(request, spec), _size_faults(request, spec), _number_faults(request, spec))
+    yield from _text_faults(request, spec)
     yield from _sampling_faults(request, spec)
     for name in sorted((request.extra or {}).keys() - set(spec.extra)):
         named = f"its inputs are {', '.join(spec.extra)}" if spec.extra else "it takes none"
@@ -77,6 +81,17 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
 
 def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     """Yield the faults of the prompts and the seed, on which no other field depends."""
+    yield from chain(_prompt_faults(request, spec), _text_faults(request, spec))
+
+
+def _prompt_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    if not request.prompt and not spec.makes_meshes:
+        yield InvalidRequest("prompt: Field required", param="prompt")
+    if request.prompt and spec.makes_meshes:
+        yield InvalidRequest(f"prompt: model {spec.id!r} takes none", param="prompt")
+
+
+def _text_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "prompt_2": request.prompt_2}
     for param, text in texts.items():
         if text is not None and len(text) > spec.limits.max_prompt_chars:
@@ -152,6 +167,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
             yield InvalidRequest(f"{param} needs a mask", param=param)
     yield from _part_faults(request, spec, task)
     yield from _refiner_faults(request, spec, task)
+    yield from _mesh_faults(request, task)
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     if request.deadline_s is None and request.on_deadline is not OnDeadline.EXPIRE:
@@ -197,6 +213,13 @@ def _audio_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[
         yield InvalidRequest(
             f"repaint_end_s must be above repaint_start_s {start:g}, not {end:g}", param="repaint_end_s"
         )
+
+
+def _mesh_faults(request: JobRequest, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of fields that have no meaning for a mesh."""
+    for param in _NOT_OF_MESHES if task.makes_mesh else ():
+        if getattr(request, param) is not None:
+            yield InvalidRequest(f"{param}: {task.value} takes none", param=param)
 
 
 def _gives_latents(spec: ModelSpec, task: Task) -> bool:

@@ -23,7 +23,8 @@ from shared.job_fields import (
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
-_WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
+_WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO, Task.IMAGE_TO_MESH)
+_WITH_SEVERAL = (Task.EDIT, Task.IMAGE_TO_MESH)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.TEXT_TO_AUDIO)
 
 
@@ -42,6 +43,13 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         },
     )
 
+    # Only models of meshes take none: `api.jobs.model_limits` checks it.
+    prompt: str = Field(
+        "",
+        min_length=1,
+        max_length=100_000,
+        description="What the image or video shows. Needed by all models but those of meshes, which take none.",
+    )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
     image: str | None = Field(
         None,
@@ -49,7 +57,10 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "artifact, a data URL or an https URL.",
     )
     images: tuple[str, ...] | None = Field(
-        None, min_length=1, max_length=MAX_INPUT_IMAGES, description="Several images to edit, instead of `image`."
+        None,
+        min_length=1,
+        max_length=MAX_INPUT_IMAGES,
+        description="Several images, instead of `image`: to edit, or the front, left, back and right of an object.",
     )
     mask: str | None = Field(
         None,
@@ -160,7 +171,7 @@ def _implied(request: JobRequest) -> Sequence[Task]:
         return (Task.AUDIO_TO_AUDIO,)
     tasks: Sequence[Task] = _WITH_IMAGE if request.image_values or request.last_image is not None else _FROM_TEXT
     if len(request.image_values) > 1:
-        tasks = (Task.EDIT,)
+        tasks = _WITH_SEVERAL
     if request.last_image is not None:
         tasks = (Task.IMAGE_TO_VIDEO,)
     if request.strength is not None and Task.IMAGE_TO_IMAGE in tasks:
@@ -206,7 +217,7 @@ def _check_fields(request: JobRequest, task: Task) -> None:
         raise InvalidRequest(f"{task.value} takes no images", param=field)
     if task not in _FROM_TEXT and not task.makes_audio and not count:
         raise InvalidRequest(f"image: {task.value} needs one", param="image")
-    if count > 1 and task is not Task.EDIT:
+    if count > 1 and task not in _WITH_SEVERAL:
         raise InvalidRequest(f"{task.value} takes one image, not {count}", param=field)
     if (request.mask is not None) != (task is Task.INPAINT):
         verb = "needs a mask" if request.mask is None else "takes no mask"

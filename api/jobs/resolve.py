@@ -178,7 +178,7 @@ def _faults_of_rest(
     invalid = {(fault.param or "").partition(".")[0] for fault in faults}
     if not isinstance(body, Mapping) or "model" in invalid:
         return
-    rest = {"prompt": "-", **{name: value for name, value in body.items() if name not in invalid}}
+    rest = {name: value for name, value in body.items() if name not in invalid}
     try:
         request = parse(rest)
         spec = spec_of(request.model)
@@ -188,7 +188,7 @@ def _faults_of_rest(
     if services is not None:
         yield from _delivery_faults(request, services)
     yield from reference_faults(request)
-    yield from field_faults(request, spec)
+    yield from (fault for fault in field_faults(request, spec) if fault.param not in invalid)
 
 
 def parse_checked(
@@ -205,6 +205,9 @@ def parse_checked(
         if request.output_format is OutputFormat.LATENT:
             message = "output_format: latent is not supported by this protocol; use POST /v1/jobs"
             faults.found.append(InvalidRequest(message, param="output_format"))
+        if spec.makes_meshes:
+            message = f"model: {spec.id!r} makes meshes, which this protocol does not return; use POST /v1/jobs"
+            faults.found.append(InvalidRequest(message, param="model"))
         task = resolve_for_model(request, spec, tenant="", now_ms=0).task
     faults.check()
     return request, task

@@ -16,7 +16,7 @@ from api.responses import etag_matches
 from shared.config.destinations import bucket_of
 from shared.errors import NotFound
 from shared.job import Artifact, InputRef, JobRecord, Thumbnail
-from shared.job_fields import AUDIO_TYPES, LATENTS_TYPE
+from shared.job_fields import AUDIO_TYPES, GLB_TYPE, LATENTS_TYPE
 from shared.storage import CHUNK_BYTES, Storage
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -25,10 +25,10 @@ _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 _IMAGES = dict.fromkeys(("image/png", "image/jpeg", "image/webp", LATENTS_TYPE), _SCHEMA)
 _SOUNDS = dict.fromkeys(AUDIO_TYPES.values(), _SCHEMA)
-_CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA, **_SOUNDS}}
+_CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA, **_SOUNDS, GLB_TYPE: _SCHEMA}}
 _THUMBNAILS = {"content": {"image/jpeg": _SCHEMA, "image/png": _SCHEMA}}
 OBJECT_CONTENT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The image, video or sound.", **_CONTENT},
+    200: {"description": "The image, video, sound or mesh.", **_CONTENT},
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
     304: {"description": "The client has it already."},
     307: {"description": "With `redirect=true`: a URL of the storage, valid for a while."},
@@ -94,11 +94,11 @@ async def get_thumbnail(
     conditions: ConditionsDep,
     redirect: Redirect = False,
 ) -> Response:
-    """Read the thumbnail of a video or sound."""
+    """Read the thumbnail of a video, sound or mesh."""
     video = _artifact(await context.find_job(job_id), index)
     storage, still = storage_of(video, context), video.thumbnail
     if still is None:
-        raise NotFound(f"artifact {index} of job {job_id} is no video or sound and has no thumbnail", param="index")
+        raise NotFound(f"artifact {index} of job {job_id} has no thumbnail: it is an image or latents", param="index")
     return await object_response(
         request,
         storage,

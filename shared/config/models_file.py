@@ -204,6 +204,8 @@ class ModelSpec(_Table):
             raise ValueError("quantization excludes checkpoint: it quantizes the weights of source only")
         if limits.max_images > self.max_batch:
             raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
+        if self.makes_meshes and (fault := self._mesh_fault):
+            raise ValueError(fault)
         if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
             raise ValueError("a video model needs limits.max_frames")
         if limits.max_duration_s is None and any(task.makes_audio for task in self.tasks):
@@ -245,6 +247,30 @@ class ModelSpec(_Table):
         return self
 
     @property
+    def makes_meshes(self) -> bool:
+        return any(task.makes_mesh for task in self.tasks)
+
+    @property
+    def _mesh_fault(self) -> str | None:
+        """What a model of meshes, which is no diffusers folder, cannot have."""
+        if len(self.tasks) > 1:
+            return "tasks: a model of meshes does image_to_mesh only"
+        used = {
+            "checkpoint": self.checkpoint is not None,
+            "vae": self.vae is not None,
+            "quantization": self.quantization is not None,
+            "layerwise_casting": self.layerwise_casting is not None,
+            "offload": self.offload != "none",
+            "devices": self.devices > 1,
+            "control": bool(self.control),
+            "adapter": bool(self.adapter),
+            "schedulers": bool(self.schedulers),
+            "defaults.scheduler": self.defaults.scheduler is not None,
+            "prompt_syntax": self.prompt_syntax != "plain",
+        }
+        return next((f"{key}: a model of meshes takes none" for key, is_used in used.items() if is_used), None)
+
+    @property
     def _keys_without_devices(self) -> list[str]:
         """The keys in use that exclude several devices: they change weights or forwards in one process only."""
         used = {
@@ -261,6 +287,8 @@ class ModelSpec(_Table):
     @property
     def adapters_refused(self) -> str | None:
         """Why its jobs can use no uploaded adapters, None if they can."""
+        if self.makes_meshes:
+            return "it makes meshes"
         if self.devices > 1:
             return "it runs on several devices"
         if self.compile is True or (self.compile == "blocks" and not self.adapter):

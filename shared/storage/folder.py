@@ -21,6 +21,7 @@ _TYPES = {
     ".jpg": "image/jpeg",
     ".webp": "image/webp",
     ".mp4": "video/mp4",
+    ".glb": "model/gltf-binary",
     ".safetensors": "application/safetensors",
     ".json": "application/json",
     ".jsonl": "application/jsonl",

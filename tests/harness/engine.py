@@ -32,6 +32,7 @@ from worker.engine.protocol import (
     JobPhaseChanged,
     JobProgress,
     Latents,
+    Mesh,
     Output,
     OutputReady,
     PreviewReady,
@@ -146,6 +147,7 @@ class EventRecorder:
     outputs: dict[tuple[str, int], Output] = field(default_factory=dict)
     latents: dict[tuple[str, int], Latents] = field(default_factory=dict)
     sounds: dict[tuple[str, int], Audio] = field(default_factory=dict)
+    meshes: dict[tuple[str, int], Mesh] = field(default_factory=dict)
     previews: list[np.ndarray] = field(default_factory=list)
     finished: dict[str, JobFinished] = field(default_factory=dict)
     forwards: list[ForwardDone] = field(default_factory=list)
@@ -171,6 +173,9 @@ class EventRecorder:
                     self.log.append(("output", key, index, False))
                     self.images[key, index] = output.samples
                     self.sounds[key, index] = output
+                    return
+                if isinstance(output, Mesh):
+                    self.meshes[key, index] = output
                     return
                 self.log.append(("output", key, index, output.flagged))
                 self.images[key, index] = output.pixels

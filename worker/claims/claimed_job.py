@@ -18,7 +18,7 @@ from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timin
 from shared.job_fields import OnDeadline
 from shared.queue import Claim
 from shared.runtime.asyncio_tools import cancel_and_wait
-from worker.engine.protocol import Audio, EngineRequest, InputFiles, JobFinished, Latents, Output, Pixels
+from worker.engine.protocol import Audio, EngineRequest, InputFiles, JobFinished, Latents, Mesh, Output, Pixels
 from worker.metrics.job_trace import JobTimes
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
@@ -106,7 +106,7 @@ class ClaimedJob:
         if not self.engine_done.done():
             self.engine_done.set_exception(error)
 
-    def upload(self, uploader: Uploader, index: int, output: Output | Audio | Latents) -> None:
+    def upload(self, uploader: Uploader, index: int, output: Output | Audio | Mesh | Latents) -> None:
         """Start encoding and uploading output `index`."""
         times = self.times.begin_upload(index)
         task = asyncio.create_task(uploader.upload(self.claim, index, output, times.note_encoded))

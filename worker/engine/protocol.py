@@ -77,6 +77,18 @@ class Latents:
 
 
 @dataclass(frozen=True)
+class Mesh:
+    """A finished mesh: `vertices` [n, 3], and `faces` [m, 3] of indexes of vertices, counter-clockwise from outside."""
+
+    vertices: npt.NDArray[np.float32]
+    faces: npt.NDArray[np.uint32]
+
+    @property
+    def nbytes(self) -> int:
+        return self.vertices.nbytes + self.faces.nbytes
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """One job for the engine. `claim_key` is unique to this claim of the job.
 
@@ -154,7 +166,7 @@ class OutputReady:
 
     claim_key: str
     index: int
-    output: Output | Audio | Latents
+    output: Output | Audio | Mesh | Latents
 
 
 @dataclass(frozen=True)

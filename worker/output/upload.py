@@ -15,8 +15,9 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
-from worker.engine.protocol import Audio, Latents, Output
+from worker.engine.protocol import Audio, Latents, Mesh, Output
 from worker.output.image_encoding import encode, encode_latents
+from worker.output.mesh_encoding import encode_mesh
 from worker.output.sending import File, OutputSender
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ class Uploader:
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
     async def upload(
-        self, claim: Claim, index: int, output: Output | Audio | Latents, on_encoded: Callable[[], None] = lambda: None
+        self,
+        claim: Claim,
+        index: int,
+        output: Output | Audio | Mesh | Latents,
+        on_encoded: Callable[[], None] = lambda: None,
     ) -> Artifact:
         """Encode and store output `index` of a job."""
         encoding = self._encode(claim, index, output)
@@ -89,7 +94,9 @@ class Uploader:
             reason = error.public if isinstance(error, FusequeueError) else f"{type(error).__name__}: {error}"
             raise UploadFailed(f"{key} cannot be stored: {reason}") from error
 
-    async def _encode(self, claim: Claim, index: int, output: Output | Audio | Latents) -> tuple[Artifact, Files]:
+    async def _encode(
+        self, claim: Claim, index: int, output: Output | Audio | Mesh | Latents
+    ) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.epoch, index)
         content_type = job.output_format.content_type
         common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
@@ -104,6 +111,8 @@ class Uploader:
             with self._counted_in_spool(output.nbytes):
                 sound = await self._in_thread(partial(_encode_audio, output, job, index))
             return _of_sound(sound, job, common)
+        if isinstance(output, Mesh):
+            return await self._encode_mesh(output, job, index, common)
         common |= {"flagged": output.flagged}
         with self._counted_in_spool(output.nbytes):
             if not output.is_video:
@@ -111,12 +120,7 @@ class Uploader:
                 height, width = output.pixels.shape[:2]
                 return Artifact(**common, bytes=len(data), width=width, height=height), {key: (data, content_type)}
             video = await self._in_thread(partial(_encode_video, output, job, index))
-        width, height = video.thumbnail_size
-        stem, size = key.rpartition(".")[0], len(video.thumbnail)
-        thumbnail = Thumbnail(
-            key=f"{stem}-thumbnail.jpg", content_type="image/jpeg", bytes=size, width=width, height=height
-        )
-        has_place = _has_place(job)
+        thumbnail, still = _thumbnail(job, key, video.thumbnail, video.thumbnail_size)
         artifact = Artifact(
             **common,
             kind="video",
@@ -127,10 +131,26 @@ class Uploader:
             fps=video.fps,
             duration_s=video.duration_s,
             has_audio=video.has_audio,
-            thumbnail=thumbnail if has_place else None,
+            thumbnail=thumbnail,
         )
-        still = {thumbnail.key: (video.thumbnail, thumbnail.content_type)} if has_place else {}
         return artifact, {key: (video.data, content_type), **still}
+
+    async def _encode_mesh(self, mesh: Mesh, job: Job, index: int, common: dict[str, Any]) -> tuple[Artifact, Files]:
+        with self._counted_in_spool(mesh.nbytes):
+            encoded = await self._in_thread(partial(encode_mesh, mesh, job, index))
+        size = (job.width, job.height)
+        thumbnail, still = _thumbnail(job, common["key"], encoded.thumbnail, size)
+        artifact = Artifact(
+            **common,
+            kind="mesh",
+            bytes=len(encoded.data),
+            width=job.width,
+            height=job.height,
+            vertices=encoded.vertices,
+            faces=encoded.faces,
+            thumbnail=thumbnail,
+        )
+        return artifact, {common["key"]: (encoded.data, common["content_type"]), **still}
 
     async def _in_thread(self, encode: Callable[[], T]) -> T:
         def timed() -> T:
@@ -149,15 +169,21 @@ class Uploader:
             self.held_bytes -= held
 
 
-def _has_place(job: Job) -> bool:
-    """Return whether a thumbnail has one: a PUT URL is for the video or sound only."""
-    return job.output is None or job.output.bucket is not None
+def _thumbnail(
+    job: Job, key: str, data: bytes, size: tuple[int, int], content_type: str = "image/jpeg"
+) -> tuple[Thumbnail | None, Files]:
+    """Return the thumbnail of the output with a key, and its file; none for a PUT URL, which is for the output only."""
+    if job.output is not None and job.output.bucket is None:
+        return None, {}
+    width, height = size
+    suffix = "jpg" if content_type == "image/jpeg" else "png"
+    name = f"{key.rpartition('.')[0]}-thumbnail.{suffix}"
+    still = Thumbnail(key=name, content_type=content_type, bytes=len(data), width=width, height=height)
+    return still, {name: (data, content_type)}
 
 
 def _of_sound(sound: "SoundFile", job: Job, common: dict[str, Any]) -> tuple[Artifact, Files]:
-    key, image, (width, height) = common["key"], sound.waveform, sound.waveform_size
-    name = f"{key.rpartition('.')[0]}-thumbnail.png"
-    thumbnail = Thumbnail(key=name, content_type="image/png", bytes=len(image), width=width, height=height)
+    thumbnail, waveform = _thumbnail(job, common["key"], sound.waveform, sound.waveform_size, "image/png")
     artifact = Artifact(
         **common,
         kind="audio",
@@ -167,10 +193,9 @@ def _of_sound(sound: "SoundFile", job: Job, common: dict[str, Any]) -> tuple[Art
         duration_s=sound.duration_s,
         sample_rate=sound.sample_rate,
         channels=sound.channels,
-        thumbnail=thumbnail if _has_place(job) else None,
+        thumbnail=thumbnail,
     )
-    waveform = {name: (image, thumbnail.content_type)} if _has_place(job) else {}
-    return artifact, {key: (sound.data, common["content_type"]), **waveform}
+    return artifact, {common["key"]: (sound.data, common["content_type"]), **waveform}
 
 
 def _encode_audio(sound: Audio, job: Job, index: int) -> "SoundFile":

@@ -40,7 +40,8 @@ def test_preview_that_fits_keeps_its_size() -> None:
 @pytest.mark.parametrize("output_format", list(OutputFormat))
 def test_previews_have_the_format_of_the_image(output_format: OutputFormat) -> None:
     """A preview of a video is an image."""
-    expected = OutputFormat.WEBP if output_format in (OutputFormat.MP4, OutputFormat.LATENT) else output_format
+    others = (OutputFormat.MP4, OutputFormat.GLB, OutputFormat.LATENT)
+    expected = OutputFormat.WEBP if output_format in others else output_format
     assert output_format.preview_format is expected
 
 

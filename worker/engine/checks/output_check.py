@@ -59,6 +59,7 @@ def choose_output_types(model: LoadedModel, device: torch.device) -> None:
     for task in model.templates:
         if task.makes_audio:  # samples have no PIL image
             model.output_types[task] = FASTER[0]
+        if task.makes_audio or task.makes_mesh:
             continue
         found = (_choose(model, task, size, device) for size in sample_sizes(model.spec))
         chosen = next(filter(None, found), None)

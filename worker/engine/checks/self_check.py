@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 import torch
 
-from shared.errors import JobError, OutOfMemory
+from shared.errors import JobError, NoSurface, OutOfMemory
 from shared.job import Job
 from worker.engine.checks.fused_difference import difference, difference_of_guess
 from worker.engine.checks.output_check import choose_output_types
@@ -121,7 +121,8 @@ def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: s
         outputs = _check_batch([call for _, call in batch], verified)
         for (task, _), output in zip(batch, outputs, strict=True):
             task.resume(device, output)
-    return next((task.error for task in tasks if task.error is not None), None)
+    errors = (task.error for task in tasks if task.error is not None)
+    return next((error for error in errors if not isinstance(error, NoSurface)), None)  # all forwards have run
 
 
 def _infer_missing_rules(calls: Sequence[ParkedCall]) -> None:

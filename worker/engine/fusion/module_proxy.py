@@ -170,12 +170,16 @@ class SharedMethod:
         )
 
 
+_DECODERS = ("safety_checker", "shape_vae", "geo_decoder")
+"""Components whose `forward` is what follows the denoising."""
+
+
 def _stage(component: str, method: str) -> Stage:
     if component in DENOISERS:
         return Stage.DENOISE
     if component.startswith("controlnet."):
         return Stage.CONTROL
-    return Stage.DECODE if method == "decode" or component == "safety_checker" else Stage.ENCODE
+    return Stage.DECODE if method == "decode" or component in _DECODERS else Stage.ENCODE
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

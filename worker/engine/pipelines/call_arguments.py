@@ -25,7 +25,7 @@ from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.model_facts import side_step
 from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, check_lyrics, sound_arguments, to_audio
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
-from worker.engine.protocol import Audio, Latents, Output, Pixels
+from worker.engine.protocol import Audio, Latents, Mesh, Output, Pixels
 
 LATENT = OutputFormat.LATENT.value  # diffusers' `output_type` has the same name
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -319,19 +319,22 @@ def images_refused(job: Job, steps: StepCounter) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if job.task is not Task.EDIT or steps.total:
+        if job.task not in (Task.EDIT, Task.IMAGE_TO_MESH) or steps.total:
             raise
         raise UnusableInput(f"model {job.model!r} refuses the input image: {error}"[:500], param="image") from None
 
 
 def make_results(
     pipeline: Pipeline, arguments: dict[str, Any], paste: Paste | None = None
-) -> list[Output] | list[Audio] | list[Latents]:
-    """Call the pipeline and copy its output to the host: one image, the layers of one, a video or a sound; or latents.
+) -> list[Output] | list[Audio] | list[Mesh] | list[Latents]:
+    """Call the pipeline and copy its output to the host: one image, the layers of one, a video, a sound or a mesh; or
+    latents.
 
     A flagged image is not pasted: the safety checker has made it black.
     """
     result = pipeline(**arguments)
+    if isinstance(result, Mesh):
+        return [result]
     if arguments.get("output_type") == LATENT:
         return [_to_latents(result.images)]
     if (sound := audio_of(pipeline, result)) is not None:

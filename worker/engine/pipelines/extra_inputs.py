@@ -16,6 +16,7 @@ from shared.model_inputs import ModelInput, extra_faults
 from worker.engine.pipelines.call_inputs import call_inputs
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.modular import is_modular, task_inputs
+from worker.engine.pipelines.shape_pipeline import ShapePipeline, describe_shape_inputs
 from worker.engine.pipelines.sounds import SOUND_INPUTS
 
 # Inputs that follow from the fields of a job, and those that only programs can give or that change what a call returns.
@@ -45,6 +46,9 @@ def describe_inputs(templates: Mapping[Task, Pipeline]) -> tuple[ModelInput, ...
 
 
 def _describe(task: Task, pipeline: Pipeline) -> Iterator[ModelInput]:
+    if isinstance(pipeline, ShapePipeline):
+        yield from describe_shape_inputs()
+        return
     for item in _items(task, pipeline):
         if item.name in _OWN or item.name.startswith("_") or _INNER.search(item.name):
             continue
@@ -101,6 +105,8 @@ def extra_arguments(pipeline: Pipeline, job: Job) -> dict[str, Any]:
     if faults:
         first = first_of(faults)
         raise UnusableInput(first.message, param=first.param)
+    if isinstance(pipeline, ShapePipeline):
+        return dict(job.extra)
     types = {item.name: _type_of(item) for item in _items(job.task, pipeline)}
     return {name: _converted(name, types[name], value) for name, value in job.extra.items()}
 

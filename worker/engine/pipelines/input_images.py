@@ -18,6 +18,10 @@ from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of
 from worker.engine.pipelines.input_audio import decode_audio
 from worker.engine.protocol import Audio, InputFiles
 
+MAX_OBJECT_SIDE = 2048
+"""Of an image that becomes a mesh: hy3dgen copies it into a square of its longer side, in float32, and scales that to
+512 pixels."""
+
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 """Pillow's raw modes of PNGs whose samples it scales to 8 bits, but not their transparent colour."""
@@ -47,6 +51,8 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     width, height = job.width, job.height
     if job.task.makes_audio:
         return InputImages(audio=None if files.audio is None else decode_audio(files.audio, job.duration_s or 0.0))
+    if job.task is Task.IMAGE_TO_MESH:
+        return InputImages(tuple(_object_image(data) for data in files.images))
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
         return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))
@@ -140,6 +146,16 @@ def scale_reference(data: bytes, size: tuple[int, int], *, keep_alpha: bool = Fa
     with _decoded(data, "image") as image:
         pixels = image.convert("RGBA") if keep_alpha else _opaque(image)
         return pixels.resize(size, Image.Resampling.LANCZOS)
+
+
+def _object_image(data: bytes) -> Image.Image:
+    """Decode the image of an object, upright, with its alpha channel, which separates the object from the ground."""
+    with _decoded(data, "image") as image:
+        image.thumbnail((MAX_OBJECT_SIDE, MAX_OBJECT_SIDE))
+        pixels = image.convert("RGBA")
+    if pixels.getchannel("A").getextrema()[1] == 0:
+        raise UnusableInput("the input image is empty: all of it is transparent", param="image")
+    return pixels
 
 
 def _opaque(image: Image.Image) -> Image.Image:

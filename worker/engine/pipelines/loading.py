@@ -16,8 +16,9 @@ from diffusers import DiffusionPipeline
 
 from shared.config.controls import Control
 from shared.config.model_facts import ModelFacts
-from shared.config.model_index import CLASSIC, MODULAR, index_file, is_modular, read_index
+from shared.config.model_index import CLASSIC, MODULAR, Index, index_file, is_modular, read_index
 from shared.config.models_file import ModelSpec
+from shared.config.shape_folder import is_shape_folder
 from shared.errors import InferenceFailed, JobError, LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job
 from shared.job_fields import OutputFormat, Task
@@ -70,12 +71,13 @@ from worker.engine.pipelines.refiner import (
     planned_steps,
     second_part,
 )
+from worker.engine.pipelines.shape_pipeline import ShapePipeline
 from worker.engine.pipelines.sounds import cut_to
 from worker.engine.pipelines.stand_ins import stand_in_for
 from worker.engine.pipelines.task_pipelines import pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
-from worker.engine.protocol import Audio, Latents, Output
+from worker.engine.protocol import Audio, Latents, Mesh, Output
 from worker.engine.weights.checkpoint import checkpoint_parts
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.weights.downloads import fetch
@@ -85,6 +87,7 @@ from worker.engine.weights.missing_packages import check_classes, lacking_packag
 from worker.engine.weights.modular_parts import load_modular
 from worker.engine.weights.quantization import quantized_parts
 from worker.engine.weights.requirements import model_bytes, tensors_bytes
+from worker.engine.weights.shape_parts import load_shape_parts
 
 log = structlog.get_logger()
 
@@ -197,7 +200,7 @@ class LoadedModel:
     ) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started; it continues from the checkpoint of `record`."""
 
-        def call() -> list[Output] | list[Audio] | list[Latents]:
+        def call() -> list[Output] | list[Audio] | list[Mesh] | list[Latents]:
             if job.refiner_start is not None:
                 return self._make_refined(job, job.refiner_start, index, inputs, steps)
             pipeline, arguments = self.prepare_call(job, index, inputs, steps)
@@ -211,7 +214,7 @@ class LoadedModel:
                 results = [cut_to(one, job.duration_s) for one in results if isinstance(one, Audio)]
             return results
 
-        def body() -> list[Output] | list[Audio] | list[Latents]:
+        def body() -> list[Output] | list[Audio] | list[Mesh] | list[Latents]:
             try:
                 return call()
             except Exception as error:
@@ -241,7 +244,7 @@ class LoadedModel:
 
     def _make_refined(
         self, job: Job, start: float, index: int, inputs: InputImages, steps: StepCounter
-    ) -> list[Output] | list[Audio] | list[Latents]:
+    ) -> list[Output] | list[Audio] | list[Mesh] | list[Latents]:
         """Make an image by the model's pipeline up to latents, and from these by its refiner."""
         if self.refiner is None:
             raise InferenceFailed(f"refiner_start: model {self.spec.id!r} has no refiner", param="refiner_start")
@@ -331,7 +334,7 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
                 fetch(control)
         if spec.refiner is not None and not spec.refiner.is_folder:
             fetch(spec.refiner)
-        found = index_file(folder) is not None
+        found = index_file(folder) is not None or is_shape_folder(folder)
         unmounted = not found and is_unmounted(folder)
         lost = next((one for one in (spec.checkpoint, spec.vae) if one is not None and is_unmounted(Path(one))), None)
     except Exception as error:  # of the hub's libraries too, which share no base class
@@ -353,7 +356,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     ranks: RankGroup | None = None
     try:
-        index = read_index(folder)
+        index = {} if is_shape_folder(folder) else read_index(folder)
         unwanted = unwanted_parts(spec, index)
         if not is_modular(folder):
             check_folder(folder, index, unwanted)
@@ -364,11 +367,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         with _ONE_LOAD, all_weights_found():
             options = {"dtype": dtype, "use_safetensors": True, "variant": spec.variant, "local_files_only": True}
             parts = unwanted | quantized_parts(spec, folder, index, device) | checkpoint_parts(spec, folder, index)
-            pipeline: Pipeline = (
-                load_modular(folder, index, options, parts)
-                if is_modular(folder)
-                else _LOADER.from_pretrained(folder, **options, **parts)
-            )
+            pipeline = _load_pipeline(spec, folder, index, options, parts)
             denoisers = {name: part for name, part in modules_of(pipeline).items() if name in DENOISERS}
             nets = load_control_nets(spec, list(denoisers.values()), device, dtype)
             image_adapter = load_ip_adapter(spec, pipeline)
@@ -407,6 +406,16 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     model.facts = facts_of(folder, model.templates.values(), model.schedulers.unusable)
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model
+
+
+def _load_pipeline(
+    spec: ModelSpec, folder: Path, index: Index, options: Mapping[str, Any], parts: Mapping[str, Any]
+) -> Pipeline:
+    if is_shape_folder(folder):
+        return ShapePipeline(load_shape_parts(folder, spec.variant, options["dtype"]), options["dtype"])
+    if is_modular(folder):
+        return load_modular(folder, index, options, parts)
+    return _LOADER.from_pretrained(folder, **options, **parts)
 
 
 def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = False) -> ModelUnavailable:

@@ -36,8 +36,14 @@ _GIVEN: Mapping[Task, tuple[str, ...]] = {
     Task.TEXT_TO_AUDIO: ("prompt",),
     Task.AUDIO_TO_AUDIO: ("prompt", "audio"),
     Task.AUDIO_INPAINT: ("prompt", "audio", "mask_start_seconds"),
+    Task.IMAGE_TO_MESH: ("image",),
 }
-_MADE: Mapping[Medium, str] = {Medium.IMAGE: "images", Medium.VIDEO: "videos", Medium.AUDIO: "audios"}
+_MADE: Mapping[Medium, str] = {
+    Medium.IMAGE: "images",
+    Medium.VIDEO: "videos",
+    Medium.AUDIO: "audios",
+    Medium.MESH: "meshes",
+}
 _IMAGES = ("image", "mask_image")  # of the job's task
 _ALSO_TAKEN = ("last_image", "callback_on_step_end")  # by blocks that the inputs of a task alone do not choose
 _OUTPUTS = {

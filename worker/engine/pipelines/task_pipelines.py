@@ -51,6 +51,8 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
     accepted = call_parameters(pipeline)
     if task.makes_audio or not accepted.keys().isdisjoint(DURATIONS):
         return does_sound(task, accepted)
+    if task.makes_mesh or "octree_resolution" in accepted:
+        return task.makes_mesh and "octree_resolution" in accepted
     if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):
         return False
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):

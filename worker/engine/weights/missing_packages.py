@@ -17,7 +17,9 @@ import torch
 
 from shared.config.model_index import read_index
 from shared.config.models_file import ModelSpec
+from shared.config.shape_folder import is_shape_folder
 from worker.engine.weights.load_failures import with_causes
+from worker.engine.weights.shape_classes import shape_classes
 
 _LIBRARIES = ("diffusers", "transformers")  # those of model_index.json whose classes are examined
 # What to install for a package that is not installed by its name.
@@ -32,6 +34,9 @@ _INSTALLED_BY = {
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "torchvision": "'fusequeue-server[vision]'",
+    "einops": "'fusequeue-server[mesh]'",
+    "hy3dgen": "--no-deps hy3dgen==2.0.2 'fusequeue-server[mesh]'",
+    "trimesh": "'fusequeue-server[mesh]'",
 }
 _MODULES = {"opencv-python": "cv2"}  # of packages that others can stand in for: opencv-python-headless has the same
 # What transformers looks for before a package: it names only the last one.
@@ -105,6 +110,9 @@ def missing_package(spec: ModelSpec, folder: Path, *, load_parts: bool = True) -
     noise schedulers. What else is wrong with them is left to the load of the model.
     """
     try:
+        if is_shape_folder(folder):
+            shape_classes()
+            return None
         index = read_index(folder)
         parts = dict(_classes(index, unwanted_parts(spec, index)))
     except Exception as error:  # a library can raise anything for files that it does not expect

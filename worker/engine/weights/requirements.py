@@ -20,6 +20,7 @@ from shared.config.controls import ControlSpec
 from shared.config.model_index import CLASSIC, is_modular, part_places, read_index
 from shared.config.models_file import ModelSpec
 from shared.config.refiners import RefinerSpec
+from shared.config.shape_folder import is_shape_folder, shape_weights
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from shared.signature import DENOISERS
 
@@ -63,6 +64,9 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
 
     Raises `OSError` for a missing GGUF file.
     """
+    if is_shape_folder(folder):
+        weights = shape_weights(folder, spec.variant)
+        return file_bytes(weights, ITEM_BYTES[spec.dtype], None) if weights.is_file() else 0  # the load reports it
     replaced = _replaced_parts(spec, folder)
     components = [one for one in (*folder.iterdir(), *_elsewhere(folder)) if one.is_dir() and one.name not in replaced]
     item_bytes = ITEM_BYTES[spec.dtype]

@@ -25,13 +25,14 @@ from shared.job import InputRef, Job, encode
 from shared.job_fields import OutputFormat, Task
 from shared.signature import signature
 
-T2I, I2I, PAINT, EDIT, T2V, I2V = (
+T2I, I2I, PAINT, EDIT, T2V, I2V, MESH = (
     Task.TEXT_TO_IMAGE,
     Task.IMAGE_TO_IMAGE,
     Task.INPAINT,
     Task.EDIT,
     Task.TEXT_TO_VIDEO,
     Task.IMAGE_TO_VIDEO,
+    Task.IMAGE_TO_MESH,
 )
 VIDEO: dict[str, Any] = {
     "defaults": Defaults(frames=17, fps=16, guidance_scale_2=3.0),
@@ -41,7 +42,8 @@ SPECS = (
     ModelSpec(id="painter", source="x", tasks=(T2I, I2I, PAINT)),
     ModelSpec(id="words", source="x", tasks=(T2I,)),
     ModelSpec(id="editor", source="x", tasks=(EDIT,), limits=Limits(max_input_images=3)),
-    ModelSpec(id="everything", source="x", tasks=tuple(Task), **VIDEO),
+    ModelSpec(id="everything", source="x", tasks=tuple(task for task in Task if not task.makes_mesh), **VIDEO),
+    ModelSpec(id="sculptor", source="x", tasks=(MESH,), limits=Limits(max_input_images=4)),
     ModelSpec(id="film", source="x", tasks=(T2V, I2V), **VIDEO),
     ModelSpec(id="open-end", source="x", tasks=(T2V, I2V), limits=Limits(max_frames=81)),
     ModelSpec(id="both-ends", source="x", tasks=(I2V,), limits=Limits(max_frames=81, last_image="needed")),
@@ -61,7 +63,7 @@ def ref(width: int = 512, height: int = 512) -> InputRef:
 
 def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] | None = None) -> Job:
     """Resolve a request whose images have these sizes."""
-    request = parse({"prompt": "x", **body})
+    request = parse({**({} if body["model"] == "sculptor" else {"prompt": "x"}), **body})
     several = request.images or ((request.image,) if request.image else ())
     images = tuple(ref(*size) for size in (sizes or ((512, 512),) * len(several)))
     inputs = Inputs(
@@ -97,6 +99,8 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         ("everything", {"image": "i", "frames": 5}, I2V),
         ("everything", {"image": "i", "last_image": "j"}, I2V),
         ("everything", {"task": "text_to_image"}, T2I),
+        ("sculptor", {"image": "i"}, MESH),
+        ("sculptor", {"images": ["i", "j", "k", "l"]}, MESH),
     ],
 )
 def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[str, Any], task: Task) -> None:
@@ -143,6 +147,30 @@ def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[s
         ("film", {"output_format": "png"}, "output_format"),
         ("film", {"guidance_scale_2": 31}, "guidance_scale_2"),
         ("layered", {"image": "i", "layers": 9}, "layers"),
+        ("sculptor", {}, "image"),
+        ("sculptor", {"images": ["i", "j", "k", "l", "m"]}, "images"),
+        *(
+            ("sculptor", {"image": "i", name: value}, name)
+            for name, value in (
+                ("prompt", "a chair"),
+                ("negative_prompt", "legs"),
+                ("width", 512),
+                ("height", 512),
+                ("frames", 1),
+                ("fps", 24),
+                ("layers", 1),
+                ("strength", 0.5),
+                ("mask", "m"),
+                ("last_image", "l"),
+                ("scheduler", "euler"),
+                ("scheduler_options", {"shift": 2}),
+                ("output_format", "png"),
+                ("steps", 151),
+                ("n", 9),
+            )
+        ),
+        ("sculptor", {"image": "i", "extra": {"octree_resolution": 64}}, "extra.octree_resolution"),
+        ("words", {"output_format": "glb"}, "output_format"),
         ("everything", {"image": "i"}, "task"),
         ("everything", {}, "task"),
         ("everything", {"task": "paint"}, "task"),
@@ -153,6 +181,36 @@ def test_a_conflicting_field_is_refused_by_name(model: str, body: dict[str, Any]
     with pytest.raises(InvalidRequest) as caught:
         job_of({"model": model, **body})
     assert caught.value.param == param
+
+
+def test_a_mesh_needs_no_prompt_and_its_thumbnail_has_the_models_size() -> None:
+    job = job_of({"model": "sculptor", "image": "i"}, (300, 200))
+    assert (job.prompt, job.output_format, job.width, job.height) == ("", OutputFormat.GLB, 512, 512)
+
+
+def test_other_models_need_a_prompt() -> None:
+    """It has no default, though the schema cannot say for which models."""
+    with pytest.raises(InvalidRequest) as caught:
+        resolve_for_model(parse({"model": "words"}), CATALOG.get("words"), "t", 0)
+    assert (caught.value.param, caught.value.message) == ("prompt", "prompt: Field required")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tasks": (MESH, T2I)},
+        {"checkpoint": "/a.safetensors"},
+        {"vae": "/a.safetensors"},
+        {"offload": "group"},
+        {"devices": 2},
+        {"schedulers": ("euler",)},
+        {"defaults": Defaults(scheduler="euler")},
+        {"prompt_syntax": "weights"},
+    ],
+)
+def test_what_a_model_of_meshes_cannot_have_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"a model of meshes (takes none|does image_to_mesh only)"):
+        ModelSpec(**{"id": "m", "source": "x", "tasks": (MESH,), **fields})
 
 
 def test_a_video_gets_the_length_and_rate_of_its_model() -> None:
