@@ -124,14 +124,14 @@ export async function each(ids, action, progress = () => {}, signal = null) {
 
 /** The body that would make this job again; that of a job without its model names some of the model's defaults too. */
 export function bodyOf(job, model = null) {
-  const body = { model: job.model, prompt: job.prompt };
+  const body = job.prompt ? { model: job.model, prompt: job.prompt } : { model: job.model };
   if (job.negative_prompt !== (model?.defaults.negative_prompt ?? null)) body.negative_prompt = job.negative_prompt;
   for (const [name, unset] of Object.entries(session.value.same_fields)) {
     if (job[name] !== null && job[name] !== unset) body[name] = job[name];
   }
-  if (["png", "mp4", "wav"].includes(job.output_format)) delete body.output_format;
-  if (makesSound(job.task)) {
-    delete body.width; // 0 of sounds
+  if (["png", "mp4", "wav", "glb"].includes(job.output_format)) delete body.output_format;
+  if (makesSound(job.task) || job.task.endsWith("mesh")) {
+    delete body.width; // 0 of sounds; those of a mesh's thumbnail, which requests cannot choose
     delete body.height;
   }
   if (job.audio) body.audio = job.audio.id;

@@ -5,7 +5,7 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 
 export const count = (value) => (value < 100_000 ? numbers.format(value) : short.format(value));
 
-export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : /[cs]h$/.test(noun) ? "es" : "s"}`;
 
 /** A number with two significant digits below 100. */
 export function figure(value) {
@@ -107,6 +107,10 @@ export function remedy(error) {
 }
 
 export const makesSound = (task) => task.includes("audio");
+
+/** What a task makes. */
+export const mediumOf = (task) =>
+  task.endsWith("mesh") ? "mesh" : makesSound(task) ? "audio" : task.endsWith("video") ? "video" : "image";
 
 /** The sides of an image or video, or the seconds of a sound. */
 export const sizeText = (made) =>

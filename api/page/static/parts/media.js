@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { local, request } from "../core/api.js";
 import { save } from "../core/actions.js";
-import { bytes, sizeText } from "../core/format.js";
+import { bytes, count, plural, sizeText, words } from "../core/format.js";
 import { createStore, useStore } from "../core/hooks.js";
 import { hasKey } from "../core/api.js";
 import { Dialog } from "./dialogs.js";
@@ -12,6 +12,7 @@ import { isSound, SoundView } from "./sound.js";
 import { Button, Copy } from "./ui.js";
 
 export const isVideo = (artifact) => artifact.kind === "video";
+export const isMesh = (artifact) => artifact.kind === "mesh";
 const isLatents = (artifact) => artifact.kind === "latents"; // of a job that another one continues: no image yet
 
 const lightbox = createStore(null);
@@ -19,15 +20,22 @@ const lightbox = createStore(null);
 /** Show images large; each is `{ job, artifact }`. */
 export const enlarge = (images, index = 0) => lightbox.set({ images, index });
 
-/** A finished image, the first frame of a video or the waveform of a sound as a button that enlarges it; large, a sound
- * has its player. */
+/** What a result shows, in words. */
+const subject = (job) => job.prompt || words(job.task);
+
+/** The address of a picture of a result; null for a mesh without a thumbnail, as it was sent elsewhere. */
+const still = (artifact) => artifact.thumbnail_url ?? (isMesh(artifact) ? null : artifact.url);
+
+/** A finished image, or a picture of a video, sound or mesh, as a button that enlarges it; large, a sound has its
+ * player. */
 export function ArtifactView(props) {
   return isSound(props.artifact) && props.size === "large" ? html`<${SoundView} ...${props} />` : html`<${Enlargeable} ...${props} />`;
 }
 
 function Enlargeable({ job, artifact, others, size = "" }) {
   const plays = isVideo(artifact) || isSound(artifact);
-  const src = local(plays ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
+  const picture = still(artifact);
+  const src = picture && local(picture);
   const [missing, setMissing] = useState(null); // an address; a later one can be signed again
   const images = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
   const open = () =>
@@ -39,16 +47,17 @@ function Enlargeable({ job, artifact, others, size = "" }) {
       ),
     );
   return html`
-    <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
+    <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${subject(job).slice(0, 120)}">
       ${
         isLatents(artifact)
           ? html`<span class="missing">latents</span>`
-          : missing === src
+          : src === null || missing === src
             ? html`<span class="missing">${artifact.location ? `at ${artifact.location}` : "no longer kept"}</span>`
-            : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(src)} />`
+            : html`<img src=${src} alt=${subject(job)} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(src)} />`
       }
       ${plays && html`<span class="tag">
         ${artifact.duration_s ? `${artifact.duration_s.toFixed(1)} s` : "video"}</span>`}
+      ${isMesh(artifact) && html`<span class="tag">${plural(artifact.faces, "face")}</span>`}
       ${artifact.flagged && html`<span class="tag">flagged</span>`}
     </button>
   `;
@@ -98,7 +107,7 @@ export function InputImage({ image, name }) {
 export async function download(job, artifact) {
   const response = await request(local(artifact.url));
   const type = artifact.content_type.split("/")[1];
-  const suffix = { mpeg: "mp3", ogg: "opus" }[type] ?? type;
+  const suffix = { mpeg: "mp3", ogg: "opus", "gltf-binary": "glb" }[type] ?? type;
   save(await response.blob(), `${job.id}-${artifact.index}.${suffix}`);
 }
 
@@ -116,20 +125,20 @@ export function Lightbox() {
   if (!shown) return null;
   const { images, index } = shown;
   const { job, artifact } = images[index];
-  const src = local(artifact.url);
-  const place = images.length > 1 ? `${index + 1} of ${images.length}` : "Image";
+  const src = local((isMesh(artifact) && artifact.thumbnail_url) || artifact.url);
+  const place = images.length > 1 ? `${index + 1} of ${images.length}` : isMesh(artifact) ? "Mesh" : "Image";
   return html`
     <${Dialog} title=${place} kind="lightbox" onClose=${() => lightbox.set(null)}>
       <div class="stage">
         ${
           isVideo(artifact)
-            ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}>
+            ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${subject(job)}>
               </video>`
             : isLatents(artifact)
               ? html`<span class="missing">latents</span>`
               : isSound(artifact)
                 ? html`<${SoundView} key=${src} job=${job} artifact=${artifact} size="large" />`
-                : html`<img key=${src} src=${src} alt=${job.prompt} />`
+                : html`<img key=${src} src=${src} alt=${subject(job)} />`
         }
         ${
           images.length > 1 &&
@@ -140,8 +149,8 @@ export function Lightbox() {
         }
       </div>
       <div class="caption">
-        <p>${job.prompt}</p>
-        <p class="hint">${job.model} · ${sizeText(artifact)} · seed ${artifact.seed} · ${bytes(artifact.bytes)}</p>
+        <p>${subject(job)}</p>
+        <p class="hint">${job.model} · ${isMesh(artifact) ? meshText(artifact) : sizeText(artifact)} · seed ${artifact.seed} · ${bytes(artifact.bytes)}</p>
         <div class="actions">
           <a class="button" href="#/jobs/${job.id}" onClick=${() => lightbox.set(null)}>Open job</a>
           <${Copy} text=${String(artifact.seed)} label="Copy seed">Seed<//>
@@ -152,6 +161,9 @@ export function Lightbox() {
   `;
 }
 
+/** The size of a mesh. */
+export const meshText = ({ vertices, faces }) => `${count(vertices)} vertices, ${plural(faces, "face")}`;
+
 function turn({ images, index }, step) {
   lightbox.set({ images, index: (index + step + images.length) % images.length });
 }
@@ -159,7 +171,8 @@ function turn({ images, index }, step) {
 /** What a job looks like now: a result, a preview, or a sign of its state. */
 export function Thumb({ job, previews = [], size = "" }) {
   const artifact = job.artifacts?.find((one) => !isLatents(one));
-  const src = artifact ? local(artifact.thumbnail_url ?? artifact.url) : previews.find(Boolean);
+  const picture = artifact && still(artifact);
+  const src = picture ? local(picture) : previews.find(Boolean);
   return html`
     <span class="thumb is-${job.status} ${size}">
       ${src ? html`<img src=${src} alt="" loading="lazy" decoding="async" />` : html`<${Icon} name="image" size=${16} />`}

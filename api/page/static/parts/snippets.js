@@ -38,7 +38,7 @@ function client(body) {
 from fusequeue import Client
 
 with Client("${origin()}"${key}) as client:
-    job = client.submit(${python(model)}, ${python(prompt)}${named.join("")})
+    job = client.submit(${python(model)}${prompt === undefined ? "" : `, ${python(prompt)}`}${named.join("")})
     print(client.download(client.wait(job.id).require_success(), Path("images")))`;
 }
 
@@ -48,10 +48,11 @@ function command(body) {
     const text = typeof value === "string" ? value : JSON.stringify(value);
     return ` -s ${/^[\w.,-]+$/.test(text) ? `${name}=${text}` : quoted(`${name}=${text}`)}`;
   });
-  return `fusequeue submit --model ${model}${values.join("")} -o images --url ${origin()} -- ${quoted(prompt)}`;
+  return `fusequeue submit --model ${model}${values.join("")} -o images --url ${origin()}${prompt === undefined ? "" : ` -- ${quoted(prompt)}`}`;
 }
 
 function openai(body) {
+  if (body.prompt === undefined) return `# ${body.model} makes meshes, which OpenAI's protocol does not return.`;
   if (body.task?.endsWith("video") || "frames" in body) return openaiVideo(body);
   // Priority: that of these routes is interactive. Output: their responses have the images.
   const { output: _, ...fields } = { priority: "standard", ...body };

@@ -41,7 +41,8 @@ export function Form({ models, model, values, setValues, fault, generate }) {
     onChange: (value) => set({ [name]: value }),
   });
   const tooLong = values.prompt.length > limits.max_prompt_chars;
-  const isRefused = !mayWrite() || !values.prompt.trim() || tooLong || Object.values(own).some(Boolean);
+  const lacksPrompt = has.prompt && (!values.prompt.trim() || tooLong);
+  const isRefused = !mayWrite() || lacksPrompt || Object.values(own).some(Boolean);
   const chooseImages = (images) =>
     set(({ task, images: [before] }) => {
       const [first] = images;
@@ -68,9 +69,13 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             )} />
         ${model.tasks.length > 1 && html`<${Select} label="Task" ...${field("task")} options=${model.tasks.map((task) => [task, words(task)])} onChange=${chooseTask} />`}
       </div>
+      ${
+        has.prompt &&
+        html`
       <${Field} label="Prompt" fault=${faultOf("prompt")} note=${`${values.prompt.length} of ${limits.max_prompt_chars}`} noteFault=${tooLong}>
         <textarea name="prompt" rows="4" required placeholder=${has.duration ? "a slow waltz for piano, warm and quiet" : "a red circle on a blue ground, left"} value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
-      <//>
+      <//>`
+      }
       ${
         has.image &&
         html`
@@ -87,7 +92,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         <${Range} label="Guidance" ...${field("guidance_scale")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />
         ${values.guidance_scale_2 !== null && html`<${Range} label="Guidance, less noisy steps" ...${field("guidance_scale_2")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />`}
         ${has.strength && html`<${Range} label="Strength" ...${field("strength")} min=${0.05} max=${1} step=${0.05} />`}
-        <${Range} label=${has.duration ? "Sounds" : "Images"} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
+        <${Range} label=${{ audio: "Sounds", mesh: "Meshes" }[has.medium] ?? "Images"} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
         ${
           has.frames &&
           html`
@@ -114,7 +119,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       <details>
         <summary>More</summary>
         <div class="form-stack">
-          <${Text} label="Negative prompt" ...${field("negative_prompt")} />
+          ${has.prompt && html`<${Text} label="Negative prompt" ...${field("negative_prompt")} />`}
           <div class="form-grid">
             ${model.schedulers.length > 0 && html`<${Select} label="Scheduler" ...${field("scheduler")} options=${[["", "the model's own"], ...model.schedulers.map((name) => [name, name])]} />`}
             ${model.step_cache.allowed.length > 0 && html`<${Select} label="Step cache" ...${field("step_cache")} options=${levels(model, values.step_cache)} />`}
@@ -146,7 +151,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${unnamed && html`<p class="fault" role="alert">${fault.message}</p>`}
       <footer class="form-footer">
         <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${isRefused}>
-          Generate${values.n > 1 ? ` ${plural(values.n, has.duration ? "sound" : "image")}` : ""}
+          Generate${values.n > 1 ? ` ${plural(values.n, { audio: "sound", mesh: "mesh" }[has.medium] ?? "image")}` : ""}
         <//>
         <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}
           </span>

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words, makesSound, sizeText } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words, mediumOf, sizeText } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -164,7 +164,7 @@ export const progressText = ({ progress, phase, status }) =>
 
 export const Preview = ({ job, src }) => html`
   <div class="preview is-${job.status}" style=${{ aspectRatio: `${job.width} / ${job.height}` }}>
-    ${src ? html`<img src=${src} alt="Preview of ${job.prompt}" />` : html`<span class="hint">
+    ${src ? html`<img src=${src} alt="Preview of ${job.prompt || words(job.task)}" />` : html`<span class="hint">
       ${job.status === "queued" ? "queued" : "…"}</span>`}
   </div>
 `;
@@ -219,7 +219,8 @@ const SHOWN = [
 function otherFields(job) {
   const others = Object.keys(session.value.same_fields).filter((name) => !SHOWN.includes(name));
   const label = (name) => words(name[0].toUpperCase() + name.slice(1));
-  return Object.fromEntries(others.map((name) => [label(name), job[name]]));
+  const text = (value) => (value && typeof value === "object" ? JSON.stringify(value) : value);
+  return Object.fromEntries(others.map((name) => [label(name), text(job[name])]));
 }
 
 /** The class of the noise scheduler with its options, if the job chooses any. */
@@ -240,7 +241,7 @@ function Request({ job }) {
   const metadata = Object.entries(job.metadata);
   return html`
     <${Panel} title="Request">
-      <div class="prompt-text"><p>${job.prompt}</p>
+      <div class="prompt-text"><p>${job.prompt || words(job.task)}</p>
         ${job.negative_prompt && html`<p class="hint">without: ${job.negative_prompt}</p>`}</div>
       ${inputs.length > 0 && html`<div class="inputs">
         ${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} />`)}
@@ -248,8 +249,8 @@ function Request({ job }) {
       <${Facts} facts=${{
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
-        Size: sizeText(job),
-        [makesSound(job.task) ? "Sounds" : "Images"]: job.n,
+        Size: !job.task.endsWith("mesh") && sizeText(job),
+        [{ audio: "Sounds", mesh: "Meshes" }[mediumOf(job.task)] ?? "Images"]: job.n,
         Frames: job.task.endsWith("video") && `${job.frames} at ${job.fps} fps`,
         Steps: job.steps,
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),

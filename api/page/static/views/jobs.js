@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { withQuery } from "../core/api.js";
 import { queryOf } from "../core/actions.js";
-import { duration, ended, plural, sizeText } from "../core/format.js";
+import { duration, ended, plural, sizeText, words } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
@@ -134,7 +134,7 @@ function Table({ jobs, selected, toggle, setSelected }) {
       ${mayWrite() && html`<td>
         <input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
       <td class="prompt"><div><${Thumb} job=${job} previews=${previews} />
-        <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt}</a></div></td>
+        <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt || words(job.task)}</a></div></td>
       <td><${State} job=${job} /></td>
       <td>${job.model}</td>
       <td class="number">${sizeText(job)}${job.n > 1 ? ` · ${job.n}` : ""}</td>
@@ -183,7 +183,7 @@ function Gallery({ jobs, selected, toggle }) {
     (job, previews) => html`
     <li key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""}>
       ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${previews} size="large" /></a>`}
-      <p class="cut" title=${job.prompt}>${job.prompt}</p>
+      <p class="cut" title=${job.prompt}>${job.prompt || words(job.task)}</p>
       <p class="run-line hint">
         ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span>
         <a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>

@@ -33,6 +33,7 @@ function Model({ model, curves, workers, queues }) {
   const { defaults, limits } = model;
   const sound = model.tasks.every(makesSound);
   const video = model.tasks.some((task) => task.endsWith("video"));
+  const mesh = model.tasks.includes("image_to_mesh");
   const waiting = queues
     ?.filter((queue) => queue.model === model.id)
     .reduce((sum, queue) => sum + Object.values(queue.jobs).reduce((a, b) => a + b, 0), 0);
@@ -49,7 +50,7 @@ function Model({ model, curves, workers, queues }) {
       ${mayOperate() && html`<${Costs} curves=${curves} />`}
       <${Facts} facts=${{
         Length: sound && `${defaults.duration_s} s; ${range(limits.min_duration_s, limits.max_duration_s)}`,
-        Size: !sound && `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,
+        Size: !sound && !mesh && `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,
         Steps: `${defaults.steps}; ${range(limits.min_steps, limits.max_steps)}`,
         Guidance: `${defaults.guidance_scale}; up to ${limits.max_guidance_scale}`,
         Strength: model.tasks.some((task) => ["image_to_image", "inpaint", "audio_to_audio"].includes(task)) && defaults.strength,
@@ -57,7 +58,7 @@ function Model({ model, curves, workers, queues }) {
           video &&
           `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
         [sound ? "Sounds" : "Images"]: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
-        Prompt: `up to ${limits.max_prompt_chars} characters${model.prompt_syntax === "weights" ? "; (word:1.3), [word] and BREAK" : ""}`,
+        Prompt: !mesh && `up to ${limits.max_prompt_chars} characters${model.prompt_syntax === "weights" ? "; (word:1.3), [word] and BREAK" : ""}`,
         Schedulers: model.schedulers.join(", ") || "the model's own",
         Adapters: model.adapters.map(({ id, token, scale }) => `${id} (${token ?? scale})`).join(", "),
         Controls: model.controls.map((control) => `${control.id} (${words(control.kind)})`).join(", "),

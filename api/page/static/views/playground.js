@@ -3,11 +3,11 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyFromResult, bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
-import { duration, ended, plural, REASONS, remedy, makesSound, sizeText } from "../core/format.js";
+import { duration, ended, plural, REASONS, remedy, mediumOf, sizeText } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
-import { ArtifactView, download, Thumb } from "../parts/media.js";
+import { ArtifactView, download, isMesh, meshText, Thumb } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
 import { Badge, Button, Empty, ErrorNote, Facts, Panel, Progress, Skeleton } from "../parts/ui.js";
 import { Preview, progressText } from "./job.js";
@@ -72,7 +72,7 @@ function Desk({ models, params }) {
   useKeys((event) => {
     if (event.key === "e") {
       event.preventDefault();
-      form.current.querySelector("textarea").focus();
+      form.current.querySelector("textarea")?.focus();
     }
   });
   const job = all.find((one) => one.id === shown) ?? all[0];
@@ -106,7 +106,9 @@ function Run({ first, model, start, edit }) {
   useEffect(() => {
     if (!done) return;
     announce(
-      job.status === "succeeded" ? `${plural(job.artifacts.length, makesSound(job.task) ? "sound" : "image")} ready.` : `The job is ${job.status}.`,
+      job.status === "succeeded"
+        ? `${plural(job.artifacts.length, { audio: "sound", mesh: "mesh" }[mediumOf(job.task)] ?? "image")} ready.`
+        : `The job is ${job.status}.`,
     );
     runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
   }, [done]);
@@ -137,9 +139,9 @@ function Run({ first, model, start, edit }) {
         done &&
         html`
         <${Facts} facts=${{
-          Prompt: job.prompt,
+          Prompt: job.prompt || null,
           Seed: html`<span class="mono">${job.seed}</span>`,
-          Size: sizeText(job),
+          Size: isMesh(job.artifacts[0] ?? {}) ? meshText(job.artifacts[0]) : sizeText(job),
           Steps: job.steps,
           Guidance: job.guidance_scale,
           Waited: duration(job.metrics.queue_ms),

@@ -1,14 +1,14 @@
 // The form's values and the request body that they mean.
 
 import { metadataText, readMetadata } from "../core/metadata.js";
-import { makesSound } from "../core/format.js";
+import { makesSound, mediumOf } from "../core/format.js";
 import { session } from "../core/session.js";
 
-const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video"];
+const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video", "image_to_mesh"];
 const WITH_AUDIO = ["audio_to_audio", "audio_inpaint"];
 const WITH_STRENGTH = ["image_to_image", "inpaint", "audio_to_audio"];
 const SIDES = ["width", "height"];
-const PLAIN = ["steps", "guidance_scale", "width", "height"];
+const PLAIN = ["steps", "guidance_scale", ...SIDES];
 /** Fields that no model changes, with the values that a request leaves out. */
 const USUAL = {
   n: 1,
@@ -25,22 +25,25 @@ const USUAL = {
 export function fieldsOf(task, model) {
   const video = task.endsWith("video");
   const sound = makesSound(task);
+  const mesh = task.endsWith("mesh");
   return {
-    size: !sound,
+    medium: mediumOf(task),
+    prompt: !mesh,
+    size: !sound && !mesh,
     duration: sound,
     audio: WITH_AUDIO.includes(task),
     repaint: task === "audio_inpaint",
     formats: sound ? ["wav", "flac", "mp3", "opus"] : ["png", "jpeg", "webp"],
     lossless: sound ? ["wav", "flac"] : ["png"],
     image: WITH_IMAGE.includes(task),
-    images: task === "edit" ? model.limits.max_input_images : 1,
+    images: task === "edit" || mesh ? model.limits.max_input_images : 1,
     mask: task === "inpaint",
     last_image: task === "image_to_video" && model.limits.last_image !== "refused",
     strength: WITH_STRENGTH.includes(task),
     frames: video,
     layers: model.limits.max_layers > 0 && !sound,
     controls: model.controls.length > 0 && ["text_to_image", "image_to_image", "inpaint"].includes(task),
-    format: !video,
+    format: !video && !mesh,
   };
 }
 
@@ -91,20 +94,22 @@ export function blank(model, before = null, modelBefore = null) {
 export function bodyFrom(values, model) {
   const { defaults } = model;
   const has = fieldsOf(values.task, model);
-  const body = { model: values.model, prompt: values.prompt };
+  const body = has.prompt ? { model: values.model, prompt: values.prompt } : { model: values.model };
   const put = (name, value, other) => {
     if (value !== "" && value !== null && value !== undefined && value !== other) body[name] = value;
   };
-  if (values.negative_prompt !== (defaults.negative_prompt ?? "")) body.negative_prompt = values.negative_prompt;
-  for (const name of PLAIN) if (has.size || !SIDES.includes(name)) put(name, values[name], defaults[name]);
-  // A result of an image without sides gets those of the image, whatever the form shows.
+  if (has.prompt && values.negative_prompt !== (defaults.negative_prompt ?? "")) body.negative_prompt = values.negative_prompt;
+  for (const name of PLAIN) {
+    if (has.size || !SIDES.includes(name)) put(name, values[name], defaults[name]);
+  }
   if (has.duration) {
     put("duration_s", values.duration_s, defaults.duration_s);
     put("lyrics", values.lyrics);
   }
   if (has.audio && values.audio) body.audio = values.audio.id;
   if (has.repaint) Object.assign(body, { repaint_start_s: values.repaint_start_s, repaint_end_s: values.repaint_end_s });
-  if (has.image && !has.frames) Object.assign(body, { width: values.width, height: values.height });
+  // A result of an image without sides gets those of the image, whatever the form shows.
+  if (has.image && has.size && !has.frames) Object.assign(body, { width: values.width, height: values.height });
   put("seed", values.seed === "" ? "" : Number(values.seed));
   put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
   for (const [name, usual] of Object.entries(USUAL)) put(name, values[name], usual);
@@ -191,7 +196,7 @@ export function valuesFrom(body, models) {
   values.output = body.output ?? null;
   values.metadata = metadataText(body.metadata ?? {});
   if (!body.task && values.images.length) {
-    const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video"];
+    const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video", "image_to_mesh"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
   }
   if (!body.task && values.audio) {
