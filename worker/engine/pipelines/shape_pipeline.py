@@ -6,6 +6,7 @@ The volume is decoded chunk by chunk through a component of its own, so that chu
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -182,18 +183,19 @@ def decode_volume(
 
 def check_surface(grid: torch.Tensor, level: float) -> None:
     """Raise an error for values without a surface at `level`, with one that is too large, or that are not finite."""
-    if not bool(grid.isfinite().all()):
+    values = grid.numpy()
+    low, high = float(values.min()), float(values.max())  # of values with a NaN, it is NaN
+    if not math.isfinite(low) or not math.isfinite(high):
         raise NonFiniteLatents("the decoder of the volume returned values that are not finite")
-    inside = grid > level
-    # A vertex is where the surface crosses an edge of the grid.
-    vertices = 0
-    for axis, size in enumerate(grid.shape):
-        first, second = (inside.narrow(axis, at, size - 1) for at in (0, 1))
-        vertices += int((first != second).sum())
+    inside = values > level
+    # A vertex is where the surface crosses an edge of the grid. Counted in numpy: torch's sum took ten times as long.
+    vertices = int(np.count_nonzero(inside[1:] != inside[:-1]))
+    vertices += int(np.count_nonzero(inside[:, 1:] != inside[:, :-1]))
+    vertices += int(np.count_nonzero(inside[:, :, 1:] != inside[:, :, :-1]))
     if not vertices:
         raise NoSurface(
-            f"no surface: all values of the volume are {float(grid.min()):.3g} to {float(grid.max()):.3g}, and none "
-            f"crosses mc_level {level:g}; try another image, seed or mc_level"
+            f"no surface: all values of the volume are {low:.3g} to {high:.3g}, and none crosses mc_level {level:g}; "
+            "try another image, seed or mc_level"
         )
     if vertices > MAX_VERTICES:
         raise InferenceFailed(
