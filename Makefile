@@ -8,13 +8,18 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test test-all test-ci clients containers stores chaos soak fuzz attack parity parity-more classes lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
+.PHONY: demo up mesh test test-all test-ci clients containers stores chaos soak fuzz attack parity parity-more classes lint bench bench-scale bench-engine bench-http gpu peers bench-peers clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
 
 up: $(READY)
 	$(BIN)/fusequeue up
+
+# What models of meshes need: 112 MB of wheels. Not for every user: hy3dgen's licence excludes some countries (docs/models.md).
+mesh: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[mesh]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps hy3dgen
 
 # A file's tests run in one process, which starts their servers and models once; files with long tests come first.
 PROCESSES := -q -n 3 --dist loadfile --no-loadscope-reorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from shared.errors import ModelUnavailable
 from shared.job import Job
 from shared.job_fields import OutputFormat, Task
 from worker.engine.protocol import EngineRequest, InputFiles, Mesh
+from worker.engine.weights.missing_packages import missing_package
+from worker.engine.weights.shape_classes import shape_classes
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), needs_hy3dgen]
 
@@ -55,8 +58,6 @@ def error_of(folder: Path, job: Job, image: bytes | None = None, **fields: Any) 
 
 def plain_mesh(folder: Path, job: Job) -> Mesh:
     """The mesh of hy3dgen's own pipeline and loader."""
-    from worker.engine.weights.shape_classes import shape_classes
-
     pipeline = shape_classes().pipeline.from_single_file(
         str(folder / "model.fp16.ckpt"),
         str(folder / "config.yaml"),
@@ -219,6 +220,19 @@ def test_the_alpha_channel_separates_the_object(folder: Path) -> None:
     with harness.started():
         recorder.wait_for(["whole", "part"])
     assert recorder.meshes["whole", 0].vertices.shape != recorder.meshes["part", 0].vertices.shape
+
+
+def test_a_missing_package_is_named_with_its_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    shape_classes.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "hy3dgen" else found(name))
+    monkeypatch.setattr("worker.engine.weights.missing_packages.distribution", lambda _name: None)
+    try:
+        fault = missing_package(spec_of(folder), folder)
+    finally:
+        shape_classes.cache_clear()
+    remedy = 'pip install --no-deps hy3dgen (docs/models.md, "Meshes")'
+    assert fault == f"it needs hy3dgen, which is not installed; {remedy}"
 
 
 def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:

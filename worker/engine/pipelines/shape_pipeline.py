@@ -188,7 +188,7 @@ def check_surface(grid: torch.Tensor, level: float) -> None:
     if not math.isfinite(low) or not math.isfinite(high):
         raise NonFiniteLatents("the decoder of the volume returned values that are not finite")
     inside = values > level
-    # A vertex is where the surface crosses an edge of the grid. Counted in numpy: torch's sum took ten times as long.
+    # A vertex is where the surface crosses an edge of the grid. Counted in numpy: torch's sum of booleans is slow.
     vertices = int(np.count_nonzero(inside[1:] != inside[:-1]))
     vertices += int(np.count_nonzero(inside[:, 1:] != inside[:, :-1]))
     vertices += int(np.count_nonzero(inside[:, :, 1:] != inside[:, :, :-1]))

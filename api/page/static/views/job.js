@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words, mediumOf, sizeText } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words, makesSound, mediumOf, sizeText } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyFromResult, bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
-import { duration, ended, plural, REASONS, remedy, mediumOf, sizeText } from "../core/format.js";
+import { duration, ended, plural, REASONS, remedy, makesSound, mediumOf, sizeText } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
