@@ -14,21 +14,29 @@ import numpy as np
 import pytest
 import torch
 from compel import Compel, ReturnedEmbeddingsType
-from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
+from diffusers import (
+    ControlNetModel,
+    StableDiffusionXLControlNetPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLPipeline,
+)
 from harness.adapters import adapters_of, load_pipeline, mixable, run_together
 from harness.embeddings import Embedding, a_job_with, make_embeddings, spec_with
-from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecorder, a_job, a_spec, input_files
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec, input_files
 from parity.running import TOLERANCE, as_floats, compare, plain_results
-from tiny import lora
+from tiny import controls, lora
+from transformers import CLIPImageProcessorPil
 
 from shared.config.adapters import AdapterSpec
+from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.step_schedules import StepSchedule, computed_steps
+from shared.errors import LoadPostponed
 from shared.job import Job
 from shared.job_fields import Task
-from worker.engine.pipelines.input_images import fit_image
-from worker.engine.pipelines.loading import load
+from worker.engine.pipelines.input_images import decode_inputs
+from worker.engine.pipelines.loading import load, locate
 from worker.engine.protocol import EngineEvent, JobProgress
 from worker.engine.weights.requirements import component_bytes, model_bytes
 
@@ -74,6 +82,7 @@ class Plain:
 
     base: Any
     refiner: Any
+    net: Any = None
     texts: Callable[[Any, Job], dict[str, Any]] = prompts
 
     @staticmethod
@@ -92,11 +101,15 @@ class Plain:
     def image(self, job: Job) -> np.ndarray:
         """Return the image of a job as floats [channels, height, width]."""
         common = {"guidance_scale": job.guidance_scale, "num_inference_steps": job.steps}
+        inputs = decode_inputs(job, input_files(job))
         first, size = self.base, {"width": job.width, "height": job.height}
         if job.task is Task.IMAGE_TO_IMAGE:
             first = StableDiffusionXLImg2ImgPipeline(**self.base.components)
-            image = fit_image(input_files(job).images[0], SIDE, SIDE)
-            size = {"image": image, "strength": job.strength}
+            size = {"image": inputs.images[0], "strength": job.strength}
+        for control, image in zip(job.controls, inputs.controls, strict=True):
+            if control.kind == "controlnet":
+                first = StableDiffusionXLControlNetPipeline(**self.base.components, controlnet=self.net)
+            size |= {"image" if control.kind == "controlnet" else "ip_adapter_image": image}
         own = {"denoising_end": job.refiner_start, "output_type": "latent"}
         latents = _called(first, job, **self.texts(first, job), **common, **size, **own).images
         rest = {"image": latents, "denoising_start": job.refiner_start, "output_type": "pt"}
@@ -261,6 +274,37 @@ def test_adapters_change_the_base_only(tiny_model: Callable[[str], Path], refine
     assert made.rows[0] == 2
 
 
+def test_a_control_net_guides_the_base_only(tiny_model: Callable[[str], Path], refiner: Path, tmp_path: Path) -> None:
+    base = tiny_model("sdxl")
+    source = controls.save(base, tmp_path / "edges", 1)
+    spec = refined_spec(base, refiner, control=(ControlSpec(id="edges", source=str(source)),))
+    job = a_job("job", refiner_start=0.5, controls=(Control(id="edges"),), **COMMON)
+    plain = Plain.of(base, refiner)
+    with as_floats():
+        made = run(spec, job, REFINED[0])
+        net = ControlNetModel.from_pretrained(source)
+        assert difference(made.images, replace(plain, net=net), job) <= TOLERANCE
+        assert difference(made.images, plain, REFINED[0]) <= TOLERANCE
+
+
+def test_an_ip_adapter_guides_the_base_only(tiny_model: Callable[[str], Path], refiner: Path, tmp_path: Path) -> None:
+    base = tiny_model("sdxl")
+    source = controls.save_ip_adapter(base, tmp_path / "style", 1)
+    style = ControlSpec(id="style", kind="ip_adapter", source=str(source), weight_name="ip-adapter.safetensors")
+    spec = refined_spec(base, refiner, control=(style,))
+    job = a_job("job", refiner_start=0.5, controls=(Control(id="style", kind="ip_adapter"),), **COMMON)
+    plain = Plain.of(base, refiner)
+    with as_floats():
+        made = run(spec, job, REFINED[0])
+        assert difference(made.images, plain, REFINED[0]) <= TOLERANCE
+        plain.base.register_modules(feature_extractor=CLIPImageProcessorPil(size=30, crop_size=30))
+        plain.base.load_ip_adapter(
+            str(source), subfolder="", weight_name=style.weight_name, image_encoder_folder="image_encoder"
+        )
+        plain.base.set_ip_adapter_scale(1.0)
+        assert difference(made.images, plain, job) <= TOLERANCE
+
+
 def with_encoder(base: Path, refiner: Path, folder: Path, kind: str) -> Path:
     """Return a refiner whose text encoder has the `same` files as the base, or that has `none`."""
     shutil.copytree(refiner, folder / kind)
@@ -332,13 +376,20 @@ def test_any_model_of_the_same_latents_can_refine(tiny_model: Callable[[str], Pa
 def test_a_refiner_that_does_not_fit_is_refused_at_load(
     base: str, source: str, message: str, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = tmp_path if source == "none" else tiny_model(source)
-    error = (
-        EngineHarness(refined_spec(tiny_model(base), folder), fresh=("tiny",)).run(REFINED[0]).finished["early"].error
-    )
+    (tmp_path / "config.json").touch()
+    spec = refined_spec(tiny_model(base), tmp_path if source == "none" else tiny_model(source))
+    error = EngineHarness(spec, fresh=("tiny",)).run(REFINED[0]).finished["early"].error
     assert error is not None
     assert error.code == "model_unavailable"
     assert message in error.message
+
+
+def test_the_load_of_a_model_is_repeated_while_nothing_is_where_its_refiner_will_be(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its file system can be mounted later."""
+    with pytest.raises(LoadPostponed, match=r"nothing is at .*/mount/refiner, nor beside it"):
+        locate(refined_spec(tiny_model("sdxl"), tmp_path / "mount" / "refiner"))
 
 
 def test_an_incomplete_refiner_is_refused_at_load(

@@ -336,7 +336,7 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
             fetch(spec.refiner)
         found = index_file(folder) is not None or is_shape_folder(folder)
         unmounted = not found and is_unmounted(folder)
-        lost = next((one for one in (spec.checkpoint, spec.vae) if one is not None and is_unmounted(Path(one))), None)
+        lost = next((path for path in _other_paths(spec) if is_unmounted(path)), None)
     except Exception as error:  # of the hub's libraries too, which share no base class
         raise load_error(spec, error, downloading=spec.is_on_hub) from None
     if unmounted or lost is not None:
@@ -348,6 +348,12 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
             "check its source"
         )
     return folder, model_bytes(spec, folder)
+
+
+def _other_paths(spec: ModelSpec) -> list[Path]:
+    """Return the files and folders of a model beside its source, other than controls."""
+    refiner = None if spec.refiner is None or not spec.refiner.is_folder else spec.refiner.source
+    return [Path(path) for path in (spec.checkpoint, spec.vae, refiner) if path is not None]
 
 
 def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
