@@ -365,6 +365,16 @@ def test_any_model_of_the_same_latents_can_refine(tiny_model: Callable[[str], Pa
     assert nbytes == model_bytes(a_spec(base), base) + component_bytes(base / "unet", a_spec(base))
 
 
+def test_the_weights_of_both_denoisers_are_cast(tiny_model: Callable[[str], Path], refiner: Path) -> None:
+    base, cast = tiny_model("sdxl"), {"layerwise_casting": "float8_e4m3fn"}
+    specs = [(a_spec(base, **fields), refined_spec(base, refiner, **fields)) for fields in (dict[str, Any](), cast)]
+    added = [[load(one, base, torch.device("cpu")).nbytes for one in both] for both in specs]
+    plain, small = (refined - alone for alone, refined in added)
+    assert small < 0.5 * plain
+    expected = model_bytes(specs[1][1], base) - model_bytes(specs[1][0], base)
+    assert abs(small - expected) < 0.1 * expected
+
+
 @pytest.mark.parametrize(
     ("base", "source", "message"),
     [

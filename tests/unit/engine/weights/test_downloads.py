@@ -167,6 +167,31 @@ def test_a_refiner_is_downloaded_without_the_vae_that_its_model_has(
     ]
 
 
+def test_a_model_does_not_wait_for_the_download_of_a_refiner_of_its_source(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path
+) -> None:
+    """It needs more files."""
+    began, ended = threading.Event(), threading.Event()
+
+    def download(_source: str, **options: Any) -> str:
+        if options["local_files_only"]:
+            raise FileNotFoundError("nothing is cached")
+        if "vae" in options:
+            began.set()
+            ended.wait(10)
+        return str(tmp_path)
+
+    use(download)
+    waiting = threading.Thread(target=fetch, args=(RefinerSpec(source=spec.source),))
+    waiting.start()
+    try:
+        assert began.wait(10)
+        assert fetch(spec, stall_s=1.0) == tmp_path
+    finally:
+        ended.set()
+        waiting.join()
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_a_modular_pipeline_is_downloaded_with_its_parts_of_other_repositories(
     local: bool, spec: ModelSpec, hub: Hub
