@@ -237,6 +237,9 @@ REQUESTS = """async () => {
         all_steps: again({ step_cache: null }).step_cache,
         strong: again({ step_cache: model.step_cache.strong }).step_cache ?? "none",
         light: again({ step_cache: model.step_cache.light }).step_cache ?? "none",
+        unrefined: bodyOf({ ...job, refiner_start: null }, { ...model, refiner: { start: 0.8 } }).refiner_start,
+        refined: again({ refiner_start: 0.6 }).refiner_start,
+        without_refiner: again({}).refiner_start ?? "none",
         again: bodyFrom(valuesFrom(again({}), [model]), model),
         result: bodyFrom(valuesFrom(bodyFromResult(job, model), [model]), model),
     };
@@ -253,6 +256,7 @@ def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: 
     assert (found["edit"]["width"], found["edit"]["height"]) == (64, 64), "else those of the image"
     assert found["inpaint"] == "inpaint", "the service names the missing mask"
     assert (found["all_steps"], found["strong"], found["light"]) == ("off", "strong", "none")
+    assert (found["unrefined"], found["refined"], found["without_refiner"]) == (1, 0.6, "none")
     again, result = found["again"], found["result"]
     assert (again["negative_prompt"], again["output_quality"], again["images"]) == ("", 50, ["in_1", "in_2"])
     assert again["clip_skip"] == 2, "the form has no input for it"
