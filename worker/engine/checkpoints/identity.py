@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -61,7 +62,8 @@ def _files(root: Path) -> Iterable[Path]:
 
 
 def _samples(file: Path, size: int) -> Iterator[bytes]:
-    with file.open("rb") as opened:
+    """Yield bytes of a file; of one that cannot be read, such as another user's notes beside the weights, none."""
+    with suppress(OSError), file.open("rb") as opened:
         for at in dict.fromkeys((0, max(0, size // 2 - _SAMPLE_BYTES // 2), max(0, size - _SAMPLE_BYTES))):
             opened.seek(at)
             yield opened.read(_SAMPLE_BYTES)
