@@ -27,7 +27,7 @@ _CONTAINERS = {
 }
 _RATES = {  # that a codec takes; others take any
     OutputFormat.MP3: (44100, 48000, 32000, 24000, 22050, 16000, 12000, 11025, 8000),
-    OutputFormat.OPUS: (48000, 24000, 16000, 12000, 8000),
+    OutputFormat.OPUS: (48000,),  # as every player decodes it
 }
 _BITRATES = {  # kbit/s of two channels, from the lowest quality to the highest
     OutputFormat.MP3: (64, 80, 96, 112, 128, 160, 192, 224, 256, 320),

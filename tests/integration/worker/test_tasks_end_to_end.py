@@ -1,4 +1,4 @@
-"""From a request over HTTP to the downloaded artifact: inpainted images, control images, videos, mixed sizes."""
+"""From a request over HTTP to the artifact: inpainted images, control images, videos, sounds, mixed sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
-from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_image_file
+from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_audio_file, an_image_file
 from harness.http_server import serving
 from PIL import Image
 from tiny import controls, registry
@@ -29,7 +29,8 @@ from worker.engine.engine import Engine
 from worker.engine.protocol import EngineRequest
 from worker.worker import Worker
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.timeout(240)]
+OLD_NORM = "ignore:.*weight_norm:FutureWarning"  # of diffusers' decoders of sounds
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY, OLD_NORM), pytest.mark.timeout(240)]
 
 MODELS = """
 [[model]]
@@ -96,6 +97,19 @@ multiple_of = 32
 max_frames = 17
 frames_multiple = 4
 max_images = 4
+
+[[model]]
+id = "band"
+source = "ace-step"
+tasks = ["text_to_audio", "audio_to_audio", "audio_inpaint"]
+extra = ["bpm"]
+max_batch = 4
+[model.defaults]
+steps = 2
+duration_s = 1
+[model.limits]
+max_duration_s = 5
+max_images = 4
 """
 WAIT_S = 60
 _SUBMIT = Engine.submit
@@ -104,7 +118,7 @@ _SUBMIT = Engine.submit
 @pytest.fixture(scope="module")
 def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    for name in ("sd", "sdxl", "sdxl-refiner", "z-image", "wan-2.2-ti2v"):
+    for name in ("sd", "sdxl", "sdxl-refiner", "z-image", "wan-2.2-ti2v", "ace-step"):
         registry.save_tiny(name, folder / name)
     controls.save(folder / "sd", folder / "edges", 1)
     file = folder / "models.toml"
@@ -333,3 +347,29 @@ async def test_one_job_is_denoised_by_a_base_and_its_refiner(stack: StackHarness
         expected = refiner(**call, image=latents, denoising_start=start, output_type="pil").images[0]
         image = Image.open(io.BytesIO((await api.get(job["artifacts"][0]["url"])).content))
         assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(expected, int)).max() <= 1
+
+
+@pytest.mark.parametrize("stack", ["band"], indirect=True)
+async def test_sounds_share_forwards_and_start_from_sounds(stack: StackHarness) -> None:
+    """Each has its format, its length and a waveform; a finished one can be changed."""
+    api, forms = stack.client, ("wav", "opus")
+    common = {"model": "band", "lyrics": "la la", "extra": {"bpm": 90}}
+    pairs = zip(("a dog", "a fog"), forms, strict=True)
+    jobs = await stack.finished(*({**common, "prompt": prompt, "output_format": form} for prompt, form in pairs))
+    assert [job["batching"]["max_jobs"] for job in jobs] == [2, 2]
+    for job, form in zip(jobs, forms, strict=True):
+        (artifact,) = job["artifacts"]
+        assert (artifact["kind"], artifact["duration_s"], artifact["channels"]) == ("audio", 1.0, 2)
+        file, still = await api.get(artifact["url"]), await api.get(artifact["thumbnail_url"])
+        assert file.headers["content-type"] == artifact["content_type"]
+        assert file.headers["content-disposition"].endswith(f'-0.{form}"')
+        with av.open(io.BytesIO(file.content)) as sound:
+            assert sound.streams.audio[0].rate == artifact["sample_rate"]
+            assert sum(frame.samples for frame in sound.decode(audio=0)) >= artifact["sample_rate"]
+        assert Image.open(io.BytesIO(still.content)).format == "PNG"
+    uploaded = await upload(api, an_audio_file(seconds=2.2))
+    changed = await stack.continued({**common, "prompt": "a cover", "audio": uploaded, "strength": 0.5})
+    assert (changed["task"], changed["duration_s"], changed["audio"]["duration_s"]) == ("audio_to_audio", 2.2, 2.2)
+    assert changed["artifacts"][0]["duration_s"] == 2.2
+    again = await stack.continued({**common, "prompt": "a solo", "audio": jobs[1]["id"], "repaint_end_s": 0.5})
+    assert (again["task"], again["repaint_start_s"], again["repaint_end_s"]) == ("audio_inpaint", None, 0.5)

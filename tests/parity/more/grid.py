@@ -95,6 +95,7 @@ SOUNDS: tuple[Family, ...] = (
         same={"guidance_scale": 1.0},
     ),
     sound("Stable Audio 3 base", "StableAudio3Pipeline", "stable-audio-3-base", tasks=(Task.TEXT_TO_AUDIO,)),
+    sound("LongCat-AudioDiT", "LongCatAudioDiTPipeline", "longcat-audio", tasks=(Task.TEXT_TO_AUDIO,)),
     sound("ACE-Step 1.5 turbo", "AceStepPipeline", "ace-step-turbo", tasks=(Task.TEXT_TO_AUDIO,)),
 )
 GRID: tuple[Family, ...] = (*IMAGES, *VIDEOS, *SOUNDS, *(row for module in families.modules() for row in module.ROWS))

@@ -4,11 +4,13 @@ Libraries load an incomplete one, with random weights or with a tokenizer that k
 what is missing.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from transformers import PreTrainedTokenizerBase, modeling_utils
 
@@ -23,8 +25,17 @@ def check_folder(folder: Path, index: Mapping[str, Any], unwanted: Mapping[str, 
     """Raise `ValueError` if a component of `index`, a model_index.json, that is not `unwanted` has no folder."""
     for name, entry in index.items():
         is_component = isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
-        if is_component and name not in unwanted and not (folder / name).is_dir():
+        if is_component and name not in unwanted and not (folder / name).is_dir() and not _makes_own(index, name):
             raise ValueError(f"it has no folder {name}, which model_index.json lists; {REMEDY}")
+
+
+def _makes_own(index: Mapping[str, Any], name: str) -> bool:
+    """Return whether a pipeline makes its noise scheduler: diffusers then saves none, as of LongCat-AudioDiT."""
+    pipeline_class = getattr(diffusers, str(index.get("_class_name")), None)
+    if name != "scheduler" or pipeline_class is None:
+        return False
+    parameter = inspect.signature(pipeline_class.__init__).parameters.get(name)
+    return parameter is not None and parameter.default is None
 
 
 @contextmanager
