@@ -43,7 +43,3 @@ class Checkpoint:
         """Wait until the tensors have been copied to the host."""
         if self.ready is not None:
             self.ready.synchronize()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
