@@ -24,7 +24,7 @@ _OUTPUT_FORMATS: Mapping[Medium, str] = {
 }
 """As errors name them: latents are not offered, as few models give them."""
 
-_NOT_OF_MESHES = ("width", "height", "negative_prompt", "prompt_2", "scheduler", "scheduler_options")
+_NOT_OF_MESHES = ("width", "height", "negative_prompt", "prompt_2", "scheduler", "scheduler_options", *PARTS)
 
 
 def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:

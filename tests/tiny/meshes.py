@@ -30,7 +30,7 @@ _ENCODER = {
 def hy3dgen_fault() -> str | None:
     """Return why models of meshes cannot be run, None if they can."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"{', '.join(missing)} is not installed; it is in the extra `mesh`" if missing else None
+    return f"{', '.join(missing)} is not installed; `make mesh` installs it" if missing else None
 
 
 needs_hy3dgen = pytest.mark.skipif(hy3dgen_fault() is not None, reason=str(hy3dgen_fault()))

@@ -165,6 +165,7 @@ def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[s
                 ("scheduler", "euler"),
                 ("scheduler_options", {"shift": 2}),
                 ("output_format", "png"),
+                ("denoising_end", 0.5),
                 ("steps", 151),
                 ("n", 9),
             )
