@@ -59,7 +59,16 @@ def test_every_name_of_a_family_is_that_of_a_class(name: str) -> None:
         *family.denoising_parts,
         *family.listed_images,
     }
-    assert {one for one in names if not any(hasattr(package, one) for package in PACKAGES)} == set()
+    packages = mesh_packages() if names & set(OF_MESHES) else PACKAGES
+    assert {one for one in names if not any(hasattr(package, one) for package in packages)} == set()
+
+
+def mesh_packages() -> tuple[Any, ...]:
+    """Return hy3dgen's modules with classes of models; skips the test where it is not installed."""
+    if fault := hy3dgen_fault():
+        pytest.skip(fault)
+    shape_classes()
+    return tuple(import_module(f"hy3dgen.shapegen.models{name}") for name in ("", ".autoencoders"))
 
 
 @pytest.mark.parametrize(
@@ -67,12 +76,7 @@ def test_every_name_of_a_family_is_that_of_a_class(name: str) -> None:
 )
 def test_every_rule_names_arguments_of_its_class(architecture: str, method: str) -> None:
     """A misspelled argument would have to be equal, which prevents fused forwards."""
-    packages: tuple[Any, ...] = PACKAGES
-    if architecture in OF_MESHES:
-        if fault := hy3dgen_fault():
-            pytest.skip(fault)
-        shape_classes()
-        packages = tuple(import_module(f"hy3dgen.shapegen.models{name}") for name in ("", ".autoencoders"))
+    packages = mesh_packages() if architecture in OF_MESHES else PACKAGES
     model_class = next(getattr(package, architecture) for package in packages if hasattr(package, architecture))
     parameters = set(inspect.signature(getattr(model_class, method)).parameters)
     rules = ARCHITECTURES[architecture][method]
