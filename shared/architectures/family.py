@@ -17,13 +17,15 @@ from shared.job_fields import Task
 class ControlNet:
     """The control nets of a denoiser: `nothing` is what one returns for no control.
 
-    `several` is diffusers' class of several together; without one, a job takes one control.
+    `several` is diffusers' class of several together; without one, a job takes one control. One that is `borrowing`
+    uses embedders of its denoiser, and applies its scale inside of its forward.
     """
 
     name: str
     methods: Methods
-    nothing: tuple[None, ...] | None = None
+    nothing: tuple[object, ...] | None = None
     several: str | None = None
+    borrowing: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Kind(StrEnum):
     LISTED = "listed"  # a list with one entry per row, each of its own shape, or a list of such
     SHARED = "shared"  # a function of shapes only: the first call's value serves all
     ROWS = "rows"  # a number, a 0-dim tensor or one entry per row: becomes one entry per row
-    PADDED = "padded"  # stacked, dim 1 can differ: padded with zeros and masked; a list is padded entry by entry
+    PADDED = "padded"  # stacked, dim 1 can differ: padded with zeros and masked; a list or dict by entry
     MASK = "mask"  # the mask of a padded argument; created where the pipeline omits it
     JOINT_MASK = "joint_mask"  # {"attention_mask": [rows, 1, 1, keys]} of a padded argument, followed by the samples
     LONGEST = "longest"  # a function of the length of a padded argument: the value of the longest call serves all

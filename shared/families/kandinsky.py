@@ -1,4 +1,4 @@
-"""Kandinsky 2, 3 and 5; the denoiser of Kandinsky 2 is that of Stable Diffusion."""
+"""Kandinsky 2, 3, 5 and 6; the denoiser of Kandinsky 2 is that of Stable Diffusion."""
 
 from shared.architectures.family import Denoiser, Family
 from shared.architectures.stacking_rules import ROWS, SHARED, TIMES, forward
@@ -21,6 +21,19 @@ FAMILY = Family(
                 timestep=ROWS,
                 visual_rope_pos=SHARED,
                 text_rope_pos=SHARED,
+            )
+        ),
+        # Text is padded to one length; the pipeline drops a mask that hides nothing.
+        "Kandinsky6Transformer3DModel": Denoiser(
+            forward(
+                "hidden_states",
+                "audio_hidden_states",
+                "encoder_hidden_states",
+                "encoder_attention_mask",
+                "pooled_projections",
+                "visual_token_type_ids",
+                timestep=TIMES,
+                visual_rope_pos=SHARED,
             )
         ),
     }

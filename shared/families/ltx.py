@@ -40,5 +40,6 @@ FAMILY = Family(
     siblings={
         ("LTX2Pipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
         ("LTX2ImageToVideoPipeline", Task.TEXT_TO_VIDEO): "LTX2Pipeline",
+        ("LTX2ConditionPipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
     },
 )

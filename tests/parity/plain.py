@@ -74,6 +74,8 @@ class PlainPipeline:
         encoder = getattr(self._loaded, "text_encoder", None)
         if isinstance(encoder, CLIPTextModel) and not hasattr(encoder, "text_model"):
             vars(encoder)["text_model"] = encoder  # as before transformers 5, for `clip_skip`
+        if isinstance(vae := getattr(self._loaded, "vae", None), diffusers.AutoencoderKLAllegro):
+            vae.enable_tiling()  # without it, decoding is not implemented
         self._own_scheduler = getattr(self._loaded, "scheduler", None)
 
     def sounds(self, job: Job) -> list[PlainSound]:
@@ -195,9 +197,8 @@ def _captured() -> Iterator[list[np.ndarray]]:
 
 
 def _results(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[PlainResult]:
-    made = next(
-        value for name in ("frames", "videos", "images", "image") if (value := getattr(result, name, None)) is not None
-    )
+    names = ("frames", "videos", "video", "images", "image")
+    made = next(value for name in names if (value := getattr(result, name, None)) is not None)
     one = made[0] if isinstance(made[0], Sequence) else made
     if not job.task.makes_video:  # layers of one image, or one image
         return [_image(image, captured[at : at + 1]) for at, image in enumerate(one)]

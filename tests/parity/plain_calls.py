@@ -40,7 +40,11 @@ _OF_TASKS = {
     Task.AUDIO_TO_AUDIO: {"StableAudio3Pipeline": "StableAudio3AudioToAudioPipeline"},
     Task.AUDIO_INPAINT: {"StableAudio3Pipeline": "StableAudio3InpaintPipeline"},
     Task.TEXT_TO_VIDEO: {"WanImageToVideoPipeline": "WanPipeline"},
-    Task.IMAGE_TO_VIDEO: {"WanPipeline": "WanImageToVideoPipeline", "LTX2Pipeline": "LTX2ImageToVideoPipeline"},
+    Task.IMAGE_TO_VIDEO: {
+        "WanPipeline": "WanImageToVideoPipeline",
+        "LTX2Pipeline": "LTX2ImageToVideoPipeline",
+        "LTX2ConditionPipeline": "LTX2ImageToVideoPipeline",
+    },
 }
 
 _OWN_STEPS = (
@@ -49,6 +53,7 @@ _OWN_STEPS = (
     "EchoModularPipeline",
     "Cosmos3DistilledModularPipeline",
 )
+_WITHOUT_PROMPT = ("StableDiffusionImageVariationPipeline", "StableVideoDiffusionPipeline")
 _CONTROL = "controlnet_conditioning_scale control_guidance_start control_guidance_end"
 # What a call takes besides prompt, steps and generator.
 CALLS = {
@@ -75,6 +80,7 @@ CALLS = {
     "StableDiffusion3InpaintPipeline": "image mask_image height width strength guidance_scale negative_prompt",
     "StableDiffusionInstructPix2PixPipeline": "image guidance_scale negative_prompt",
     "StableDiffusionXLInstructPix2PixPipeline": "image height width guidance_scale negative_prompt",
+    "StableDiffusionImageVariationPipeline": "image height width guidance_scale",
     "StableDiffusionSAGPipeline": "height width guidance_scale negative_prompt",
     "StableDiffusionPanoramaPipeline": "height width guidance_scale negative_prompt",
     "StableDiffusionPAGPipeline": "height width guidance_scale negative_prompt",
@@ -90,6 +96,7 @@ CALLS = {
     "FluxKontextInpaintPipeline": (
         "image mask_image negative_prompt height width strength guidance_scale max_area _auto_resize"
     ),
+    "FluxControlPipeline": "control_image height width guidance_scale",
     "Flux2Pipeline": "image height width guidance_scale",
     "Flux2KleinPipeline": "image height width guidance_scale",
     "Flux2KleinInpaintPipeline": "image mask_image height width strength guidance_scale",
@@ -106,6 +113,7 @@ CALLS = {
     "QwenImageLayeredPipeline": "image negative_prompt true_cfg_scale layers resolution",
     "QwenImage21Pipeline": "image negative_prompt true_cfg_scale height width",
     "SanaPipeline": "negative_prompt guidance_scale height width",
+    "SanaSprintImg2ImgPipeline": "image strength intermediate_timesteps guidance_scale height width",
     "SanaPAGPipeline": "negative_prompt guidance_scale height width",
     "SanaSprintPipeline": "intermediate_timesteps guidance_scale height width",
     "ErnieImagePipeline": "negative_prompt height width guidance_scale",
@@ -122,6 +130,7 @@ CALLS = {
     "HunyuanImagePipeline": "negative_prompt height width",
     "HiDreamImagePipeline": "height width guidance_scale negative_prompt",
     "CogView3PlusPipeline": "negative_prompt height width guidance_scale",
+    "CogView4ControlPipeline": "control_image negative_prompt height width guidance_scale",
     "CogView4Pipeline": "negative_prompt height width guidance_scale",
     "Cosmos2TextToImagePipeline": "negative_prompt height width guidance_scale",
     "KandinskyCombinedPipeline": "negative_prompt guidance_scale height width",
@@ -201,11 +210,31 @@ CALLS = {
     "FluxControlNetImg2ImgPipeline": f"image control_image height width strength guidance_scale {_CONTROL}",
     "FluxControlNetInpaintPipeline": f"image mask_image control_image height width strength guidance_scale {_CONTROL}",
     "QwenImageControlNetPipeline": f"negative_prompt true_cfg_scale height width control_image {_CONTROL}",
+    "SanaControlNetPipeline": (
+        "negative_prompt guidance_scale height width control_image controlnet_conditioning_scale"
+    ),
+    "HunyuanDiTControlNetPipeline": (
+        "negative_prompt guidance_scale height width control_image controlnet_conditioning_scale"
+    ),
     # Videos
     "WanPipeline": "negative_prompt height width num_frames guidance_scale",
     "WanImageToVideoPipeline": "image last_image negative_prompt height width num_frames guidance_scale",
     "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
     "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "HunyuanVideoFramepackPipeline": ("image last_image negative_prompt height width num_frames guidance_scale"),
+    "Kandinsky6TI2VAPipeline": "image negative_prompt height width num_frames frame_rate guidance_scale",
+    "EasyAnimatePipeline": "negative_prompt height width num_frames guidance_scale",
+    "AnyFlowFARPipeline": "negative_prompt height width num_frames guidance_scale",
+    "Cosmos3OmniPipeline": "image negative_prompt height width num_frames fps guidance_scale",
+    "LTXConditionPipeline": "image negative_prompt height width num_frames frame_rate guidance_scale",
+    "SkyReelsV2DiffusionForcingPipeline": "negative_prompt height width num_frames guidance_scale fps",
+    "SkyReelsV2DiffusionForcingImageToVideoPipeline": (
+        "image last_image negative_prompt height width num_frames guidance_scale fps"
+    ),
+    "SanaImageToVideoPipeline": "image negative_prompt guidance_scale height width frames",
+    "HunyuanSkyreelsImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "LTX2ConditionPipeline": "negative_prompt height width num_frames frame_rate guidance_scale",
+    "StableVideoDiffusionPipeline": "image height width num_frames fps max_guidance_scale",
     "MotifVideoPipeline": "negative_prompt height width num_frames",
     "MotifVideoImage2VideoPipeline": "image negative_prompt height width num_frames",
     "WanVACEPipeline": "negative_prompt height width num_frames guidance_scale",
@@ -252,6 +281,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "width": job.width,
         "guidance_scale": job.guidance_scale,
         "true_cfg_scale": job.guidance_scale,
+        "max_guidance_scale": job.guidance_scale,
         # The classic pipeline guides by a list of its own unless there is none.
         "guidance_schedule": None if "guidance_scale" in CALLS[name] else [job.guidance_scale] * job.steps,
         "strength": job.strength,
@@ -266,9 +296,11 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         **_images(job),
         **_sounds(job),
+        **({} if job.controls else _structure(job)),
         **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
     }
     blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else None  # as Qwen's model cards do
+    blank = "" if name == "EasyAnimatePipeline" else blank  # it fails without one
     negative = blank if job.negative_prompt is None else job.negative_prompt
     if negative is not None:
         values["negative_prompt"] = negative
@@ -277,14 +309,8 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     own = {word: values[word] for word in CALLS[name].split() if word in values}
     own |= {word: value for word in CallFields.model_fields if (value := getattr(job, word)) is not None}
     output_type = "pt" if job.task.makes_audio else "pil"
-    return {
-        "prompt": job.prompt,
-        "generator": generator,
-        "output_type": output_type,
-        **steps,
-        **own,
-        **(job.extra or {}),
-    }
+    prompt = {} if name in _WITHOUT_PROMPT else {"prompt": job.prompt}
+    return {**prompt, "generator": generator, "output_type": output_type, **steps, **own, **(job.extra or {})}
 
 
 def _sounds(job: Job) -> dict[str, Any]:
@@ -328,6 +354,14 @@ def _images(job: Job) -> dict[str, Any]:
     if files.last_image is not None:
         values["last_image"] = ImageOps.fit(_opened(files.last_image), size, Image.Resampling.LANCZOS)
     return values
+
+
+def _structure(job: Job) -> dict[str, Any]:
+    """Return the image that FLUX.1 Depth and its like follow, in the size of the result."""
+    image = _images(job).get("image") if job.task is Task.EDIT else None
+    if not isinstance(image, Image.Image):
+        return {}
+    return {"control_image": ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)}
 
 
 def _controls(job: Job, image: str) -> dict[str, Any]:

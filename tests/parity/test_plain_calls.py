@@ -32,6 +32,7 @@ ADDED = {
     "QwenImage21Pipeline": _NO_CACHE,
     "QwenImage21ModularPipeline": _NO_CACHE,
     "QwenImage21TurboModularPipeline": _NO_CACHE,
+    "AnyFlowFARPipeline": {"use_kv_cache": True},
 }
 # What a call takes and does nothing with.
 WITHOUT_EFFECT = {"Cosmos3DistilledModularPipeline": ("guidance_scale", "num_inference_steps")}
@@ -64,14 +65,16 @@ def without_parts(pipeline_class: Any, task: Task) -> Any:
 def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
     """Return a job of the task of a pipeline that takes these arguments."""
     own: dict[str, Any] = {"layers": 2 if "layers" in taken else 0, "strength": 1.0, "controls": (EDGES,), **fields}
-    controlled, image = "control_guidance_start" in taken, "image" in taken
+    controlled, image = "controlnet_conditioning_scale" in taken, "image" in taken
+    if controlled and "control_guidance_start" not in taken:
+        own["controls"] = tuple(Control(id=one.id, scale=one.scale) for one in own["controls"])
     if not controlled:
         own["controls"] = (STYLE,) if "ip_adapter_image" in taken else ()
     if "strength" in taken:
         task = Task.INPAINT if "mask_image" in taken else Task.IMAGE_TO_IMAGE
     else:
         own["strength"] = None
-        task = Task.EDIT if image and not controlled else Task.TEXT_TO_IMAGE
+        task = Task.EDIT if (image or "control_image" in taken) and not controlled else Task.TEXT_TO_IMAGE
     if taken & {"num_frames", "frames", "video_length"}:
         task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
         own |= {"frames": 9, "fps": 24}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from diffusers import (
     ControlNetModel,
     DiffusionPipeline,
     FluxControlNetModel,
+    HunyuanDiT2DControlNetModel,
     QwenImageControlNetModel,
+    SanaControlNetModel,
     SD3ControlNetModel,
+    ZImageControlNetModel,
 )
 from safetensors.torch import save_file
 from tiny.weights import spread
@@ -45,7 +49,26 @@ def _build(denoiser: Any) -> Any:
             return FluxControlNetModel.from_transformer(denoiser, num_layers=1, num_single_layers=1, **sizes)
         case "QwenImageTransformer2DModel":
             return QwenImageControlNetModel.from_transformer(denoiser, num_layers=1, **sizes)
+        case "SanaTransformer2DModel":
+            return _like(denoiser, SanaControlNetModel, num_layers=1)
+        case "ZImageTransformer2DModel":
+            places = {"control_layers_places": [0, 1], "control_refiner_layers_places": [0]}
+            return _like(
+                denoiser,
+                ZImageControlNetModel,
+                **places,
+                control_in_dim=2 * denoiser.config.in_channels + 1,  # of version 2, which also repaints
+                add_control_noise_refiner="control_noise_refiner",
+            )
+        case "HunyuanDiT2DModel":
+            return _like(denoiser, HunyuanDiT2DControlNetModel, transformer_num_layers=denoiser.config.num_layers)
     raise ValueError(f"no control net for {type(denoiser).__name__}")
+
+
+def _like(denoiser: Any, net_class: Any, **more: Any) -> Any:
+    """Return a net of the sizes of a denoiser."""
+    parameters = inspect.signature(net_class.__init__).parameters
+    return net_class(**{name: value for name, value in denoiser.config.items() if name in parameters} | more)
 
 
 def save_ip_adapter(source: Path, folder: Path, seed: int) -> Path:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from diffusers import ControlNetModel, DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec, input_files
+from parity.more.families import small
 from parity.running import ALIKE, TOLERANCE, as_floats
 from tiny import controls
 
@@ -24,7 +25,7 @@ from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.clones import StepCounter
-from worker.engine.pipelines.control_nets import control_pipeline_class
+from worker.engine.pipelines.control_nets import control_pipeline_class, own_tokens
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.pipelines.task_pipelines import pipeline_for
@@ -39,6 +40,7 @@ pytestmark = [
 
 Models = Callable[[str], Path]
 NETS = ("edges", "depth")
+SMALL = ("sana", "hunyuan-dit")  # they make no small images otherwise
 LOADER: Any = DiffusionPipeline
 
 
@@ -107,7 +109,11 @@ def compare(recorder: EventRecorder, source: Path, jobs: Sequence[Job]) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["sd", "flux", "qwen-image", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sdxl", "sd3"))]
+    "family",
+    [
+        *("sd", "flux", "qwen-image", "sana", "hunyuan-dit", "z-image"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sdxl", "sd3")),
+    ],
 )
 def test_five_control_images_share_a_forward(family: str, models: Models) -> None:
     """With different scales, prompts, guidance and numbers of steps."""
@@ -123,7 +129,7 @@ def test_five_control_images_share_a_forward(family: str, models: Models) -> Non
         for at in range(5)
     ]
     without = jobs[4].model_copy(update={"id": "without", "controls": (), "control_images": ()})
-    with as_floats():
+    with as_floats(), small(family, "small_images" if family in SMALL else "")():
         recorder = run(controlled_spec(source), jobs)
         compare(recorder, source, jobs)
         assert recorder.rows[:2] == [5, 5]
@@ -167,13 +173,51 @@ def test_rows_with_any_control_and_without_share_the_forwards_of_a_unet(models: 
         compare(harness.recorder, source, jobs)
 
 
-@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.slow), "flux"])
+@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.slow), "flux", "z-image"])
 def test_images_to_change_and_to_repaint_have_controls(family: str, models: Models) -> None:
     source, tasks = models(family), (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
+    if family == "z-image":  # diffusers has no pipeline that begins with an image, and none with a strength
+        tasks = (Task.TEXT_TO_IMAGE, Task.INPAINT)
     jobs = [a_job(task.value, task=task, controls=(Control(id="edges"),), strength=0.7) for task in tasks]
     jobs[0] = jobs[0].model_copy(update={"strength": None, "task": Task.TEXT_TO_IMAGE})
     with as_floats():
         compare(run(controlled_spec(source, tasks=tasks), jobs), source, jobs)
+
+
+@pytest.mark.parametrize("kept", ["edges", "depth"])
+def test_prompts_of_all_lengths_and_sizes_share_forwards_of_z_image(kept: str, models: Models) -> None:
+    """The forwards of a net pad to their own longest prompt; those of the denoiser have other rows."""
+    source = models("z-image")
+    jobs = [
+        a_job(
+            f"job{at}",
+            prompt="a cat" + " and another" * words,
+            controls=(Control(id=kept, scale=scale),),
+            width=width,
+            height=4096 // width,
+            mixed_fields=("size",),
+        )
+        for at, (words, scale, width) in enumerate(((0, 0.5, 64), (12, 0.5, 64), (3, 0.9, 64), (7, 0.5, 128)))
+    ]
+    with as_floats():
+        recorder = run(controlled_spec(source), jobs)
+        compare(recorder, source, jobs)
+    assert recorder.rows[:2] == [4, 4]
+
+
+def test_a_call_of_z_image_has_the_length_of_its_own_longest_prompt() -> None:
+    """Tokens are in groups of 32: 64 of 16 x 16 values, 32 of the first prompt, and 64 of the second."""
+    image, captions = torch.zeros(4, 1, 16, 16), [torch.zeros(5, 8), torch.zeros(33, 8)]
+    outputs = own_tokens({0: torch.zeros(2, 192, 8)}, [image, image], captions)
+    assert outputs[0].shape == (2, 128, 8)
+
+
+def test_the_weights_that_a_net_borrows_are_counted_once(models: Models) -> None:
+    source = models("z-image")
+    nets = sum(file.stat().st_size for name in NETS for file in Path(f"{source}-{name}").glob("*.safetensors"))
+    spec, device = controlled_spec(source), torch.device("cpu")
+    both = [load(one, source, device).nbytes for one in (spec, a_spec(source))]
+    assert both[0] - both[1] == pytest.approx(nets, rel=0.05)
 
 
 def test_a_reproducible_job_has_the_same_bits_with_any_batch_mates(models: Models) -> None:
@@ -210,13 +254,14 @@ def test_a_task_without_control_pipeline_fails_its_job_and_names_the_field(model
         ("sd", "flux-edges", {}, "holds a FluxControlNetModel; UNet2DConditionModel needs a ControlNetModel"),
         ("sd", "nowhere", {}, r"control 'a': no control net \(no config.json\) at .*nowhere"),
         ("qwen-image", "qwen-image-edges", {"max_controls": 2}, "QwenImageControlNetModel takes one control of a job"),
-        ("z-image", "sd-edges", {}, "control nets are not supported with ZImageTransformer2DModel"),
+        ("lumina-2", "sd-edges", {}, "control nets are not supported with Lumina2Transformer2DModel"),
+        ("z-image", "z-image-edges", {"offload": "group"}, "a ZImageControlNetModel uses weights of the denoiser"),
     ],
 )
 def test_a_net_that_does_not_fit_fails_the_load(
     family: str, net: str, fields: dict[str, Any], words: str, models: Models, tiny_model: Models
 ) -> None:
-    source = tiny_model(family) if family == "z-image" else models(family)
+    source = tiny_model(family) if family == "lumina-2" else models(family)
     if net != "nowhere":
         models(net.removesuffix("-edges"))
     control = (ControlSpec(id="a", source=str(models("sd").parent / net)),)

@@ -24,6 +24,7 @@ class Standing(NamedTuple):
 
 CHANGES_DENOISER = "it changes its denoiser, which jobs share, during its call"
 OWN_CACHE = "its denoiser keeps keys and values between the steps of one call"
+ONE_VIDEO = "its denoiser takes the packed tokens of one video"
 UNTRIED = "its denoiser has no stacking rules and no row: it is fused only if inferred rules pass the self-check"
 
 DEPRECATED = "deprecated in diffusers, and not tested: it runs if its denoiser does"
@@ -38,6 +39,7 @@ TEXT = "it makes text only"
 OTHER_OUTPUT = "it makes neither images nor videos: meshes, maps or molecules"
 ENLARGES = "it enlarges or refines a finished image or video"
 OTHER_CALL = "another method must be called first"
+CAMERA = "it needs the path of a camera, for which requests have no field"
 LISTED_IMAGES = "its call takes lists of images under another name"
 
 # Only what facts do not show.
@@ -60,16 +62,18 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline", "WanVideoToVideoPipeline"),
     ),
     CONTROL_INPUT: (
-        *("CogView4ControlPipeline", "FluxControlImg2ImgPipeline", "FluxControlInpaintPipeline"),
-        *("FluxControlPipeline", "StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"),
+        *("FluxControlImg2ImgPipeline", "FluxControlInpaintPipeline"),
+        *("StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"),
     ),
     OTHER_STAGE: ("FluxPriorReduxPipeline", "LTX2VideoDiffusionDecodePipeline"),
     OTHER_CALL: ("LEditsPPPipelineStableDiffusion", "LEditsPPPipelineStableDiffusionXL"),
+    CAMERA: ("SanaWMPipeline",),
     LISTED_IMAGES: ("JoyImageEditPlusPipeline",),
 }
 UNFUSED: Mapping[str, tuple[str, ...]] = {
     CHANGES_DENOISER: ("StableDiffusionSAGPipeline",),
-    OWN_CACHE: ("Flux2KleinKVPipeline",),
+    OWN_CACHE: ("AnyFlowFARPipeline", "Flux2KleinKVPipeline"),
+    ONE_VIDEO: ("Cosmos3DistilledModularPipeline", "Cosmos3OmniModularPipeline", "Cosmos3OmniPipeline"),
 }
 _NOT_SERVED = {name: reason for reason, names in DECLARED.items() for name in names}
 _UNFUSED = {name: reason for reason, names in UNFUSED.items() for name in names}

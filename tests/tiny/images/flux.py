@@ -1,4 +1,4 @@
-"""Tiny FLUX.1 pipelines for edit and fill; image-to-image and inpaint are built of the modules of the edit pipeline."""
+"""Tiny FLUX.1 pipelines for edit, fill and control; other tasks are built of the modules of the edit pipeline."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
+    FluxControlPipeline,
     FluxFillPipeline,
     FluxKontextPipeline,
     FluxTransformer2DModel,
@@ -51,6 +52,11 @@ def flux_fill() -> FluxFillPipeline:
     return FluxFillPipeline(**_parts(288))
 
 
+def flux_control() -> FluxControlPipeline:
+    """The denoiser gets noise and the image of structure."""
+    return FluxControlPipeline(**_parts(32))
+
+
 @contextmanager
 def small_images() -> Iterator[None]:
     """Replace the list of megapixel sizes to which Kontext scales inputs by small ones."""
@@ -62,4 +68,4 @@ def small_images() -> Iterator[None]:
         pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS = whole
 
 
-PIPELINES = {"flux-kontext": flux_kontext, "flux-fill": flux_fill}
+PIPELINES = {"flux-kontext": flux_kontext, "flux-fill": flux_fill, "flux-control": flux_control}

@@ -11,11 +11,17 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     SanaPipeline,
+    SanaSprintImg2ImgPipeline,
     SanaSprintPipeline,
     SanaTransformer2DModel,
     SCMScheduler,
 )
-from diffusers.pipelines.sana import pipeline_sana, pipeline_sana_sprint
+from diffusers.pipelines.sana import (
+    pipeline_sana,
+    pipeline_sana_controlnet,
+    pipeline_sana_sprint,
+    pipeline_sana_sprint_img2img,
+)
 from tiny import tokens
 from transformers import Gemma2Config, Gemma2Model
 
@@ -76,16 +82,26 @@ def sana_1_5() -> SanaPipeline:
     return SanaPipeline(**_parts(), transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0))
 
 
-def sana_sprint() -> SanaSprintPipeline:
+def _sprint_parts() -> dict[str, Any]:
     transformer = _transformer(qk_norm="rms_norm_across_heads", guidance_embeds=True)
-    scheduler = SCMScheduler(prediction_type="trigflow", sigma_data=0.5)
-    return SanaSprintPipeline(**_parts(), transformer=transformer, scheduler=scheduler)
+    return _parts() | {
+        "transformer": transformer,
+        "scheduler": SCMScheduler(prediction_type="trigflow", sigma_data=0.5),
+    }
+
+
+def sana_sprint() -> SanaSprintPipeline:
+    return SanaSprintPipeline(**_sprint_parts())
+
+
+def sana_sprint_image() -> SanaSprintImg2ImgPipeline:
+    return SanaSprintImg2ImgPipeline(**_sprint_parts())
 
 
 @contextmanager
 def small_images() -> Iterator[None]:
     """Replace the list of megapixel sizes from which the pipelines choose by small ones."""
-    modules = (pipeline_sana, pipeline_sana_sprint)
+    modules = (pipeline_sana, pipeline_sana_sprint, pipeline_sana_sprint_img2img, pipeline_sana_controlnet)
     whole = [module.ASPECT_RATIO_1024_BIN for module in modules]
     for module in modules:
         module.ASPECT_RATIO_1024_BIN = {"0.5": [64.0, 128.0], "1.0": [64.0, 64.0], "2.0": [128.0, 64.0]}
@@ -96,4 +112,4 @@ def small_images() -> Iterator[None]:
             module.ASPECT_RATIO_1024_BIN = sizes
 
 
-PIPELINES = {"sana": sana, "sana-1.5": sana_1_5, "sana-sprint": sana_sprint}
+PIPELINES = {"sana": sana, "sana-1.5": sana_1_5, "sana-sprint": sana_sprint, "sana-sprint-i2i": sana_sprint_image}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from diffusers import (
+    AnyFlowFARPipeline,
+    AnyFlowFARTransformer3DModel,
     AnyFlowPipeline,
     AnyFlowTransformer3DModel,
     ChronoEditPipeline,
@@ -22,6 +24,13 @@ def anyflow() -> AnyFlowPipeline:
     return AnyFlowPipeline(**parts, transformer=transformer)
 
 
+def anyflow_far() -> AnyFlowFARPipeline:
+    """It makes chunks of one and two latent frames, and keeps keys and values of those before."""
+    parts: dict[str, Any] = wan.parts() | {"scheduler": FlowMapEulerDiscreteScheduler(shift=5.0)}
+    transformer = AnyFlowFARTransformer3DModel(in_channels=4, out_channels=4, chunk_partition=(1, 2), **wan.SIZES)
+    return AnyFlowFARPipeline(**parts, transformer=transformer)
+
+
 def chrono_edit() -> ChronoEditPipeline:
     vision = {"hidden_size": 16, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 2}
     transformer = ChronoEditTransformer3DModel(
@@ -35,4 +44,4 @@ def chrono_edit() -> ChronoEditPipeline:
     )
 
 
-PIPELINES = {"anyflow": anyflow, "chrono-edit": chrono_edit}
+PIPELINES = {"anyflow": anyflow, "anyflow-far": anyflow_far, "chrono-edit": chrono_edit}

@@ -13,6 +13,7 @@ from diffusers import (
     CogVideoXTransformer3DModel,
     CogView3PlusPipeline,
     CogView3PlusTransformer2DModel,
+    CogView4ControlPipeline,
     CogView4Pipeline,
     CogView4Transformer2DModel,
     FlowMatchEulerDiscreteScheduler,
@@ -87,11 +88,11 @@ def cogview_3() -> CogView3PlusPipeline:
     )
 
 
-def cogview_4() -> CogView4Pipeline:
+def _cogview_4_parts(in_channels: int) -> dict[str, Any]:
     tokenizer = tokens.llama("")
-    return CogView4Pipeline(
-        tokenizer=tokenizer,
-        text_encoder=GlmModel(
+    return {
+        "tokenizer": tokenizer,
+        "text_encoder": GlmModel(
             GlmConfig(
                 vocab_size=len(tokenizer),
                 hidden_size=tokens.WIDTH,
@@ -104,9 +105,9 @@ def cogview_4() -> CogView4Pipeline:
                 eos_token_id=tokenizer.eos_token_id,
             )
         ),
-        vae=components.vae(4),
-        transformer=CogView4Transformer2DModel(
-            in_channels=4,
+        "vae": components.vae(4),
+        "transformer": CogView4Transformer2DModel(
+            in_channels=in_channels,
             out_channels=4,
             num_layers=2,
             attention_head_dim=16,
@@ -116,8 +117,17 @@ def cogview_4() -> CogView4Pipeline:
             condition_dim=4,
             rope_axes_dim=(8, 8),
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear"),
-    )
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear"),
+    }
+
+
+def cogview_4() -> CogView4Pipeline:
+    return CogView4Pipeline(**_cogview_4_parts(4))
+
+
+def cogview_4_control() -> CogView4ControlPipeline:
+    """The denoiser gets noise and the image of structure."""
+    return CogView4ControlPipeline(**_cogview_4_parts(8))
 
 
 PIPELINES = {
@@ -126,4 +136,5 @@ PIPELINES = {
     "cogvideox-i2v": cogvideox_image,
     "cogview-3": cogview_3,
     "cogview-4": cogview_4,
+    "cogview-4-control": cogview_4_control,
 }

@@ -18,6 +18,7 @@ from diffusers import (
     HunyuanImagePipeline,
     HunyuanImageTransformer2DModel,
 )
+from diffusers.pipelines.controlnet_hunyuandit import pipeline_hunyuandit_controlnet
 from diffusers.pipelines.hunyuandit import pipeline_hunyuandit
 from tiny import components, tokens
 from transformers import (
@@ -55,7 +56,7 @@ def hunyuan_dit() -> HunyuanDiTPipeline:
         tokenizer_2=second,
         transformer=HunyuanDiT2DModel(
             sample_size=16,
-            num_layers=2,
+            num_layers=4,  # with fewer it has no connection to which a control net adds
             patch_size=2,
             attention_head_dim=8,
             num_attention_heads=3,
@@ -76,7 +77,10 @@ def hunyuan_dit() -> HunyuanDiTPipeline:
 def small_images() -> Iterator[None]:
     """Add a small size to the list of sizes of Hunyuan-DiT, of a megapixel and more."""
     sizes = [*pipeline_hunyuandit.SUPPORTED_SHAPE, (64, 64)]
-    with mock.patch.object(pipeline_hunyuandit, "SUPPORTED_SHAPE", sizes):
+    with (
+        mock.patch.object(pipeline_hunyuandit, "SUPPORTED_SHAPE", sizes),
+        mock.patch.object(pipeline_hunyuandit_controlnet, "SUPPORTED_SHAPE", sizes),
+    ):
         yield
 
 

@@ -14,6 +14,7 @@ from diffusers import (
     Cosmos2TextToImagePipeline,
     CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
+    LTXConditionPipeline,
     LTXImageToVideoPipeline,
     LTXPipeline,
     LTXVideoTransformer3DModel,
@@ -62,6 +63,11 @@ def ltx_video() -> LTXPipeline:
 
 def ltx_video_from_image() -> LTXImageToVideoPipeline:
     return LTXImageToVideoPipeline(**_ltx_parts())
+
+
+def ltx_video_condition() -> LTXConditionPipeline:
+    """Of LTX-Video 0.9.5 and later, whose first frame is one of several possible conditions."""
+    return LTXConditionPipeline(**_ltx_parts() | {"scheduler": FlowMatchEulerDiscreteScheduler()})
 
 
 def mochi() -> MochiPipeline:
@@ -128,6 +134,7 @@ def cosmos_2_image() -> Cosmos2TextToImagePipeline:
 PIPELINES = {
     "ltx-video": ltx_video,
     "ltx-video-i2v": ltx_video_from_image,
+    "ltx-video-condition": ltx_video_condition,
     "mochi": mochi,
     "cosmos-2-t2i": cosmos_2_image,
 }

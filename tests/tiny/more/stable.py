@@ -13,13 +13,20 @@ from diffusers import (
     LatentConsistencyModelPipeline,
     LCMScheduler,
     MotionAdapter,
+    StableDiffusionImageVariationPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPanoramaPipeline,
     StableDiffusionSAGPipeline,
     StableDiffusionXLInstructPix2PixPipeline,
 )
 from tiny import components, tokens
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+)
 
 UNCHECKED = {"safety_checker": None, "feature_extractor": None}
 
@@ -92,7 +99,22 @@ def animatediff_xl() -> AnimateDiffSDXLPipeline:
     return AnimateDiffSDXLPipeline(**xl_parts(), motion_adapter=motion(use_motion_mid_block=False))
 
 
+def image_variation() -> StableDiffusionImageVariationPipeline:
+    """It has an image instead of a prompt."""
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    own = {name: part for name, part in parts().items() if name in ("vae", "unet", "scheduler")}
+    return StableDiffusionImageVariationPipeline(
+        **own,
+        **UNCHECKED | {"feature_extractor": CLIPImageProcessorPil(size=32, crop_size=32)},
+        image_encoder=CLIPVisionModelWithProjection(
+            CLIPVisionConfig(image_size=32, patch_size=16, projection_dim=tokens.WIDTH, **vision)
+        ),
+        requires_safety_checker=False,
+    )
+
+
 PIPELINES = {
+    "image-variation": image_variation,
     "pix2pix": pix2pix,
     "pix2pix-xl": pix2pix_xl,
     "lcm": latent_consistency,

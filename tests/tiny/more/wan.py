@@ -10,8 +10,12 @@ from unittest import mock
 from diffusers import (
     AutoencoderKLWan,
     DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    SanaImageToVideoPipeline,
     SanaVideoPipeline,
     SanaVideoTransformer3DModel,
+    SkyReelsV2DiffusionForcingImageToVideoPipeline,
+    SkyReelsV2DiffusionForcingPipeline,
     SkyReelsV2ImageToVideoPipeline,
     SkyReelsV2Pipeline,
     SkyReelsV2Transformer3DModel,
@@ -19,7 +23,7 @@ from diffusers import (
     WanVACEPipeline,
     WanVACETransformer3DModel,
 )
-from diffusers.pipelines.sana_video import pipeline_sana_video
+from diffusers.pipelines.sana_video import pipeline_sana_video, pipeline_sana_video_i2v
 from tiny import components, tokens
 from transformers import (
     CLIPImageProcessorPil,
@@ -89,13 +93,26 @@ def skyreels_image() -> SkyReelsV2ImageToVideoPipeline:
     )
 
 
-def sana_video() -> SanaVideoPipeline:
+def _forcing_parts() -> dict[str, Any]:
+    return parts() | {"transformer": SkyReelsV2Transformer3DModel(in_channels=4, out_channels=4, **SIZES)}
+
+
+def skyreels_forcing() -> SkyReelsV2DiffusionForcingPipeline:
+    """Its frames have times of their own."""
+    return SkyReelsV2DiffusionForcingPipeline(**_forcing_parts())
+
+
+def skyreels_forcing_image() -> SkyReelsV2DiffusionForcingImageToVideoPipeline:
+    return SkyReelsV2DiffusionForcingImageToVideoPipeline(**_forcing_parts())
+
+
+def _sana_parts() -> dict[str, Any]:
     tokenizer = tokens.gemma()
-    return SanaVideoPipeline(
-        tokenizer=tokenizer,
-        text_encoder=components.gemma_2(len(tokenizer)),
-        vae=vae(),
-        transformer=SanaVideoTransformer3DModel(
+    return {
+        "tokenizer": tokenizer,
+        "text_encoder": components.gemma_2(len(tokenizer)),
+        "vae": vae(),
+        "transformer": SanaVideoTransformer3DModel(
             in_channels=4,
             out_channels=4,
             num_layers=2,
@@ -108,14 +125,26 @@ def sana_video() -> SanaVideoPipeline:
             sample_size=30,
             rope_max_seq_len=32,
         ),
-        scheduler=DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=8.0),
-    )
+    }
+
+
+def sana_video() -> SanaVideoPipeline:
+    scheduler = DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=8.0)
+    return SanaVideoPipeline(**_sana_parts(), scheduler=scheduler)
+
+
+def sana_video_image() -> SanaImageToVideoPipeline:
+    return SanaImageToVideoPipeline(**_sana_parts(), scheduler=FlowMatchEulerDiscreteScheduler(shift=8.0))
 
 
 @contextmanager
 def small_sana_videos() -> Iterator[None]:
     """Replace the list of sizes from which SANA-Video chooses by a small one."""
-    with mock.patch.object(pipeline_sana_video, "ASPECT_RATIO_480_BIN", {"1.0": [64.0, 64.0]}):
+    sizes = {"1.0": [64.0, 64.0]}
+    with (
+        mock.patch.object(pipeline_sana_video, "ASPECT_RATIO_480_BIN", sizes),
+        mock.patch.object(pipeline_sana_video_i2v, "ASPECT_RATIO_480_BIN", sizes),
+    ):
         yield
 
 
@@ -123,5 +152,8 @@ PIPELINES = {
     "wan-vace": vace,
     "skyreels-v2": skyreels,
     "skyreels-v2-i2v": skyreels_image,
+    "skyreels-v2-df": skyreels_forcing,
+    "skyreels-v2-df-i2v": skyreels_forcing_image,
     "sana-video": sana_video,
+    "sana-video-i2v": sana_video_image,
 }

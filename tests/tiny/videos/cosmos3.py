@@ -7,6 +7,7 @@ from typing import Any
 from diffusers import (
     Cosmos3DistilledModularPipeline,
     Cosmos3OmniModularPipeline,
+    Cosmos3OmniPipeline,
     Cosmos3OmniTransformer,
     FlowMatchEulerDiscreteScheduler,
     UniPCMultistepScheduler,
@@ -17,12 +18,12 @@ from tiny.videos.wan import wan_2_2_ti2v
 SIGMAS = [1.0, 0.9, 0.6, 0.3]
 
 
-def _built(pipeline: Any, scheduler: Any, **settings: Any) -> Any:
+def _parts(scheduler: Any) -> dict[str, Any]:
     tokenizer = tokens.qwen()
-    pipeline.update_components(
-        text_tokenizer=tokenizer,
-        vae=wan_2_2_ti2v().vae,
-        transformer=Cosmos3OmniTransformer(
+    return {
+        "text_tokenizer": tokenizer,
+        "vae": wan_2_2_ti2v().vae,
+        "transformer": Cosmos3OmniTransformer(
             hidden_size=32,
             head_dim=16,
             intermediate_size=48,
@@ -34,10 +35,13 @@ def _built(pipeline: Any, scheduler: Any, **settings: Any) -> Any:
             rope_axes_dim=(4, 2, 2),
             vocab_size=len(tokenizer),
         ),
-        scheduler=scheduler,
-        enable_safety_checker=False,
-        **settings,
-    )
+        "scheduler": scheduler,
+        "enable_safety_checker": False,
+    }
+
+
+def _built(pipeline: Any, scheduler: Any, **settings: Any) -> Any:
+    pipeline.update_components(**_parts(scheduler), **settings)
     return pipeline
 
 
@@ -45,9 +49,16 @@ def distilled() -> Any:
     return _built(Cosmos3DistilledModularPipeline(), FlowMatchEulerDiscreteScheduler(), distilled_sigmas=SIGMAS)
 
 
+def _scheduler() -> UniPCMultistepScheduler:
+    return UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+
+
 def omni() -> Any:
-    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-    return _built(Cosmos3OmniModularPipeline(), scheduler)
+    return _built(Cosmos3OmniModularPipeline(), _scheduler())
 
 
-PIPELINES = {"modular-cosmos-3-distilled": distilled, "modular-cosmos-3": omni}
+def classic() -> Cosmos3OmniPipeline:
+    return Cosmos3OmniPipeline(**_parts(_scheduler()))
+
+
+PIPELINES = {"modular-cosmos-3-distilled": distilled, "modular-cosmos-3": omni, "cosmos-3": classic}

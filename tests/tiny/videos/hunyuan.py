@@ -10,6 +10,7 @@ from diffusers import (
     AutoencoderKLHunyuanVideo15,
     ClassifierFreeGuidance,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanSkyreelsImageToVideoPipeline,
     HunyuanVideo15ImageToVideoPipeline,
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
@@ -48,7 +49,7 @@ SIZES: dict[str, Any] = {"intermediate_size": 37, "num_hidden_layers": 3, "num_a
 VISION: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def _parts(transformer: dict[str, Any]) -> dict[str, Any]:
+def parts(transformer: dict[str, Any]) -> dict[str, Any]:
     second = tokens.clip()
     return {
         "transformer": HunyuanVideoTransformer3DModel(
@@ -86,7 +87,7 @@ def hunyuan_video() -> HunyuanVideoPipeline:
     return HunyuanVideoPipeline(
         text_encoder=LlamaModel(LlamaConfig(vocab_size=len(tokenizer), hidden_size=tokens.WIDTH, **SIZES)),
         tokenizer=tokenizer,
-        **_parts({"in_channels": 4, "guidance_embeds": True}),
+        **parts({"in_channels": 4, "guidance_embeds": True}),
     )
 
 
@@ -112,7 +113,17 @@ def hunyuan_video_image() -> HunyuanVideoImageToVideoPipeline:
         text_encoder=LlavaForConditionalGeneration(config),
         tokenizer=tokenizer,
         image_processor=CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size={"height": 48, "width": 48}),
-        **_parts({"in_channels": 4, "guidance_embeds": True, "image_condition_type": "token_replace"}),
+        **parts({"in_channels": 4, "guidance_embeds": True, "image_condition_type": "token_replace"}),
+    )
+
+
+def hunyuan_skyreels_image() -> HunyuanSkyreelsImageToVideoPipeline:
+    """The latents of the image are further channels."""
+    tokenizer = tokens.llama(TEMPLATES)
+    return HunyuanSkyreelsImageToVideoPipeline(
+        text_encoder=LlamaModel(LlamaConfig(vocab_size=len(tokenizer), hidden_size=tokens.WIDTH, **SIZES)),
+        tokenizer=tokenizer,
+        **parts({"in_channels": 8, "guidance_embeds": True}),
     )
 
 
@@ -173,6 +184,7 @@ def hunyuan_video_1_5_image() -> HunyuanVideo15ImageToVideoPipeline:
 
 
 PIPELINES = {
+    "hunyuan-skyreels-i2v": hunyuan_skyreels_image,
     "hunyuan-video": hunyuan_video,
     "hunyuan-video-i2v": hunyuan_video_image,
     "hunyuan-video-1.5": hunyuan_video_1_5,

@@ -8,6 +8,7 @@ from diffusers import (
     AutoencoderKLLTX2Audio,
     AutoencoderKLLTX2Video,
     FlowMatchEulerDiscreteScheduler,
+    LTX2ConditionPipeline,
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
 )
@@ -169,4 +170,8 @@ def ltx_2_3() -> LTX2Pipeline:
     return _pipeline(connectors, transformer, LTX2VocoderWithBWE(**_vocoder(**widen)))
 
 
-PIPELINES = {"ltx-2": ltx_2, "ltx-2.3": ltx_2_3}
+def ltx_2_condition() -> LTX2ConditionPipeline:
+    return LTX2ConditionPipeline(**ltx_2().components)
+
+
+PIPELINES = {"ltx-2-condition": ltx_2_condition, "ltx-2": ltx_2, "ltx-2.3": ltx_2_3}

@@ -271,9 +271,10 @@ class ParkedCall:
         return torch.isfinite(next(tensors, torch.tensor(0.0))).all()
 
     def run(self) -> Any:
-        """Run this call by itself, with the pipeline's own arguments."""
+        """Run this call by itself, with the pipeline's own arguments; lists are copied, as some modules empty them."""
+        kwargs = {name: list(value) if type(value) is list else value for name, value in self.kwargs.items()}
         with applied(self.changes), self.rng_state:
-            return self.shared_method.run(*self.args, **self.kwargs)
+            return self.shared_method.run(*self.args, **kwargs)
 
 
 def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:

@@ -83,6 +83,8 @@ class Stacker:
     def _pad_tree(self, path: str, values: Sequence[Any]) -> Any:
         if isinstance(values[0], torch.Tensor):
             return self._join(path, values, _pad)
+        if isinstance(values[0], Mapping):
+            return {name: self._pad_tree(f"{path}.{name}", [one[name] for one in values]) for name in values[0]}
         columns = zip(*values, strict=True)
         return [self._pad_tree(f"{path}.{at}", column) for at, column in enumerate(columns)]
 
@@ -152,14 +154,14 @@ def _to_rows(values: Sequence[Any], rows: Sequence[int], rule: Argument, device:
 def _join_rows(entries: list[torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
     if len(set(rows)) == 1 and all(entry.ndim == 0 for entry in entries):  # the usual case, in half the time
         return torch.stack(entries).repeat_interleave(rows[0])
-    row_shape = max((entry.shape[1:] for entry in entries), key=len)
+    dims = max(1, *(entry.ndim for entry in entries))
+    spread = [entry.reshape(*entry.shape, *[1] * (dims - entry.ndim)) for entry in entries]
+    row_shape = torch.broadcast_shapes(*(entry.shape[1:] for entry in spread))
     expanded = []
-    for entry, count in zip(entries, rows, strict=True):
-        given = entry.shape[0] if entry.ndim else 1
-        if given not in (1, count):
-            raise StackingError(f"{given} entries for {count} rows")
-        spread = entry.reshape(given, *entry.shape[1:], *[1] * (len(row_shape) - max(0, entry.ndim - 1)))
-        expanded.append(spread.expand(count, *row_shape))
+    for entry, count in zip(spread, rows, strict=True):
+        if entry.shape[0] not in (1, count):
+            raise StackingError(f"{entry.shape[0]} entries for {count} rows")
+        expanded.append(entry.expand(count, *row_shape))
     return torch.cat(expanded)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.guiders.guider_utils import BaseGuidance
-from PIL import Image
+from PIL import Image, ImageOps
 
 from shared.architectures.registry import LISTED_IMAGES
 from shared.config.models_file import Defaults, ModelSpec
@@ -24,9 +24,16 @@ from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.model_facts import side_step
 from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, check_lyrics, sound_arguments, to_audio
-from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
+from worker.engine.pipelines.task_pipelines import (
+    FRAME_COUNTS,
+    call_parameters,
+    takes_last_image,
+    takes_structure,
+)
 from worker.engine.protocol import Audio, Latents, Mesh, Output, Pixels
 
+NEEDS_CACHE = ("AnyFlowFARPipeline",)
+NEEDS_NEGATIVE = ("EasyAnimatePipeline",)  # with guidance it fails without one
 LATENT = OutputFormat.LATENT.value  # diffusers' `output_type` has the same name
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
@@ -62,12 +69,13 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         # Ideogram 4 guides by a list of its own unless there is none.
         "guidance_schedule": None,
         "max_area": job.width * job.height,
-        # Calls with their own keys and values cannot share a forward.
-        "use_kv_cache": False,
+        # Calls with their own keys and values cannot share a forward; chunks of AnyFlow-FAR see others only by them.
+        "use_kv_cache": type(pipeline).__name__ in NEEDS_CACHE,
         # SANA Sprint takes a time between two steps and refuses it for any other number of steps.
         "intermediate_timesteps": 1.3 if job.steps == 2 else None,
         **_guidance(job, accepted),
         **_images(type(pipeline).__name__, job, inputs),
+        **_structure(pipeline, job, inputs),
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs.audio),
         **_controls(job, accepted, inputs),
@@ -75,6 +83,8 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_listed_steps(pipeline, job, accepted),
         **extra_arguments(pipeline, job),
     }
+    if type(pipeline).__name__ in NEEDS_NEGATIVE:
+        arguments.setdefault("negative_prompt", "")
     if job.layers:
         resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))
         arguments |= {"layers": job.layers, "resolution": resolution}
@@ -103,6 +113,8 @@ def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
         negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
         if scale is None and "guidance_schedule" in accepted:  # the scale of each step
             values = {"guidance_schedule": [job.guidance_scale] * job.steps}
+        if scale is None and "max_guidance_scale" in accepted:  # that of the last frame; it rises from 1
+            values = {"max_guidance_scale": job.guidance_scale}
     if negative is not None:  # without one XL zeroes the negative embedding, as intended by its authors
         values["negative_prompt"] = negative
     if job.guidance_scale_2 is not None:
@@ -139,6 +151,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     takes_negative = "negative_prompt" in accepted and not _is_distilled(pipeline, job, accepted)
     unsent = (None, 1.0) if job.task is Task.INPAINT else (None, 1.0, defaults.strength)
     ignored = {
+        "prompt": "prompt" not in accepted,
         "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and accepted.keys().isdisjoint(("strength", *SOUND_STRENGTHS)),
         **{name: name not in accepted for name in _call_fields(job) if name not in PARTS},
@@ -210,6 +223,15 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _structure(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, Any]:
+    """Return the image of structure that an edit follows, cropped to the job's size: pipelines would stretch it."""
+    if not takes_structure(pipeline):
+        return {}
+    if len(inputs.images) != 1:
+        raise UnusableInput(f"model {job.model!r} takes one image, not {len(inputs.images)}", param="image")
+    return {"control_image": ImageOps.fit(inputs.images[0], (job.width, job.height), Image.Resampling.LANCZOS)}
+
+
 def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, Any]:
     """Return the control images and their settings; pipelines take lists of several controls."""
     pairs = list(zip(job.controls, inputs.controls, strict=True))
@@ -217,6 +239,7 @@ def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, 
     values: dict[str, Any] = {"ip_adapter_image": styles[0]} if styles else {}
     nets = [(control, image) for control, image in pairs if control.kind == "controlnet"]
     if nets:
+        _check_steps_of_controls(job, accepted)
         columns: dict[str, list[Any]] = {
             "control_image" if "control_image" in accepted else "image": [image for _, image in nets],
             "controlnet_conditioning_scale": [control.scale for control, _ in nets],
@@ -225,6 +248,16 @@ def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, 
         }
         values |= {name: column if len(nets) > 1 else column[0] for name, column in columns.items()}
     return values
+
+
+def _check_steps_of_controls(job: Job, accepted: Parameters) -> None:
+    """Raise `UnusableInput` for a control of some steps only, if the pipeline applies it to all."""
+    parts = [at for at, control in enumerate(job.controls) if (control.start, control.end) != (0.0, 1.0)]
+    if parts and "control_guidance_start" not in accepted:
+        at = parts[0]
+        param = f"controls.{at}.{'start' if job.controls[at].start else 'end'}"
+        message = f"controls of model {job.model!r} apply to all steps for {job.task.value}; remove start and end"
+        raise UnusableInput(message, param=param)
 
 
 def _check_last_image(pipeline: Pipeline, job: Job) -> None:
@@ -361,7 +394,7 @@ def images_of(pipeline: Pipeline, arguments: dict[str, Any], result: Any) -> tor
 
     The output holds tensors, arrays or PIL images. The values are 0 to 1 if the pipeline keeps to that.
     """
-    frames = getattr(result, "frames", None)
+    frames = getattr(result, "frames", getattr(result, "video", None))
     if frames is not None:
         is_one = getattr(frames, "ndim", 5) == 4 or isinstance(frames[0], Image.Image)  # Cosmos 3, not a list of one
         video = frames if is_one else _only(pipeline, frames)
@@ -402,8 +435,16 @@ def _audio(pipeline: Pipeline, result: Any) -> Audio | None:
     audio = getattr(result, "audio", None)
     if audio is None:
         return None
-    rate = getattr(result, "sampling_rate", None)
-    return to_audio(audio[0], int(pipeline.vocoder.config.output_sampling_rate if rate is None else rate))
+    return to_audio(audio[0], int(_sampling_rate(pipeline, result)))
+
+
+def _sampling_rate(pipeline: Pipeline, result: Any) -> float:
+    """Return the sound's samples per second, which the output says, or the pipeline, or its vocoder."""
+    for holder, name in ((result, "sampling_rate"), (pipeline, "audio_sample_rate")):
+        rate: float | None = getattr(holder, name, None)
+        if rate is not None:
+            return rate
+    return float(pipeline.vocoder.config.output_sampling_rate)
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:

@@ -9,6 +9,7 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers.models.controlnets.controlnet_z_image import SEQ_MULTI_OF
 
 from shared.architectures.family import ControlNet
 from shared.architectures.registry import CONTROL_NETS, CONTROL_PIPELINES
@@ -23,6 +24,7 @@ from worker.engine.weights.requirements import cached_folder
 # Keys of the configurations of a denoiser and its control nets that are equal if they were made for each other.
 _COMMON_KEYS = ("cross_attention_dim", "joint_attention_dim")
 _NETS = {net.name: net for net in CONTROL_NETS.values()}
+_PATCH = 2  # values of latents on each side of a token of Z-Image
 
 
 def control_pipeline_class(pipeline: Pipeline) -> Any | None:
@@ -44,6 +46,8 @@ def load_control_nets(
         raise ValueError(f"control nets are not supported with {names}; remove its controls")
     if declared.several is None and spec.limits.max_controls > 1:
         raise ValueError(f"limits.max_controls: {declared.name} takes one control of a job")
+    if declared.borrowing and spec.offload != "none":
+        raise ValueError(f"offload: a {declared.name} uses weights of the denoiser, which must stay on the device")
     return {control.id: _load(control, declared, denoisers[0], device, dtype) for control in nets}
 
 
@@ -65,6 +69,17 @@ def _load(control: ControlSpec, declared: ControlNet, denoiser: Any, device: tor
     check_tensors(f"control {control.id!r}", net)
     cache_signatures(net)
     return net.to(device)
+
+
+def borrow_modules(net: Any, denoiser: Any) -> None:
+    """Give a net that has no embedders of its own those of its denoiser, without counting their weights as its own."""
+    if not _NETS[type(net).__name__].borrowing:
+        return
+    type(net).from_transformer(net, denoiser)
+    for held in (net._modules, net._parameters):
+        borrowed = [name for name, one in held.items() if one is not None and one is getattr(denoiser, name, None)]
+        for name in borrowed:
+            vars(net)[name] = held.pop(name)
 
 
 class ControlNets:
@@ -106,7 +121,28 @@ class ControlProxy(ModuleProxy):
     skips_zero = True
 
     def __call__(self, *args: Any, conditioning_scale: float = 1.0, **kwargs: Any) -> Any:
+        declared = _NETS[type(self._module).__name__]
         if conditioning_scale == 0 and self.skips_zero:
-            return _NETS[type(self._module).__name__].nothing
+            return declared.nothing
+        if declared.borrowing:
+            outputs = super().__call__(*args, conditioning_scale=conditioning_scale, **kwargs)
+            return own_tokens(outputs, args[0], args[2])
         outputs = super().__call__(*args, **kwargs)
         return outputs if conditioning_scale == 1 else map_tensors(outputs, lambda rows: rows * conditioning_scale)
+
+
+def own_tokens(outputs: Any, images: Sequence[torch.Tensor], captions: Sequence[torch.Tensor]) -> Any:
+    """Return the outputs of a call of Z-Image's net without the padding to longer calls of its forward.
+
+    The forward of the denoiser can have other calls, and pads to the longest of these.
+    """
+    longest = max(
+        _padded(image[0].numel() // (_PATCH * _PATCH)) + _padded(len(caption))
+        for image, caption in zip(images, captions, strict=True)
+    )
+    return map_tensors(outputs, lambda rows: rows[:, :longest])
+
+
+def _padded(length: int) -> int:
+    group = int(SEQ_MULTI_OF)
+    return -(-length // group) * group

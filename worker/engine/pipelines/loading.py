@@ -52,7 +52,7 @@ from worker.engine.pipelines.clones import (
     clone_pipeline,
     make_template,
 )
-from worker.engine.pipelines.control_nets import ControlNets, control_pipeline_class, load_control_nets
+from worker.engine.pipelines.control_nets import ControlNets, borrow_modules, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, divide_decodes
 from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_images import InputImages
@@ -484,12 +484,18 @@ def _controlled(
     pipelines: Mapping[Task, Pipeline], nets: Mapping[str, Any], stand_ins: Mapping[str, Any], device: torch.device
 ) -> dict[Task, Pipeline]:
     """Return the template of each task that takes controls; its control net is that of no job."""
-    templates = {}
+    templates, faults = {}, list[ValueError]()
     for task, pipeline in pipelines.items():
         controlled_class = control_pipeline_class(pipeline)
         if nets and controlled_class is not None:
-            rebuilt = rebuild(pipeline, controlled_class, controlnet=next(iter(nets.values())))
+            try:
+                rebuilt = rebuild(pipeline, controlled_class, controlnet=next(iter(nets.values())))
+            except ValueError as error:  # Z-Image's first nets do not repaint
+                faults.append(error)
+                continue
             templates[task] = make_template(rebuilt, stand_ins, device)
     if nets and not templates:
-        raise ValueError("none of its tasks takes controls; remove them")
+        raise faults[0] if faults else ValueError("none of its tasks takes controls; remove them")
+    for net in nets.values():
+        borrow_modules(net, getattr(next(iter(pipelines.values())), "transformer", None))
     return templates

@@ -55,12 +55,20 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
         return task.makes_mesh and "octree_resolution" in accepted
     if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):
         return False
+    if takes_structure(pipeline):
+        return task is Task.EDIT and "image" not in accepted
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):
         return not _needs_image(type(pipeline), accepted)
     if task is Task.INPAINT:
         return "mask_image" in accepted
-    with_strength = "strength" in accepted
+    with_strength = _has_strength(accepted)
     return "image" in accepted and "mask_image" not in accepted and with_strength == (task is Task.IMAGE_TO_IMAGE)
+
+
+def takes_structure(pipeline: Pipeline) -> bool:
+    """Return whether a call needs an image of structure (edges, depth) that is an input of the denoiser itself."""
+    accepted = call_parameters(pipeline)
+    return not is_modular(pipeline) and "control_image" in accepted and "controlnet_conditioning_scale" not in accepted
 
 
 def takes_last_image(pipeline: Pipeline) -> bool | None:
@@ -80,7 +88,12 @@ def _needs_image(pipeline_class: type[Any], accepted: Mapping[str, inspect.Param
         return False
     by_name = "ImageToVideo" in pipeline_class.__name__ or "Edit" in pipeline_class.__name__
     required = image.default is inspect.Parameter.empty or by_name or "layers" in accepted
-    return required or "strength" in accepted or "mask_image" in accepted
+    return required or _has_strength(accepted) or "mask_image" in accepted
+
+
+def _has_strength(accepted: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether a call starts from a noised image; LTX has a strength of its first frame beside that."""
+    return "strength" in accepted and "denoise_strength" not in accepted
 
 
 def rebuild(pipeline: Pipeline, other_class: Pipeline, **more: Any) -> Pipeline:

@@ -8,6 +8,8 @@ import torch
 from shared.config.models_file import ModelSpec
 from shared.signature import DENOISERS
 
+_TILED_ONLY = ("AutoencoderKLAllegro",)  # diffusers has not implemented another way
+
 
 def save_memory(modules: Mapping[str, torch.nn.Module], spec: ModelSpec, dtype: torch.dtype) -> None:
     """Apply `layerwise_casting`, `vae_tiling` and `vae_slicing`; raises `ValueError` if a module cannot do it."""
@@ -15,7 +17,8 @@ def save_memory(modules: Mapping[str, torch.nn.Module], spec: ModelSpec, dtype: 
         for name in DENOISERS:
             if name in modules:
                 _cast(modules[name], getattr(torch, spec.layerwise_casting), dtype)
-    for key, wanted in (("tiling", spec.vae_tiling), ("slicing", spec.vae_slicing)):
+    tiled = spec.vae_tiling or type(modules.get("vae")).__name__ in _TILED_ONLY
+    for key, wanted in (("tiling", tiled), ("slicing", spec.vae_slicing)):
         if wanted:
             _enable(modules.get("vae"), key)
 

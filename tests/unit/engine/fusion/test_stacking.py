@@ -12,7 +12,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from shared.architectures.registry import ARCHITECTURES
-from shared.architectures.stacking_rules import Argument, Kind, StackingRules
+from shared.architectures.stacking_rules import STACKED, TIMES, Argument, Kind, StackingRules
 from worker.engine.errors import StackingError
 from worker.engine.fusion.batch_key import batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
@@ -363,6 +363,18 @@ def test_a_call_without_its_row_argument_is_refused() -> None:
     """A rule that does not match the forward is an error."""
     with pytest.raises(StackingError):
         count_rows(UNET, {"timestep": torch.tensor(1)})
+
+
+def test_times_of_tokens_join_those_of_rows() -> None:
+    """Of videos of text and from an image: some pipelines give one time per row as a column."""
+    stacker = Stacker(StackingRules("x", {"x": STACKED, "t": TIMES}))
+    calls = [
+        {"x": torch.zeros(2, 4), "t": torch.full((2, 1), 3.0)},
+        {"x": torch.zeros(1, 4), "t": torch.tensor([[0.0, 5.0, 5.0]])},
+        {"x": torch.zeros(1, 4), "t": 7},
+    ]
+    times = stacker.stack(calls, [2, 1, 1])["t"]
+    assert times.tolist() == [[3, 3, 3], [3, 3, 3], [0, 5, 5], [7, 7, 7]]
 
 
 def test_every_rule_names_its_row_argument_and_masks() -> None:

@@ -14,8 +14,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from harness.engine import a_job
 from PIL import Image
 
+from shared.config.controls import Control
 from shared.config.models_file import Defaults
-from shared.errors import InferenceFailed, NonFiniteLatents
+from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import (
@@ -115,10 +116,11 @@ SCALE = {"guidance_scale": 4.0}
         ("ChromaInpaintPipeline", {"task": Task.INPAINT, "negative_prompt": "no", "strength": 0.5}, []),
         ("Flux2Pipeline", {"negative_prompt": "no"}, ["negative_prompt"]),
         ("FluxImg2ImgPipeline", {"strength": 0.5}, []),
-        ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 0.5}, ["strength"]),
-        ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 1.0}, []),
-        ("KandinskyV22InpaintPipeline", {"task": Task.INPAINT, "strength": 0.7}, ["strength"]),
+        ("KandinskyInpaintPipeline", {"task": Task.INPAINT, "strength": 0.5}, ["strength"]),
+        ("KandinskyInpaintPipeline", {"task": Task.INPAINT, "strength": 1.0}, []),
+        ("KandinskyInpaintPipeline", {"task": Task.INPAINT, "strength": 0.7}, ["strength"]),
         ("FluxPipeline", {"negative_prompt": "of the model"}, []),
+        ("StableVideoDiffusionPipeline", {"task": Task.IMAGE_TO_VIDEO, "frames": 5, "fps": 7}, ["prompt"]),
         ("Flux2Pipeline", {"task": Task.IMAGE_TO_IMAGE, "strength": 0.6}, ["strength"]),
         ("Flux2Pipeline", {"task": Task.IMAGE_TO_IMAGE, "strength": 0.7}, []),
     ],
@@ -130,6 +132,14 @@ def test_a_field_that_a_pipeline_does_not_use_has_a_warning(
     defaults = Defaults(negative_prompt="of the model", strength=0.7)
     instance = object.__new__(getattr(diffusers, pipeline))
     assert [warning.param for warning in ignored_fields(instance, a_job("x", **fields), defaults)] == ignored
+
+
+@pytest.mark.parametrize("pipeline", ["SanaControlNetPipeline", "HunyuanDiTControlNetPipeline"])
+def test_a_control_of_some_steps_is_refused_by_pipelines_that_apply_it_to_all(pipeline: str) -> None:
+    job = a_job("x", controls=(Control(id="edges"), Control(id="depth", end=0.5)))
+    with pytest.raises(UnusableInput, match="remove start and end") as error:
+        called(pipeline, job, InputImages(controls=(IMAGE, IMAGE)))
+    assert error.value.param == "controls.1.end"
 
 
 @pytest.mark.parametrize(

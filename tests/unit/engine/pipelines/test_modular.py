@@ -81,13 +81,21 @@ class OneVideo:
     def __init__(self, **rate: int) -> None:
         self.rate = rate
 
-    def __call__(self) -> Any:
+    def __call__(self, prompt: str = "") -> Any:
         return SimpleNamespace(frames=torch.zeros(5, 3, 8, 8), audio=torch.zeros(1, 2, 16), **self.rate)
 
 
-@pytest.mark.parametrize(("rate", "expected"), [({"sampling_rate": 32000}, 32000), ({}, 48000)])
-def test_sound_has_the_rate_of_the_result_else_that_of_the_vocoder(rate: dict[str, int], expected: int) -> None:
-    (output,) = make_results(OneVideo(**rate), {})
+@pytest.mark.parametrize(
+    ("rate", "own", "expected"),
+    [({"sampling_rate": 32000}, 16000, 32000), ({}, 16000, 16000), ({}, None, 48000)],
+)
+def test_sound_has_the_rate_of_the_result_or_pipeline_or_vocoder(
+    rate: dict[str, int], own: int | None, expected: int
+) -> None:
+    pipeline = OneVideo(**rate)
+    if own is not None:
+        vars(pipeline)["audio_sample_rate"] = own
+    (output,) = make_results(pipeline, {})
     assert output.pixels.shape == (5, 8, 8, 3)
     assert output.audio is not None
     assert (output.audio.samples.shape, output.audio.rate) == ((2, 16), expected)

@@ -13,9 +13,10 @@ import pytest
 from diffusers.pipelines import auto_pipeline
 from harness.engine import a_job
 from PIL import Image
+from tiny.videos.ltx2 import ltx_2
 
 from shared.config.partial_denoising import takes_part
-from shared.errors import InferenceFailed, ModelUnavailable
+from shared.errors import InferenceFailed, ModelUnavailable, UnusableInput
 from shared.job_fields import PARTS, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
@@ -65,6 +66,10 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("StableDiffusionImg2ImgPipeline", {Task.IMAGE_TO_IMAGE}),
         ("FluxFillPipeline", {Task.INPAINT}),
         ("FluxKontextPipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("FluxControlPipeline", {Task.EDIT}),
+        ("FluxControlImg2ImgPipeline", set()),
+        ("FluxControlInpaintPipeline", set()),
+        ("CogView4ControlPipeline", {Task.EDIT}),
         ("Flux2Pipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
         ("GlmImagePipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
         ("QwenImageEditPlusPipeline", {Task.EDIT}),
@@ -73,12 +78,32 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("WanImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
         ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
         ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
+        ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
     ],
 )
 def test_the_tasks_of_a_class_follow_from_its_calls_parameters(pipeline: str, tasks: set[Task]) -> None:
     """Sibling classes do a model's other tasks."""
     instance = object.__new__(getattr(diffusers, pipeline))
     assert {task for task in Task if supports(task, instance)} == tasks
+
+
+def test_a_model_with_conditions_makes_videos_from_an_image_by_its_sibling() -> None:
+    """The call of LTX-2's takes images only in conditions."""
+    model = diffusers.LTX2ConditionPipeline(**ltx_2().components)
+    assert type(pipeline_for(Task.IMAGE_TO_VIDEO, model)) is diffusers.LTX2ImageToVideoPipeline
+    assert pipeline_for(Task.TEXT_TO_VIDEO, model) is model
+
+
+def test_a_pipeline_that_follows_structure_takes_one_image_of_the_size_of_the_result() -> None:
+    """It would take several as a batch, and stretch those of other proportions."""
+    pipeline = object.__new__(diffusers.FluxControlPipeline)
+    pipeline.register_to_config()
+    job = a_job("x", task=Task.EDIT, width=96, height=48)
+    inputs = InputImages((Image.new("RGB", (64, 64)),))
+    assert arguments_for(pipeline, job, 0, inputs)["control_image"].size == (96, 48)
+    with pytest.raises(UnusableInput, match="takes one image, not 2") as error:
+        arguments_for(pipeline, job, 0, InputImages(inputs.images * 2))
+    assert error.value.param == "image"
 
 
 def test_a_task_without_a_pipeline_is_refused() -> None:
