@@ -98,7 +98,8 @@ async def get_thumbnail(
     video = _artifact(await context.find_job(job_id), index)
     storage, still = storage_of(video, context), video.thumbnail
     if still is None:
-        raise NotFound(f"artifact {index} of job {job_id} has no thumbnail: it is an image or latents", param="index")
+        reason = "is no video, sound or mesh, and has no thumbnail"
+        raise NotFound(f"artifact {index} of job {job_id} {reason}", param="index")
     return await object_response(
         request,
         storage,
