@@ -83,6 +83,8 @@ class PlainPipeline:
         pipeline = pipeline_of(self._loaded, job.task)
         pipeline.set_progress_bar_config(disable=True)
         own, made = self._own_scheduler, list[PlainSound]()
+        if getattr(pipeline, "guider", None) is not None:
+            pipeline.guider = pipeline.guider.new(guidance_scale=job.guidance_scale)
         for index in range(job.n):
             if own is not None:
                 pipeline.scheduler = type(own).from_config(own.config)

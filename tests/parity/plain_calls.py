@@ -64,6 +64,7 @@ CALLS = {
     "StableAudioPipeline": (
         "audio_end_in_s guidance_scale negative_prompt initial_audio_waveforms initial_audio_sampling_rate"
     ),
+    "MiniMaxMusic3ModularPipeline": "audio_duration",
     "LongCatAudioDiTPipeline": "audio_duration_s guidance_scale negative_prompt",
     "StableAudio3Pipeline": "duration guidance_scale negative_prompt",
     "StableAudio3AudioToAudioPipeline": "duration audio init_noise_level",

@@ -79,6 +79,7 @@ MODULES = {
     "videos.cosmos3": ("modular-cosmos-3-distilled", "modular-cosmos-3", "cosmos-3"),
     "videos.minimax": ("modular-minimax-h3",),
     "sounds.ace": ("ace-step", "ace-step-turbo"),
+    "sounds.minimax": ("modular-minimax-music-3",),
     "sounds.longcat_audio": ("longcat-audio",),
     "sounds.stable_audio": ("stable-audio", "stable-audio-3-base", "stable-audio-3"),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),

@@ -119,7 +119,8 @@ def video(
 
 def sound(family: str, pipeline: str, tiny: str, *, tasks: tuple[Task, ...], **more: Any) -> Family:
     """Return a family of sounds, whose jobs do all of `tasks`."""
-    same: Fields = more.pop("same", {})
+    same: Fields = {"duration_s": 2.0, **more.pop("same", {})}
+    usual = {name: value for name, value in same.items() if name in Defaults.model_fields}
     starts: Mapping[Task, Fields] = {
         Task.TEXT_TO_AUDIO: {},
         Task.AUDIO_TO_AUDIO: {"strength": 0.7},
@@ -141,7 +142,7 @@ def sound(family: str, pipeline: str, tiny: str, *, tasks: tuple[Task, ...], **m
         tasks=tasks,
         spec={
             "limits": Limits(max_duration_s=2, max_images=8),
-            "defaults": Defaults(duration_s=2, **{"steps": 4, "guidance_scale": 4.0, **same}),
+            "defaults": Defaults(**{"steps": 4, "guidance_scale": 4.0, **usual}),
         },
         **more,
     )

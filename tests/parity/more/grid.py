@@ -129,6 +129,13 @@ SOUNDS: tuple[Family, ...] = (
     ),
     sound("Stable Audio 3 base", "StableAudio3Pipeline", "stable-audio-3-base", tasks=(Task.TEXT_TO_AUDIO,)),
     sound("LongCat-AudioDiT", "LongCatAudioDiTPipeline", "longcat-audio", tasks=(Task.TEXT_TO_AUDIO,)),
+    sound(
+        "MiniMax Music 3",
+        "MiniMaxMusic3ModularPipeline",
+        "modular-minimax-music-3",
+        tasks=(Task.TEXT_TO_AUDIO,),
+        same={"lyrics": "la la la", "duration_s": 1.0},
+    ),
     sound("ACE-Step 1.5 turbo", "AceStepPipeline", "ace-step-turbo", tasks=(Task.TEXT_TO_AUDIO,)),
 )
 GRID: tuple[Family, ...] = (*IMAGES, *VIDEOS, *SOUNDS, *(row for module in families.modules() for row in module.ROWS))
