@@ -50,7 +50,8 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
     """Return whether a pipeline's call takes the inputs of `task` and needs no others."""
     accepted = call_parameters(pipeline)
     if task.makes_audio or not accepted.keys().isdisjoint(DURATIONS):
-        return does_sound(task, accepted)
+        lacks_part = task is Task.AUDIO_TO_AUDIO and getattr(pipeline, "audio_tokenizer", True) is None  # of ACE-Step
+        return does_sound(task, accepted) and not lacks_part
     if task.makes_mesh or "octree_resolution" in accepted:
         return task.makes_mesh and "octree_resolution" in accepted
     if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,7 @@ from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.input_audio import at_rate, decode_audio
 from worker.engine.pipelines.sounds import check_lyrics, cut_to, sound_arguments, to_audio
-from worker.engine.pipelines.task_pipelines import call_parameters
+from worker.engine.pipelines.task_pipelines import call_parameters, supports
 from worker.engine.protocol import Audio
 
 CODEC = SimpleNamespace(config=SimpleNamespace(sampling_rate=8000, audio_channels=2))
@@ -96,3 +97,26 @@ def test_a_model_that_needs_lyrics_says_so(sound_job: Callable[..., Job]) -> Non
     with pytest.raises(InferenceFailed, match="needs some") as refused:
         check_lyrics(sound_job(), call_parameters(Singer()))
     assert refused.value.param == "lyrics"
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("AceStepPipeline", {Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT}),
+        ("StableAudioPipeline", {Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO}),
+        ("StableAudio3Pipeline", {Task.TEXT_TO_AUDIO}),
+        ("StableAudio3AudioToAudioPipeline", {Task.AUDIO_TO_AUDIO}),
+        ("StableAudio3InpaintPipeline", {Task.AUDIO_INPAINT}),
+        ("LTX2Pipeline", {Task.TEXT_TO_VIDEO}),
+    ],
+)
+def test_a_pipeline_does_the_tasks_whose_inputs_its_call_takes(name: str, tasks: set[Task]) -> None:
+    pipeline = object.__new__(getattr(diffusers, name))
+    assert {task for task in Task if supports(task, pipeline)} == tasks
+
+
+def test_ace_step_without_its_tokenizer_makes_no_covers() -> None:
+    pipeline = object.__new__(diffusers.AceStepPipeline)
+    vars(pipeline)["audio_tokenizer"] = None
+    assert not supports(Task.AUDIO_TO_AUDIO, pipeline)
+    assert supports(Task.AUDIO_INPAINT, pipeline)
