@@ -8,6 +8,7 @@ from typing import Any
 
 import diffusers
 import pytest
+import torch
 from harness.engine import a_job, input_files
 from parity.plain_calls import CALLS, arguments
 
@@ -16,6 +17,7 @@ from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
+from worker.engine.pipelines.sounds import DURATIONS
 from worker.engine.pipelines.task_pipelines import pipeline_for
 
 EDGES, DEPTH = Control(id="edges", scale=0.7, start=0.1, end=0.8), Control(id="depth", scale=0.4)
@@ -59,6 +61,8 @@ def without_parts(pipeline_class: Any, task: Task) -> Any:
         return pipeline_for(task, pipeline)
     pipeline = object.__new__(pipeline_class)
     pipeline.register_to_config()
+    if task.makes_audio:
+        vars(pipeline)["vae"] = SimpleNamespace(config=SimpleNamespace(sampling_rate=8000, audio_channels=2))
     return pipeline
 
 
@@ -78,9 +82,22 @@ def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
     if taken & {"num_frames", "frames", "video_length"}:
         task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
         own |= {"frames": 9, "fps": 24}
+    if not taken.isdisjoint(DURATIONS):
+        return a_job("x", **sound_fields(taken, own))
     return a_job("x", **{**own, "task": task})
+
+
+def sound_fields(taken: set[str], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job of the task of a pipeline of sounds, the one that takes most."""
+    starts = not taken.isdisjoint(("audio", "initial_audio_waveforms"))
+    repaints = not taken.isdisjoint(("mask_start_seconds", "repainting_start"))
+    task = Task.AUDIO_INPAINT if repaints else Task.AUDIO_TO_AUDIO if starts else Task.TEXT_TO_AUDIO
+    sung = {"lyrics": "la la"} if "audio_duration" in taken else {}
+    more = {"strength": own["strength"] or 0.5, "repaint_start_s": 0.5 if repaints else None}
+    return {**own, **more, **sung, "controls": (), "width": 0, "height": 0, "task": task}
 
 
 def comparable(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call, the seed for its generator, and no type of its output."""
-    return {**call, "generator": call["generator"].initial_seed(), "output_type": None}
+    samples = {name: value.tolist() for name, value in call.items() if isinstance(value, torch.Tensor)}
+    return {**call, **samples, "generator": call["generator"].initial_seed(), "output_type": None}
