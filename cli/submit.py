@@ -54,6 +54,10 @@ Mask = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Mask: white is repainted."),
 ]
+Video = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="MP4 or MOV to change, or to move as in it."),
+]
 Audio = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Sound to start from."),
@@ -90,6 +94,7 @@ def submit(
     model: Model = "demo",
     image: Images = None,
     mask: Mask = None,
+    video: Video = None,
     audio: Audio = None,
     field: Fields = None,
     output: Folder = None,
@@ -111,7 +116,9 @@ def submit(
     own = {"prompt": True, "model": is_given(context, "model"), "mask": mask, "output": destination}
     require_one_value(fields, [*chosen, *(name for name, value in own.items() if value)])
     with connected(url, api_key, as_json) as (client, console):
-        job = client.submit(model, prompt, mask=mask, audio=audio, output=destination, extra_body=fields, **chosen)
+        job = client.submit(
+            model, prompt, mask=mask, video=video, audio=audio, output=destination, extra_body=fields, **chosen
+        )
         if not wait:
             print_job(console, job)
             return

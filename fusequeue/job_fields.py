@@ -21,6 +21,8 @@ TaskName: TypeAlias = Literal[
     "edit",
     "text_to_video",
     "image_to_video",
+    "video_to_video",
+    "animate",
     "text_to_audio",
     "audio_to_audio",
     "audio_inpaint",
@@ -83,12 +85,12 @@ class SentFields(TypedDict, total=False):
     task: TaskName | None
     """Required only if the model has several tasks that match the other fields."""
     strength: float | None
-    """How much to change `image` or `audio`: the share of the steps that run, at least one. With a mask, the default is
-    1."""
+    """How much to change `image`, `video` or `audio`: the share of the steps that run, at least one. With a mask, the
+    default is 1."""
     frames: int | None
-    """Length of a video."""
+    """Length of a video. Unset: that of `video`, or the model's default."""
     fps: int | None
-    """Frames per second of a video."""
+    """Frames per second of a video. Unset: those of `video`, or the model's default."""
     duration_s: float | None
     """Seconds of a sound. Unset: those of `audio`, or the model's default."""
     layers: int | None

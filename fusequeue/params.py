@@ -32,11 +32,11 @@ class PillowImage(Protocol):
 
 
 ImageFile: TypeAlias = StrPath | bytes | bytearray | memoryview | ReadableFile | PillowImage
-"""A file's path, an open file, its bytes, or an image of Pillow."""
+"""A file's path, an open file, its bytes, or an image of Pillow; of a video, one of the first three."""
 
 ImageSource: TypeAlias = "ImageFile | Job | Result | Artifact"
-"""An image of a job: one to upload; or what the service reads itself: the id of an upload, an https or data URL, a job
-or its result, or an artifact."""
+"""An image or video of a job: one to upload; or what the service reads itself: the id of an upload, an https or data
+URL, a job or its result, or an artifact."""
 
 
 class AdapterParams(TypedDict):
@@ -110,6 +110,7 @@ class JobParams(SentFields, total=False):
     images: Sequence[ImageSource] | None
     mask: ImageSource | None
     last_image: ImageSource | None
+    video: ImageSource | None
     audio: ImageSource | None
     controls: Sequence[ControlParams] | None
     output: OutputParams | None

@@ -123,6 +123,13 @@ class InputImage(Resource):
     duration_s: float | None = None
 
 
+class InputVideo(InputImage):
+    """A video that a job uses; `fps` is the mean rate of its frames."""
+
+    frames: int
+    fps: float
+
+
 class JobAdapter(Resource):
     """An adapter of a job, and its weight."""
 
@@ -198,6 +205,7 @@ class Job(ReturnedFields, _JobState):
     images: tuple[InputImage, ...] = ()
     mask: InputImage | None = None
     last_image: InputImage | None = None
+    video: InputVideo | None = None
     audio: InputImage | None = None
     controls: tuple[JobControl, ...] = ()
     output: JobOutput | None = None

@@ -46,6 +46,9 @@ class Limits(Resource):
     last_image: SkipValidation[Literal["refused", "allowed", "needed"]] = "refused"
     max_layers: int = 0
     max_input_images: int = 1
+    max_input_frames: int = 3000
+    max_input_video_pixels: int = 4096 * 2304
+    max_input_video_bytes: int | None = None
     max_images: int
     max_prompt_chars: int
     max_sequence_length: int = 512

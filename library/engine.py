@@ -93,7 +93,8 @@ class Engine(_Base):
     >>> engine = Engine("stabilityai/stable-diffusion-xl-base-1.0", max_batch=8)
     >>> images = engine.generate(["a cup of coffee", "a toy dinosaur"], steps=30, seed=7)
 
-    Fields are those of `POST /v1/jobs`; images are paths, bytes, images of Pillow or arrays. `close` ends its threads.
+    Fields are those of `POST /v1/jobs`; images are paths, bytes, images of Pillow or arrays, a `video` is a path or
+    bytes. `close` ends its threads.
     """
 
     def __init__(self, *models: Model, **options: Any) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from api.jobs.job_builder import with_inputs
 from api.jobs.request import JobRequest, parse
-from api.jobs.request_images import Inputs, check_proportions
+from api.jobs.request_images import Inputs, check_kind, check_proportions
 from api.jobs.resolve import max_batch_for, resolve_for_model
 from shared.config.adapters import resolve_adapters
 from shared.config.models_file import Catalog
@@ -30,11 +30,12 @@ TENANT = "default"
 # They are about the service: its queue, its storage and its callers.
 _OF_THE_SERVICE = ("webhook", "webhook_events", "output", "priority", "deadline_s", "on_deadline", "batch_id")
 _PLACEHOLDER = "in_00000000000000000000000000000000"
+_SINGLE = ("image", "mask", "last_image", "video")
 _MAX_BYTES = 1 << 30
 
 
 def job_of(fields: Fields, catalog: Catalog, settings: Settings, previews: int = 0) -> tuple[Job, InputFiles]:
-    """Return the job of some fields, with all defaults chosen, and its images.
+    """Return the job of some fields, with all defaults chosen, and its files.
 
     Raises `InvalidRequest` with the faults of all fields.
     """
@@ -48,7 +49,10 @@ def job_of(fields: Fields, catalog: Catalog, settings: Settings, previews: int =
     job = resolve_for_model(request, spec, TENANT, now_ms())
     adapters = resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
     job = job.model_copy(update={"adapters": adapters, "previews": previews})
-    inputs = _inputs(request, {param: _reference(file) for param, file in files.items()})
+    refs = {param: _reference(file) for param, file in files.items()}
+    for param, ref in refs.items():
+        check_kind(ref, param)
+    inputs = _inputs(request, refs)
     check_proportions(inputs)
     job = with_inputs(job, request, spec, inputs)
     max_batch_for(job, catalog)
@@ -56,8 +60,8 @@ def job_of(fields: Fields, catalog: Catalog, settings: Settings, previews: int =
 
 
 def _images(fields: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield the images of fields by path, as `JobRequest.references` names them."""
-    for name in ("image", "mask", "last_image"):
+    """Yield the images and the video of fields by path, as `JobRequest.references` names them."""
+    for name in _SINGLE:
         if fields.get(name) is not None:
             yield name, fields[name]
     for at, image in enumerate(fields.get("images") or ()):
@@ -70,7 +74,7 @@ def _images(fields: Fields) -> Iterator[tuple[str, Any]]:
 def _with_placeholders(fields: Fields) -> dict[str, Any]:
     """Return fields with ids of inputs in place of their images."""
     body = dict(fields)
-    body.update({name: _PLACEHOLDER for name in ("image", "mask", "last_image") if fields.get(name) is not None})
+    body.update({name: _PLACEHOLDER for name in _SINGLE if fields.get(name) is not None})
     if fields.get("images"):
         body["images"] = [_PLACEHOLDER for _ in fields["images"]]
     if fields.get("controls"):
@@ -107,7 +111,14 @@ def _bytes(value: ImageLike, param: str) -> bytes:
 def _reference(file: ImageFile) -> InputRef:
     key = f"in_{hashlib.sha256(file.data).hexdigest()[:32]}"
     return InputRef(
-        id=key, key=key, content_type=file.content_type, bytes=len(file.data), width=file.width, height=file.height
+        id=key,
+        key=key,
+        content_type=file.content_type,
+        bytes=len(file.data),
+        width=file.width,
+        height=file.height,
+        frames=file.frames,
+        fps=file.fps,
     )
 
 
@@ -116,6 +127,7 @@ def _inputs(request: JobRequest, refs: Mapping[str, InputRef]) -> Inputs:
         images=tuple(refs[param] for param in request.image_values),
         mask=refs.get("mask"),
         last_image=refs.get("last_image"),
+        video=refs.get("video"),
         controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
     )
 
@@ -125,5 +137,6 @@ def _input_files(request: JobRequest, data: Mapping[str, bytes]) -> InputFiles:
         images=tuple(data[param] for param in request.image_values),
         mask=data.get("mask"),
         last_image=data.get("last_image"),
+        video=data.get("video"),
         controls=tuple(data[f"controls.{at}.image"] for at in range(len(request.controls))),
     )

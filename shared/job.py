@@ -21,6 +21,7 @@ from shared.job_fields import (
     MAY_DIFFER,
     MUST_MATCH,
     PARTS,
+    VIDEO_TYPES,
     CallFields,
     ChosenFields,
     Matching,
@@ -79,9 +80,11 @@ class Webhook(_Frozen):
 
 
 class InputRef(_Frozen):
-    """A validated and stored input image, or latents, of which the sides are their own; or a sound, whose sides are 0.
+    """A validated and stored input image or video, or latents, of which the sides are their own; or a sound, without
+    sides.
 
-    Its id is derived from its content.
+    Its id is derived from its content. Videos have `frames`, and `fps`, their mean rate; these are omitted without any,
+    so that older programs can read the rest.
     """
 
     id: str
@@ -90,6 +93,8 @@ class InputRef(_Frozen):
     bytes: int
     width: int
     height: int
+    frames: Annotated[int, Field(exclude_if=lambda frames: not frames)] = 0
+    fps: Annotated[float | None, Field(exclude_if=lambda fps: fps is None)] = None
     duration_s: Annotated[float | None, Field(exclude_if=lambda duration_s: duration_s is None)] = None
 
     @property
@@ -97,8 +102,18 @@ class InputRef(_Frozen):
         return self.content_type == LATENTS_TYPE
 
     @property
+    def is_video(self) -> bool:
+        return self.content_type in VIDEO_TYPES
+
+    @property
     def is_audio(self) -> bool:
         return self.content_type.startswith("audio/")
+
+    @property
+    def kind(self) -> Literal["image", "video", "audio", "latents"]:
+        if self.is_audio:
+            return "audio"
+        return "video" if self.is_video else "latents" if self.is_latents else "image"
 
 
 class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
@@ -108,8 +123,9 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     forgotten mark costs speed but not correctness. The fields that `mixed_fields` names may differ in a forward of the
     model; the signature omits them.
 
-    `images` are the image to start from or those to edit. `reference_sizes` are the (width, height) that images to edit
-    are resized to, empty for other tasks. `control_images` are the images of `controls`, in their order.
+    `images` are the image to start from or those to edit, and `video` the one to change or to follow. `reference_sizes`
+    are the (width, height) that images to edit are resized to, empty for other tasks. `control_images` are the images
+    of `controls`, in their order.
     `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
     `trace` is the span of its submission, if traces are on. `previews` are those of each image, for clients that wait.
     """
@@ -129,6 +145,7 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
     mask: Annotated[InputRef | None, MAY_DIFFER] = None
     last_image: Annotated[InputRef | None, MAY_DIFFER] = None
+    video: Annotated[InputRef | None, MAY_DIFFER] = None
     audio: Annotated[InputRef | None, MAY_DIFFER] = None
     controls: Annotated[tuple[Control, ...], MAY_DIFFER] = ()
     control_images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
@@ -156,10 +173,10 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
 
     @property
     def inputs(self) -> dict[str, InputRef]:
-        """Stored input images, and sound, by request field."""
+        """Stored input images, video and sound, by request field."""
         several = len(self.images) > 1
         images = {f"images.{index}" if several else "image": ref for index, ref in enumerate(self.images)}
-        others = {"mask": self.mask, "last_image": self.last_image, "audio": self.audio}
+        others = {"mask": self.mask, "last_image": self.last_image, "video": self.video, "audio": self.audio}
         of_controls = {f"controls.{index}.image": ref for index, ref in enumerate(self.control_images)}
         return images | {name: ref for name, ref in others.items() if ref is not None} | of_controls
 

@@ -24,6 +24,9 @@ MAX_DURATION_S = 3600.0
 LATENTS_TYPE = "application/safetensors"
 """Content type of latents."""
 
+VIDEO_TYPES = ("video/mp4", "video/quicktime")
+"""Content types of input videos."""
+
 GLB_TYPE = "model/gltf-binary"
 """Content type of meshes."""
 
@@ -89,6 +92,9 @@ class Task(StrEnum):
     EDIT = "edit"
     TEXT_TO_VIDEO = "text_to_video"
     IMAGE_TO_VIDEO = "image_to_video"
+    VIDEO_TO_VIDEO = "video_to_video"
+    ANIMATE = "animate"
+    """The person of an image moves as the one of a video does."""
     TEXT_TO_AUDIO = "text_to_audio"
     AUDIO_TO_AUDIO = "audio_to_audio"
     AUDIO_INPAINT = "audio_inpaint"
@@ -100,7 +106,8 @@ class Task(StrEnum):
             return Medium.AUDIO
         if self is Task.IMAGE_TO_MESH:
             return Medium.MESH
-        return Medium.VIDEO if self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO) else Medium.IMAGE
+        videos = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.ANIMATE)
+        return Medium.VIDEO if self in videos else Medium.IMAGE
 
     @property
     def makes_video(self) -> bool:
@@ -115,12 +122,20 @@ class Task(StrEnum):
         return self.medium is Medium.MESH
 
     @property
+    def takes_image(self) -> bool:
+        return not self.makes_audio and self not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO)
+
+    @property
+    def takes_video(self) -> bool:
+        return self in (Task.VIDEO_TO_VIDEO, Task.ANIMATE)
+
+    @property
     def takes_audio(self) -> bool:
         return self in (Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
 
     @property
     def has_strength(self) -> bool:
-        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT, Task.AUDIO_TO_AUDIO)
+        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT, Task.VIDEO_TO_VIDEO, Task.AUDIO_TO_AUDIO)
 
     @property
     def takes_controls(self) -> bool:
@@ -417,11 +432,13 @@ class ChoosableFields(BaseModel):
         strict=True,
         gt=0,
         le=1,
-        description="How much to change `image` or `audio`: the share of the steps that run, at least one. "
+        description="How much to change `image`, `video` or `audio`: the share of the steps that run, at least one. "
         "With a mask, the default is 1.",
     )
-    frames: Count | None = Field(None, description="Length of a video.")
-    fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
+    frames: Count | None = Field(None, description="Length of a video. Unset: that of `video`, or the model's default.")
+    fps: Count | None = Field(
+        None, le=MAX_FPS, description="Frames per second of a video. Unset: those of `video`, or the model's default."
+    )
     duration_s: float | None = Field(
         None,
         strict=True,

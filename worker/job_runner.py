@@ -145,6 +145,7 @@ class JobRunner:
             mask=files.get("mask"),
             last_image=files.get("last_image"),
             controls=tuple(data or b"" for name, data in files.items() if name.startswith("controls.")),
+            video=files.get("video"),
             audio=files.get("audio"),
         )
 

@@ -1,4 +1,4 @@
-"""Input images and sounds: validated, stored once per content, and kept while in use."""
+"""Input images, videos and sounds: validated, stored once per content, and kept while in use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import binascii
 import hashlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -32,9 +32,15 @@ Read = Callable[[], Awaitable[bytes]]
 INPUT_ID = re.compile(r"in_[0-9a-f]{32}")
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 _ARTIFACT = re.compile(r"(job_[0-9a-hjkmnp-tv-z]{26})/artifacts/(\d{1,4})(?:\?[^#]*)?")
-_DATA_URL = re.compile(
-    r"data:((?:image|audio)/[a-z0-9.+-]+|application/safetensors)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE
-)
+_MEDIA = r"(?:image|audio)/[a-z0-9.+-]+|video/(?:mp4|quicktime)|application/safetensors"
+_DATA_URL = re.compile(rf"data:({_MEDIA})?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
+KINDS: Mapping[str, str] = {
+    "image": "an image",
+    "video": "a video",
+    "audio": "a sound",
+    "mesh": "a mesh",
+    "latents": "latents",
+}
 _threads = ThreadPoolExecutor(2, "input-image")
 
 # Bytes of input images in one process, from their reading to the end of their upload. Each counts twice: as sent, and
@@ -99,10 +105,10 @@ class InputStore:
         if artifact is None:
             state = f"is {record.state.value} and has {len(record.artifacts)} artifacts"
             raise InputRejected(f"{param}: job {job_id} {state}; wait until it has succeeded", param=param)
-        if artifact.kind != ("audio" if param == "audio" else "image") and artifact.kind != "latents":
-            what = "a sound" if param == "audio" else "an image"
-            kind = {"audio": "a sound", "image": "an image"}.get(artifact.kind, "a video")
-            raise InputRejected(f"{param}: artifact {index} of job {job_id} is {kind}, not {what}", param=param)
+        wanted = param if param in ("audio", "video") else "image"
+        if artifact.kind not in (wanted, "latents"):
+            what = f"{KINDS[artifact.kind]}, not {KINDS[wanted]}"
+            raise InputRejected(f"{param}: artifact {index} of job {job_id} is {what}", param=param)
         if artifact.location is not None:
             message = f"{param}: artifact {index} of job {job_id} is not stored here but at {artifact.location}"
             raise InputRejected(f"{message}; upload it, or send a URL of it", param=param)
@@ -185,6 +191,8 @@ def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:
         bytes=len(image.data),
         width=image.width,
         height=image.height,
+        frames=image.frames,
+        fps=image.fps,
         duration_s=image.duration_s,
     )
 

@@ -54,6 +54,13 @@ class ImageObject(BaseModel):
     duration_s: float | None = Field(None, description="Of a sound, whose width and height are 0.")
 
 
+class VideoObject(ImageObject):
+    """A stored input video; `fps` is the mean rate of its frames."""
+
+    frames: int
+    fps: float
+
+
 class ArtifactObject(BaseModel):
     """A finished image, video, sound or mesh, or latents, of which width and height are their own; `flagged` by the
     model's safety checker. `frames` to `channels`: videos, and sounds as far as they have them, whose sides are 0.
@@ -173,6 +180,7 @@ class JobObject(ServiceFields, CallFields, ChosenFields, PipelineFields, JobStat
     images: list[ImageObject]
     mask: ImageObject | None
     last_image: ImageObject | None
+    video: VideoObject | None = Field(description="Of it, the job uses `frames` frames from its beginning.")
     audio: ImageObject | None = Field(description="The sound to start from.")
     controls: list[ControlObject]
     output: OutputObject | None = Field(description="Null: the artifacts are stored here, and deleted with the job.")
@@ -220,6 +228,7 @@ def job_object(
         images=[_image(image) for image in job.images],
         mask=None if job.mask is None else _image(job.mask),
         last_image=None if job.last_image is None else _image(job.last_image),
+        video=None if job.video is None else VideoObject(**job.video.model_dump(exclude={"key"})),
         audio=None if job.audio is None else _image(job.audio),
         controls=[
             ControlObject(image=_image(image), **control.model_dump())
@@ -238,7 +247,7 @@ def job_object(
     )
 
 
-_CONVERTED = {"images", "mask", "last_image", "audio", "controls", "output"}
+_CONVERTED = {"images", "mask", "last_image", "video", "audio", "controls", "output"}
 _REQUEST_FIELDS = tuple(sorted(frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _CONVERTED))
 _request_fields = attrgetter(*_REQUEST_FIELDS)
 

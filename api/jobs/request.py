@@ -68,6 +68,10 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "Same proportions as `image`.",
     )
     last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
+    video: str | None = Field(
+        None,
+        description="Change this video, or let the person of `image` move as in it: an MP4 or MOV, named like `image`.",
+    )
     audio: str | None = Field(
         None, description="Start from this sound: named as `image`, of a WAV, FLAC, MP3, or Ogg (Opus, Vorbis) file."
     )
@@ -99,8 +103,8 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
 
     @property
     def references(self) -> dict[str, str]:
-        """Values of all fields that name an image or a sound, by field path."""
-        others = {"mask": self.mask, "last_image": self.last_image, "audio": self.audio}
+        """Values of all fields that name an image, a video or a sound, by field path."""
+        others = {"mask": self.mask, "last_image": self.last_image, "video": self.video, "audio": self.audio}
         controls = {f"controls.{index}.image": control.image for index, control in enumerate(self.controls)}
         return self.image_values | {name: value for name, value in others.items() if value is not None} | controls
 
@@ -142,8 +146,8 @@ def _fault(details: ErrorDetails) -> InvalidRequest:
 def task_of(request: JobRequest, spec: ModelSpec) -> Task:
     """Return the request's task, or raise `InvalidRequest` that names the field that does not match it.
 
-    A mask implies inpainting. Without a mask, the images, `last_image`, `strength` and `frames` select among the
-    model's tasks; if more than one remains, the request must name its task.
+    A mask implies inpainting. A video implies changing it, or animating an image. Otherwise the images, `last_image`,
+    `strength` and `frames` select among the model's tasks; if more than one remains, the request must name its task.
     """
     if request.image is not None and request.images is not None:
         raise InvalidRequest("images: send either image or images, not both", param="images")
@@ -169,6 +173,8 @@ def _implied(request: JobRequest) -> Sequence[Task]:
         return (Task.AUDIO_INPAINT,)
     if request.audio is not None:
         return (Task.AUDIO_TO_AUDIO,)
+    if request.video is not None:
+        return (Task.ANIMATE if request.image_values else Task.VIDEO_TO_VIDEO,)
     tasks: Sequence[Task] = _WITH_IMAGE if request.image_values or request.last_image is not None else _FROM_TEXT
     if len(request.image_values) > 1:
         tasks = _WITH_SEVERAL
@@ -194,10 +200,13 @@ def _no_match(request: JobRequest, spec: ModelSpec) -> InvalidRequest:
             return InvalidRequest(f"{_repaint_field(request)} needs audio", param=_repaint_field(request))
         if request.audio is None and all(task.takes_audio for task in spec.tasks):
             return InvalidRequest(f"audio: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="audio")
-        if not any(task in _FROM_TEXT for task in spec.tasks):
+        if request.video is None and not any(task in _FROM_TEXT or not task.takes_image for task in spec.tasks):
             return InvalidRequest(f"image: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="image")
+    if request.video is None and all(task.takes_video for task in spec.tasks):
+        return InvalidRequest(f"video: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="video")
     decisive = {
         "mask": request.mask is not None,
+        "video": request.video is not None,
         "last_image": request.last_image is not None,
         "strength": request.strength is not None and Task.IMAGE_TO_IMAGE in implied,
         "frames": request.frames is not None,
@@ -213,10 +222,13 @@ def _check_fields(request: JobRequest, task: Task) -> None:
     """Raise `InvalidRequest` naming the first field that `task` does not use or lacks."""
     count, field = len(request.image_values), _image_field(request)
     _check_audio(request, task)
-    if (task in _FROM_TEXT or task.makes_audio) and count:
+    if count and not task.takes_image:
         raise InvalidRequest(f"{task.value} takes no images", param=field)
-    if task not in _FROM_TEXT and not task.makes_audio and not count:
+    if task.takes_image and not count:
         raise InvalidRequest(f"image: {task.value} needs one", param="image")
+    if (request.video is not None) != task.takes_video:
+        verb = "needs a video" if request.video is None else "takes no video"
+        raise InvalidRequest(f"{task.value} {verb}", param="video")
     if count > 1 and task not in _WITH_SEVERAL:
         raise InvalidRequest(f"{task.value} takes one image, not {count}", param=field)
     if (request.mask is not None) != (task is Task.INPAINT):
@@ -226,7 +238,7 @@ def _check_fields(request: JobRequest, task: Task) -> None:
         raise InvalidRequest(f"{task.value} takes no last_image", param="last_image")
     if request.strength is not None and not task.has_strength:
         start = "a sound" if task.makes_audio else "an image"
-        reason = f"has no effect on {task.value}" if count else f"needs {start} to start from"
+        reason = f"needs {start} to start from" if task in _FROM_TEXT else f"has no effect on {task.value}"
         raise InvalidRequest(f"strength {reason}", param="strength")
     if request.frames is not None and not task.makes_video:
         raise InvalidRequest(f"{task.value} makes no video", param="frames")

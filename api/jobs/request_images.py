@@ -1,10 +1,10 @@
-"""The images of one request: stored one after the other, and checked together."""
+"""The images and the video of one request: stored one after the other, and checked together."""
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from api.jobs.input_store import InputStore, check_reference
+from api.jobs.input_store import KINDS, InputStore, check_reference
 from api.jobs.request import JobRequest
 from shared.errors import Faults, InputRejected, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
@@ -18,12 +18,13 @@ URLS_S = 30.0
 @dataclass(frozen=True)
 class Inputs:
     """The stored images of a request: those of `image` or `images`, its mask, its last image, its control images; and
-    the sound that it starts from."""
+    its video and its sound."""
 
     images: tuple[InputRef, ...] = ()
     mask: InputRef | None = None
     last_image: InputRef | None = None
     controls: tuple[InputRef, ...] = ()
+    video: InputRef | None = None
     audio: InputRef | None = None
 
 
@@ -50,21 +51,27 @@ async def store_inputs(request: JobRequest, store: InputStore) -> Inputs:
     for param, value in request.references.items():
         with faults.collected():
             refs[param] = await store.resolve(value, param)
-            if refs[param].is_latents and param != "image":
-                raise InputRejected(f"{param}: latents can only be an image to continue from", param=param)
-            if refs[param].is_audio != (param == "audio"):
-                found, wanted = ("an image", "a sound") if param == "audio" else ("a sound", "an image")
-                raise InputRejected(f"{param}: it is {found}, not {wanted}", param=param)
+            check_kind(refs[param], param)
     faults.check()
     inputs = Inputs(
         images=tuple(refs[param] for param in request.image_values),
         mask=refs.get("mask"),
         last_image=refs.get("last_image"),
         controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
+        video=refs.get("video"),
         audio=refs.get("audio"),
     )
     check_input_sizes(inputs, store.settings.max_input_bytes, store.settings.max_input_pixels)
     return inputs
+
+
+def check_kind(ref: InputRef, param: str) -> None:
+    """Raise `InputRejected` for a stored file of another kind than the field takes."""
+    if ref.is_latents and param != "image":
+        raise InputRejected(f"{param}: latents can only be an image to continue from", param=param)
+    wanted = param if param in ("video", "audio") else "image"
+    if ref.kind not in (wanted, "latents"):
+        raise InputRejected(f"{param}: it is {KINDS[ref.kind]}, not {KINDS[wanted]}", param=param)
 
 
 def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
@@ -72,7 +79,8 @@ def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
 
     It holds the files of all jobs of a batch, and decodes 10 megapixels a second on a busy machine.
     """
-    refs = [ref for ref in (*inputs.images, inputs.mask, inputs.last_image, *inputs.controls) if ref is not None]
+    all_refs = (*inputs.images, inputs.mask, inputs.last_image, *inputs.controls, inputs.video)
+    refs = [ref for ref in all_refs if ref is not None]
     totals = (
         ("bytes", sum(ref.bytes for ref in refs), _LARGEST_FILES * max_bytes),
         ("pixels", sum(ref.width * ref.height for ref in refs), _LARGEST_IMAGES * max_pixels),

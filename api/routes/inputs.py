@@ -1,4 +1,4 @@
-"""Routes of input images and sounds: upload, list, read, delete."""
+"""Routes of input images, videos and sounds: upload, list, read, delete."""
 
 from typing import Literal
 
@@ -25,15 +25,21 @@ OVERHEAD_BYTES = 64 * 1024
 
 
 class InputObject(BaseModel):
-    """A stored image or sound; send its `id` as the `image` or `audio` of a job. Equal files have equal ids."""
+    """A stored image, video or sound; send its `id` as the `image`, `video` or `audio` of a job.
+
+    Equal files have equal ids.
+    """
 
     id: str = Field(examples=["in_0123456789abcdef0123456789abcdef"])
     object: str = "input"
+    kind: Literal["image", "video", "audio", "latents"]
     width: int
     height: int
     duration_s: float | None = Field(None, description="Of a sound, whose width and height are 0.")
     content_type: str
     bytes: int = Field(description="Size of what is kept: metadata are dropped.")
+    frames: int | None = Field(None, description="Videos only.")
+    fps: float | None = Field(None, description="The mean rate of the frames; videos only.")
     expires_at: str | None = Field(
         description="When it is deleted; each upload and each use postpones this. Null while a job uses it."
     )
@@ -55,7 +61,7 @@ class InputList(BaseModel):
     responses=problems(400, 408, 413, 415, 422, 429, 503) | {201: {"model": InputObject}},
 )
 async def upload_input(request: Request, context: Context) -> Response:
-    """Upload a PNG, JPEG or WebP, or a WAV, FLAC, MP3 or Ogg, as the multipart field `file`."""
+    """Upload a PNG, JPEG or WebP, an MP4 or MOV, or a WAV, FLAC, MP3 or Ogg, as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
         file = form.get("file")
@@ -65,7 +71,7 @@ async def upload_input(request: Request, context: Context) -> Response:
             raise InputRejected("file: it is empty", param="file")
         ref = await context.store_upload(file, "file")
     expires_at_ms = now_ms() + context.services.queue.client.policy("input_retention_s") * 1000
-    uploaded = InputObject(**ref.model_dump(exclude={"key"}), expires_at=iso(expires_at_ms))
+    uploaded = _object(StoredInput(ref, expires_at_ms))
     return Response(uploaded.model_dump_json(), 201, media_type="application/json")
 
 
@@ -121,4 +127,5 @@ def _no_input(input_id: str) -> NotFound:
 
 
 def _object(stored: StoredInput) -> InputObject:
-    return InputObject(**stored.ref.model_dump(exclude={"key"}), expires_at=iso(stored.expires_at_ms))
+    fields = stored.ref.model_dump(exclude={"key"})
+    return InputObject(**fields, kind=stored.ref.kind, expires_at=iso(stored.expires_at_ms))

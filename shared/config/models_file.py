@@ -68,7 +68,9 @@ class Limits(_Table):
     are limited in characters.
 
     Frames are k * `frames_multiple` + 1, as a video's first frame is encoded separately. `last_image`: whether
-    image-to-video requests can or must have a last image. Seconds of sounds are at most `max_duration_s`.
+    image-to-video requests can or must have a last image. `max_input_frames`, `_video_pixels` of a frame and
+    `_video_bytes` limit the video that a job starts from; it uses at most `max_frames` of its frames. Seconds of sounds
+    are at most `max_duration_s`.
     """
 
     min_side: Dimension = 64
@@ -85,6 +87,9 @@ class Limits(_Table):
     last_image: Literal["refused", "allowed", "needed"] = "refused"
     max_layers: Annotated[int, Field(ge=0, le=32)] = 0
     max_input_images: Annotated[int, Field(ge=1, le=MAX_INPUT_IMAGES)] = 1
+    max_input_frames: Annotated[int, Field(ge=1)] = 3000
+    max_input_video_pixels: Annotated[int, Field(gt=0)] = 4096 * 2304
+    max_input_video_bytes: Annotated[int | None, Field(gt=0)] = None
     max_images: Annotated[int, Field(ge=1, le=64)] = 8
     max_prompt_chars: Annotated[int, Field(ge=1)] = 4000
     max_sequence_length: Annotated[int, Field(ge=1)] = 512
@@ -123,6 +128,10 @@ class Limits(_Table):
     @property
     def most_frames(self) -> int:
         return (self.max_frames - 1) // self.frames_multiple * self.frames_multiple + 1
+
+    def most_frames_of(self, frames: int) -> int:
+        """Return the most frames of a video of `frames` that are allowed."""
+        return (min(frames, self.max_frames) - 1) // self.frames_multiple * self.frames_multiple + 1
 
     def allows_frames(self, frames: int) -> bool:
         return 1 <= frames <= self.max_frames and (frames - 1) % self.frames_multiple == 0
@@ -377,13 +386,13 @@ class ModelSpec(_Table):
     def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
         """Return width and height of a result that follows from an image, None for the model's default.
 
-        An image that is changed keeps its size. One that is edited gives its proportions, with about the default's
-        pixels.
+        An image or video that is changed keeps its size. An image that is edited or animated gives its proportions,
+        with about the default's pixels.
         """
         pixels = self.defaults.width * self.defaults.height
         if task.has_strength:
             return self.limits.size_like(width, height, pixels)
-        if task is not Task.EDIT:
+        if task not in (Task.EDIT, Task.ANIMATE):
             return None
         area = References(pixels=pixels, multiple_of=self.limits.multiple_of, enlarge=True)
         size = area.size_for(width, height)

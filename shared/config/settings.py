@@ -191,7 +191,7 @@ class Settings(BaseSettings):
     )
     cors_origins: Origins = _setting((), "Origins allowed to call the API from a browser, comma-separated.")
     max_body_bytes: Positive = _setting(1_048_576, "Largest request body but for uploads, bulk requests and images.")
-    max_input_bytes: Positive = _setting(20 * 1024 * 1024, "Largest input image file.")
+    max_input_bytes: Positive = _setting(20 * 1024 * 1024, "Largest input image or video file.")
     max_input_pixels: Positive = _setting(
         40_000_000, "Most pixels of an input image; the images of a job have at most twice as many in total."
     )

@@ -2,6 +2,7 @@
 
 from shared.architectures.family import Denoiser, Family
 from shared.architectures.stacking_rules import GROUPED, TIMES, forward
+from shared.job_fields import Task
 
 FAMILY = Family(
     denoisers={
@@ -10,5 +11,6 @@ FAMILY = Family(
             forward("sample", "timestep_cond", "added_cond_kwargs", timestep=TIMES, encoder_hidden_states=GROUPED),
             weighted_prompts=True,
         )
-    }
+    },
+    siblings={("AnimateDiffPipeline", Task.VIDEO_TO_VIDEO): "AnimateDiffVideoToVideoPipeline"},
 )

@@ -2,6 +2,7 @@
 
 from shared.architectures.family import Denoiser, Encoder, Family
 from shared.architectures.stacking_rules import SAME, SHARED, TIMES, forward
+from shared.job_fields import Task
 
 FAMILY = Family(
     denoisers={
@@ -11,4 +12,5 @@ FAMILY = Family(
         )
     },
     encoders={"AutoencoderKLCogVideoX": Encoder(divisible=True)},
+    siblings={("CogVideoXPipeline", Task.VIDEO_TO_VIDEO): "CogVideoXVideoToVideoPipeline"},
 )

@@ -44,6 +44,7 @@ FAMILY = Family(
     encoders={"AutoencoderKLWan": Encoder(VAE, divisible=True)},
     siblings={
         ("WanPipeline", Task.IMAGE_TO_VIDEO): "WanImageToVideoPipeline",
+        ("WanPipeline", Task.VIDEO_TO_VIDEO): "WanVideoToVideoPipeline",
         ("WanImageToVideoPipeline", Task.TEXT_TO_VIDEO): "WanPipeline",
     },
 )

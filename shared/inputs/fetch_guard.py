@@ -47,6 +47,8 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
+ACCEPTED = "image/png, image/jpeg, image/webp, video/mp4, video/quicktime, application/safetensors"
+
 
 @dataclass(frozen=True)
 class FetchRules:
@@ -202,7 +204,7 @@ class FetchGuard:
         """Hold the body of `url` and its memory; raises `FetchRefused`, `FetchFailed` or `Overloaded`."""
         async with AsyncExitStack() as memory:
             async with FETCHES.turn(self.tenant, 1):
-                headers = {"accept": "image/png, image/jpeg, image/webp, application/safetensors"}
+                headers = {"accept": ACCEPTED}
                 response = await self._send(url, _Request("GET", headers, None, memory, reads_success=True))
             if response.status in (301, 302, 303, 307, 308):
                 raise FetchFailed("the URL redirects; use its final address")

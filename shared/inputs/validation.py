@@ -1,4 +1,4 @@
-"""Validation of input images and sounds from untrusted clients.
+"""Validation of input images, videos and sounds from untrusted clients.
 
 Nothing is decoded here: the structure of a file is checked, and its metadata are dropped. Time and memory depend on
 the bytes that a client sends, not on the pixels that they declare; workers decode.
@@ -8,17 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shared.errors import InputRejected
-from shared.inputs.formats import FormatFault, StrippedImage, audio, exif, jpeg, latents, png, webp
-from shared.job_fields import LATENTS_TYPE, MAX_DURATION_S
+from shared.inputs.formats import FormatFault, StrippedImage, audio, exif, jpeg, latents, mp4, png, webp
+from shared.job_fields import LATENTS_TYPE, MAX_DURATION_S, VIDEO_TYPES
 
 _STRIP: Mapping[str, Callable[[bytes], StrippedImage]] = {"png": png.strip, "jpeg": jpeg.strip, "webp": webp.strip}
 _LATENTS = "latents"
+_VIDEO = "video"
+MAX_VIDEO_PIXELS = 4096 * 2304
+"""Of a frame: a decoder keeps up to 16 of them, 220 MiB."""
+
 _KNOWN_OTHERS = (
     (b"GIF8", "a GIF"),
     (b"BM", "a BMP"),
     (b"II*\0", "a TIFF"),
     (b"MM\0*", "a TIFF"),
     (b"%PDF", "a PDF"),
+    (b"\x1aE\xdf\xa3", "WebM or Matroska"),
     (b"<", "text or SVG"),
     (b"{", "JSON"),
 )
@@ -28,13 +33,16 @@ _KNOWN_OTHERS = (
 class ImageFile:
     """An image file that holds nothing but its image and its orientation; width and height are upright.
 
-    Or a file of latents, with their own sides, or a sound, without any.
+    Or a file of latents, with their own sides; a video, with its `frames` and their mean rate; or a sound, without any
+    sides.
     """
 
     content_type: str
     width: int
     height: int
     data: bytes
+    frames: int = 0
+    fps: float | None = None
     duration_s: float | None = None
 
 
@@ -51,6 +59,8 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
     kind = _kind(data, param)
     if kind == _LATENTS:
         return _inspect_latents(data, param)
+    if kind == _VIDEO:
+        return _inspect_video(data, param)
     try:
         image = _STRIP[kind](data)
     except FormatFault as fault:
@@ -71,7 +81,7 @@ def _inspect_audio(data: bytes, kind: str, param: str) -> ImageFile:
     if found.duration_s > MAX_DURATION_S:
         message = f"{param}: {found.duration_s:.0f} seconds; at most {MAX_DURATION_S:.0f} are allowed"
         raise InputRejected(message, param=param)
-    return ImageFile(found.content_type, 0, 0, found.data, round(found.duration_s, 3))
+    return ImageFile(found.content_type, 0, 0, found.data, duration_s=round(found.duration_s, 3))
 
 
 def _inspect_latents(data: bytes, param: str) -> ImageFile:
@@ -80,6 +90,18 @@ def _inspect_latents(data: bytes, param: str) -> ImageFile:
     except FormatFault as fault:
         raise InputRejected(f"{param}: the file of latents is refused: {fault}", param=param) from fault
     return ImageFile(LATENTS_TYPE, found.width, found.height, found.data)
+
+
+def _inspect_video(data: bytes, param: str) -> ImageFile:
+    try:
+        video = mp4.strip(data)
+    except FormatFault as fault:
+        raise InputRejected(f"{param}: the video {fault}", param=param) from fault
+    width, height = video.width, video.height
+    if width * height > MAX_VIDEO_PIXELS:
+        message = f"{param}: a video of {width}x{height} pixels; at most {MAX_VIDEO_PIXELS} are allowed"
+        raise InputRejected(message, param=param)
+    return ImageFile(VIDEO_TYPES[video.is_quicktime], width, height, video.data, video.frames, video.fps)
 
 
 def _kind(data: bytes, param: str) -> str:
@@ -91,12 +113,16 @@ def _kind(data: bytes, param: str) -> str:
         return "webp"
     if latents.is_file(data):
         return _LATENTS
+    if mp4.is_file(data):
+        return _VIDEO
     if not data:
-        raise InputRejected(f"{param}: the image is empty", param=param)
+        raise InputRejected(f"{param}: the {'video' if param == 'video' else 'image'} is empty", param=param)
     other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)
     if data[4:8] == b"ftyp":
-        other = "HEIC, AVIF or a video"
+        other = "HEIC or AVIF"
     if param == "audio":
         raise InputRejected(f"{param}: unsupported audio; send a WAV, FLAC, MP3, or Ogg (Opus, Vorbis)", param=param)
     seen = f": {other}" if other else ""
+    if param == "video":
+        raise InputRejected(f"video: unsupported video{seen}; send an MP4 or MOV", param=param)
     raise InputRejected(f"{param}: unsupported image{seen}; send a PNG, JPEG or WebP", param=param)

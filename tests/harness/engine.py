@@ -16,10 +16,11 @@ import numpy as np
 from PIL import Image
 
 from harness import model_pool
+from harness.videos import a_video_file
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import InputRef, Job
-from shared.job_fields import OutputFormat, Task
+from shared.job_fields import VIDEO_TYPES, OutputFormat, Task
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
     Audio,
@@ -83,13 +84,16 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
     """Return the inputs that a job of its task refers to, `image_count` of them for edits, unless it has some."""
     ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
     values: dict[str, Any] = {}
-    makes_image = not job.task.makes_audio
-    if makes_image and job.task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO) and not job.images:
+    if job.task.takes_image and not job.images:
         values["images"] = (ref,) * image_count
     if job.task.takes_audio and job.audio is None:
         values["audio"] = InputRef(id="in_2", key="k", content_type="audio/wav", bytes=1, width=0, height=0)
     if job.task is Task.INPAINT and job.mask is None:
         values["mask"] = ref
+    if job.task.takes_video and job.video is None:
+        values["video"] = ref.model_copy(
+            update={"content_type": VIDEO_TYPES[0], "frames": job.frames, "fps": float(job.fps or 1)}
+        )
     if job.controls and not job.control_images:
         values["control_images"] = (ref,) * len(job.controls)
     if job.task is Task.EDIT and not job.reference_sizes:
@@ -134,6 +138,7 @@ def input_files(job: Job) -> InputFiles:
         mask=None if job.mask is None else a_mask_file(),
         last_image=None if job.last_image is None else an_image_file(shade=(job.seed + 50) % 100),
         controls=tuple(an_image_file(shade=(job.seed + 70 + 13 * at) % 100) for at in range(len(job.control_images))),
+        video=None if job.video is None else a_video_file(job.video.frames, job.fps or 1, shade=(job.seed + 19) % 100),
         audio=None if job.audio is None else an_audio_file(pitch=200.0 + job.seed % 100),
     )
 

@@ -67,6 +67,13 @@ max_frames = 81
 last_image = "allowed"
 
 [[model]]
+id = "remix"
+source = "x"
+tasks = ["text_to_video", "video_to_video"]
+[model.limits]
+max_frames = 3
+
+[[model]]
 id = "band"
 source = "x"
 tasks = ["text_to_audio", "audio_to_audio", "audio_inpaint"]
@@ -74,7 +81,8 @@ tasks = ["text_to_audio", "audio_to_audio", "audio_inpaint"]
 max_duration_s = 60
 """
 COLOURS = ("red", "blue", "white", "black")
-"""Input images; each stands for its id in a request, in a job and in a response, and for itself in a call. So does
+VIDEO = "green"
+"""Input files. Each stands for its id in a request, in a job and a response, and for itself in a call. So does
 `PITCHES`, of sounds, by their highest sample."""
 PITCHES = {"quiet": 0.25, "loud": 0.5}
 
@@ -199,6 +207,7 @@ ROWS: dict[str, Row] = {
     "keep_unmasked": same(RESULT, INPAINT, keep_unmasked=False),
     "mask_blur": same(RESULT, INPAINT, mask_blur=4),
     "mask_padding": same(RESULT, INPAINT, mask_padding=8),
+    "video": same({"video": ["green"] * 3}, {"model": "remix", "width": 64, "height": 64}, video="green"),
     "last_image": same({"last_image": "blue"}, FILM | {"image": "red"}, last_image="blue"),
     "controls.id": of_controls("id", "depth", "chooses the control net"),
     "controls.image": Row(

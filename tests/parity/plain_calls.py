@@ -6,6 +6,7 @@ import io
 import wave
 from typing import Any
 
+import av
 import diffusers
 import families
 import numpy as np
@@ -44,6 +45,11 @@ _OF_TASKS = {
         "WanPipeline": "WanImageToVideoPipeline",
         "LTX2Pipeline": "LTX2ImageToVideoPipeline",
         "LTX2ConditionPipeline": "LTX2ImageToVideoPipeline",
+    },
+    Task.VIDEO_TO_VIDEO: {
+        "WanPipeline": "WanVideoToVideoPipeline",
+        "CogVideoXPipeline": "CogVideoXVideoToVideoPipeline",
+        "AnimateDiffPipeline": "AnimateDiffVideoToVideoPipeline",
     },
 }
 
@@ -220,6 +226,12 @@ CALLS = {
     # Videos
     "WanPipeline": "negative_prompt height width num_frames guidance_scale",
     "WanImageToVideoPipeline": "image last_image negative_prompt height width num_frames guidance_scale",
+    "WanVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
+    "LucyEditPipeline": "video negative_prompt height width num_frames guidance_scale",
+    "CogVideoXVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
+    "AnimateDiffVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
+    "WanAnimate2ModularPipeline": "image driving_video negative_prompt height width fps",
+    "WanAnimate2DistilledModularPipeline": "image driving_video height width fps",
     "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
     "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoFramepackPipeline": ("image last_image negative_prompt height width num_frames guidance_scale"),
@@ -352,6 +364,11 @@ def _images(job: Job) -> dict[str, Any]:
         values["image"] = images if len(images) > 1 else images[0]
     if files.mask is not None:
         values["mask_image"] = ImageOps.fit(_opened(files.mask), size, Image.Resampling.BILINEAR)
+    if files.video is not None:
+        frames = load_frames(files.video)
+        if job.task is not Task.ANIMATE:
+            frames = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
+        values |= dict.fromkeys(("video", "driving_video"), frames)
     if files.last_image is not None:
         values["last_image"] = ImageOps.fit(_opened(files.last_image), size, Image.Resampling.LANCZOS)
     return values
@@ -374,6 +391,12 @@ def _controls(job: Job, image: str) -> dict[str, Any]:
     columns = (fitted, *zip(*((one.scale, one.start, one.end) for one in job.controls), strict=True))
     values = [list(column) if len(opened) > 1 else column[0] for column in columns]
     return dict(zip((image, *_CONTROL.split()), values, strict=True))
+
+
+def load_frames(data: bytes) -> list[Image.Image]:
+    """Return all frames of a video, as diffusers' `load_video` does."""
+    with av.open(io.BytesIO(data)) as file:
+        return [frame.to_image() for frame in file.decode(video=0)]
 
 
 def _opened(data: bytes) -> Image.Image:

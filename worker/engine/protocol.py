@@ -21,12 +21,13 @@ Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, 
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of a job's input images, and of the sound that it starts from."""
+    """The files of a job's input images, of its video, and of the sound that it starts from."""
 
     images: tuple[bytes, ...] = ()
     mask: bytes | None = None
     last_image: bytes | None = None
     controls: tuple[bytes, ...] = ()
+    video: bytes | None = None
     audio: bytes | None = None
 
 

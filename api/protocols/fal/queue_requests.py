@@ -29,6 +29,7 @@ JOB_FIELDS: Mapping[str, str] = {
     "image_urls": "images",
     "mask_url": "mask",
     "end_image_url": "last_image",
+    "video_url": "video",
     "audio_url": "audio",
     "duration": "duration_s",
     "num_frames": "frames",
@@ -105,7 +106,7 @@ def parse_input(body: Any, spec: ModelSpec, defaults: Mapping[str, Any]) -> tupl
     return job_request, renaming
 
 
-_IMAGES = ("image", "images", "mask", "last_image", "audio")
+_IMAGES = ("image", "images", "mask", "last_image", "video", "audio")
 
 
 def _image_value(value: Any) -> Any:

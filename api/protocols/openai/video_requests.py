@@ -58,7 +58,8 @@ def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
         if model is None:
             raise InvalidRequest("model: no configured model makes videos", param="model")
         values["model"] = model
-    values.setdefault("task", (Task.IMAGE_TO_VIDEO if "image" in values else Task.TEXT_TO_VIDEO).value)
+    if "video" not in values:
+        values.setdefault("task", (Task.IMAGE_TO_VIDEO if "image" in values else Task.TEXT_TO_VIDEO).value)
     if isinstance(values.get("n"), int) and values["n"] > 1:
         message = f"n: a video request makes one video: {values['n']}; send several requests"
         faults.found.append(InvalidRequest(message, param="n"))

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.http_server import ROOT
+from harness.videos import a_plain_video
 from harness.waiting import wait_until
 from PIL import Image
+from tiny import registry
 from typer.testing import CliRunner
 
 import fusequeue
@@ -121,6 +123,21 @@ def test_an_image_is_given_in_any_form(engine: Engine, tmp_path: Path) -> None:
     (painted,) = engine.generate(PROMPTS[1], image=source, mask=mask, progress=False, **FIELDS)
     assert difference(painted.crop((0, 0, 32, 64)), source.crop((0, 0, 32, 64))) == 0
     assert difference(painted, source) > 20
+
+
+def test_a_video_is_given_as_a_path_or_bytes(tmp_path: Path) -> None:
+    registry.save_tiny("wan-2.1-t2v", tmp_path / "wan")
+    (tmp_path / "a.mp4").write_bytes(a_plain_video("green", 5))
+    fields: dict[str, Any] = {**FIELDS, "strength": 0.5, "steps": 2, "progress": False}
+    with Engine(tmp_path / "wan", tasks=("text_to_video", "video_to_video"), device="cpu") as engine:
+        forms = (tmp_path / "a.mp4", str(tmp_path / "a.mp4"), (tmp_path / "a.mp4").read_bytes())
+        videos = [engine.generate(CIRCLE, video=form, **fields)[0] for form in forms]
+        with pytest.raises(InvalidRequest, match="video: it is an image, not a video"):
+            engine.generate(CIRCLE, video=Image.new("RGB", (64, 64)), **fields)
+        (other,) = engine.generate(CIRCLE, video=a_plain_video("red", 5), **fields)
+    assert [(len(video.frames), video.job.fps) for video in videos] == [(5, 8)] * 3
+    assert all(difference(video.frames[0], videos[0].frames[0]) <= 2 for video in videos)
+    assert difference(other.frames[0], videos[0].frames[0]) > 2
 
 
 def test_progress_and_previews_are_passed_on(engine: Engine) -> None:

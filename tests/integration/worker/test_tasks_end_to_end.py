@@ -17,6 +17,7 @@ import torch
 from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_audio_file, an_image_file
 from harness.http_server import serving
+from harness.videos import a_video_file
 from PIL import Image
 from tiny import controls, registry
 
@@ -110,6 +111,24 @@ duration_s = 1
 [model.limits]
 max_duration_s = 5
 max_images = 4
+
+[[model]]
+id = "remix"
+source = "wan-2.1-t2v"
+tasks = ["text_to_video", "video_to_video"]
+max_batch = 4
+[model.defaults]
+width = 64
+height = 64
+steps = 4
+strength = 0.5
+frames = 9
+fps = 16
+[model.limits]
+multiple_of = 16
+max_frames = 9
+frames_multiple = 4
+max_images = 4
 """
 WAIT_S = 60
 _SUBMIT = Engine.submit
@@ -118,7 +137,7 @@ _SUBMIT = Engine.submit
 @pytest.fixture(scope="module")
 def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    for name in ("sd", "sdxl", "sdxl-refiner", "z-image", "wan-2.2-ti2v", "ace-step"):
+    for name in ("sd", "sdxl", "sdxl-refiner", "z-image", "wan-2.2-ti2v", "wan-2.1-t2v", "ace-step"):
         registry.save_tiny(name, folder / name)
     controls.save(folder / "sd", folder / "edges", 1)
     file = folder / "models.toml"
@@ -271,6 +290,31 @@ async def test_text_and_image_to_video_share_forwards(stack: StackHarness) -> No
         partial = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
         assert (partial.status_code, partial.content) == (206, data[100:200])
     assert max(job["batching"]["max_jobs"] for job in jobs) == 2, [job["batching"] for job in jobs]
+
+
+@pytest.mark.parametrize("stack", ["remix"], indirect=True)
+async def test_videos_are_changed_beside_videos_of_text(stack: StackHarness) -> None:
+    """Size, rate and frames are those of the input video; a longer one is cut, and its sound is left out."""
+    api = stack.client
+    files = [("a.mp4", a_video_file(9, 8, size=(64, 64))), ("b.mov", a_video_file(12, 8, sound=True, container="mov"))]
+    uploads = [(await api.post("/v1/inputs", files={"file": file})).json() for file in files]
+    assert [(one["kind"], one["frames"], one["fps"]) for one in uploads] == [("video", 9, 8.0), ("video", 12, 8.0)]
+    bodies = [{"model": "remix", "prompt": "a wave", "seed": 1, "video": uploads[0]["id"], "strength": 0.75}]
+    bodies.append({"model": "remix", "prompt": "fog", "seed": 2, "video": uploads[1]["id"], "width": 64, "height": 64})
+    bodies.append({"model": "remix", "prompt": "a ship", "seed": 3, "fps": 8, "width": 64, "height": 64})
+    first, second, plain = await stack.finished(*bodies)
+    assert [job["task"] for job in (first, second, plain)] == ["video_to_video", "video_to_video", "text_to_video"]
+    assert (first["video"]["id"], first["width"], first["height"]) == (uploads[0]["id"], 64, 64)
+    assert [warning["message"] for warning in second["warnings"]] == [
+        "video: its first 9 of 12 frames at 8 fps are used",
+        "video: its sound is not used; the result has none of it",
+    ]
+    for job in (first, second, plain):
+        assert (job["frames"], job["fps"]) == (9, 8)
+        assert (job["artifacts"][0]["frames"], job["artifacts"][0]["fps"]) == (9, 8)
+    assert [job["batching"]["max_jobs"] for job in (first, second, plain)] == [3, 3, 3]
+    again = await stack.continued({"model": "remix", "prompt": "snow", "video": first["id"], "seed": 4})
+    assert (again["video"]["frames"], again["strength"], again["warnings"]) == (9, 0.5, [])
 
 
 SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))

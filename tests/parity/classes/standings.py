@@ -32,7 +32,7 @@ NO_TASK = "its call takes the inputs of no task"
 NO_PROMPT = "its call takes no prompt, or under another name"
 CONTROL_NET = "its kind of control net has no stacking rules"
 OTHER_STAGE = "it is one of several stages, and takes or returns embeddings or latents"
-VIDEO_INPUT = "it needs a video, which requests cannot carry"
+VIDEO_INPUT = "it needs videos of another kind than that of a job: several, masked, preprocessed, or to continue"
 CONTROL_INPUT = "it needs a control image at each call, which no task requires"
 SOUND = "it makes sound only"
 TEXT = "it makes text only"
@@ -57,9 +57,8 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("StableDiffusionLatentUpscalePipeline", "StableDiffusionUpscalePipeline"),
     ),
     VIDEO_INPUT: (
-        *("AnimateDiffVideoToVideoPipeline", "CogVideoXFunControlPipeline", "CogVideoXVideoToVideoPipeline"),
-        *("EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline", "LTX2DFRTemporalRefinePipeline"),
-        *("LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline", "WanVideoToVideoPipeline"),
+        *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),
+        *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline"),
     ),
     CONTROL_INPUT: (
         *("FluxControlImg2ImgPipeline", "FluxControlInpaintPipeline"),

@@ -148,6 +148,16 @@ def sound(family: str, pipeline: str, tiny: str, *, tasks: tuple[Task, ...], **m
     )
 
 
+def from_videos(family: Family) -> Family:
+    """Return a family whose model changes videos, by different strengths, and also makes them of text."""
+    changed = {
+        f"{name}-from-video": {**fields, "task": Task.VIDEO_TO_VIDEO, "strength": 0.5 + 0.125 * at}
+        for at, (name, fields) in enumerate(family.jobs.items())
+    }
+    tasks = (*family.tasks, Task.VIDEO_TO_VIDEO)
+    return replace(family, tasks=tasks, jobs=dict([*family.jobs.items()][:2]) | changed)
+
+
 def both(family: Family) -> Family:
     """Return a family of videos of text whose jobs also begin with an image."""
     tasks = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)

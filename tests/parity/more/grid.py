@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import families
-from parity.more.families import Clip, Family, both, image, sound, video
+from parity.more.families import Clip, Family, both, from_videos, image, sound, video
 
 from shared.job_fields import Task
 
@@ -116,6 +116,10 @@ VIDEOS: tuple[Family, ...] = (
         )
     ),
     video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1), fused=False),
+    from_videos(video("Wan, video to video", "WanVideoToVideoPipeline", "wan-v2v")),
+    video("Lucy Edit", "LucyEditPipeline", "lucy-edit", task=Task.VIDEO_TO_VIDEO),
+    from_videos(video("CogVideoX, video to video", "CogVideoXVideoToVideoPipeline", "cogvideox-v2v")),
+    from_videos(video("AnimateDiff, video to video", "AnimateDiffVideoToVideoPipeline", "animatediff-v2v", Clip(5, 1))),
 )
 SOUNDS: tuple[Family, ...] = (
     sound("ACE-Step 1.5", "AceStepPipeline", "ace-step", tasks=THREE_SOUNDS, quick=True),

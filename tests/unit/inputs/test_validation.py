@@ -82,7 +82,7 @@ def test_truncated_file_is_rejected(kind: str) -> None:
         (b"hello", "unsupported image; send a PNG, JPEG or WebP"),
         (b"GIF89a" + bytes(50), "unsupported image: a GIF"),
         (b"  <svg xmlns=''/>", "unsupported image: text or SVG"),
-        (b"\0\0\0\x1cftypavif" + bytes(50), "HEIC, AVIF or a video"),
+        (b"\0\0\0\x1cftypavif" + bytes(50), "HEIC or AVIF"),
         (b"%PDF-1.7", "a PDF"),
         (b"RIFF\0\0\0\0AVI fmt ", "unsupported image"),
         (b"RIFF\0\0\0\0WAVEfmt ", "WAV file is damaged"),

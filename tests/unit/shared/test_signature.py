@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "images": (A_REF,),
     "mask": A_REF,
     "last_image": A_REF,
+    "video": A_REF,
     "fps": 30,
     "layers": 3,
     "reference_sizes": ((64, 64),),

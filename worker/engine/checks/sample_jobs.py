@@ -2,15 +2,17 @@
 
 import io
 import wave
+from functools import lru_cache
 from typing import NamedTuple
 
+import av
 import numpy as np
 from PIL import Image
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.job import InputRef, Job
-from shared.job_fields import Medium, Task
+from shared.job_fields import VIDEO_TYPES, Medium, Task
 from worker.engine.protocol import InputFiles
 
 # Two have the same words in another order, so the same length, for architectures that fuse only those.
@@ -24,6 +26,8 @@ PROMPTS = (
 
 LEAST_RESOLUTION = 16
 """Of the volume of a mesh: 5,000 points instead of 57 million."""
+VIDEO_SIDE = 64
+"""Of the videos of sample jobs."""
 
 
 class SampleSize(NamedTuple):
@@ -61,7 +65,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
     if task.makes_audio:
         width = height = 0
     ref = _sample_image(size)
-    has_image = not task.makes_audio and task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+    has_image = task.takes_image
     return Job(
         id=f"sample-{at}",
         tenant="sample",
@@ -88,6 +92,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         images=(ref,) if has_image else (),
         last_image=ref if has_image and last_image else None,
         mask=ref if task is Task.INPAINT else None,
+        video=_sample_video(frames, defaults.fps) if task.takes_video else None,
         extra={"octree_resolution": LEAST_RESOLUTION} if task.makes_mesh else None,
     )
 
@@ -107,13 +112,34 @@ def _sample_image(size: SampleSize) -> InputRef:
     return InputRef(id="sample", key="", content_type="image/png", bytes=0, width=size.width, height=size.height)
 
 
+def _sample_video(frames: int, fps: int) -> InputRef:
+    sides = {"width": VIDEO_SIDE, "height": VIDEO_SIDE}
+    return InputRef(id="sample", key="", content_type=VIDEO_TYPES[0], bytes=0, **sides, frames=frames, fps=fps)
+
+
+@lru_cache(4)
+def _video_file(frames: int, fps: int) -> bytes:
+    """Return an MP4 of a gradient that moves."""
+    file, image = io.BytesIO(), Image.radial_gradient("L").resize((VIDEO_SIDE, VIDEO_SIDE)).convert("RGB")
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = VIDEO_SIDE, VIDEO_SIDE, "yuv420p"
+        for at in range(frames):
+            moved = image.rotate(0, translate=(at % VIDEO_SIDE, 0))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(moved), format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
 def sample_files(job: Job) -> InputFiles:
     file = io.BytesIO()
     Image.radial_gradient("L").save(file, "PNG")
     data = file.getvalue()
     mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
     images, controls = ((data,) * len(refs) for refs in (job.images, job.control_images))
-    return InputFiles(images, mask, last, controls, audio=None if job.audio is None else _sample_tone(job))
+    video = None if job.video is None else _video_file(job.video.frames, job.fps or 1)
+    audio = None if job.audio is None else _sample_tone(job)
+    return InputFiles(images, mask, last, controls, video, audio)
 
 
 def _sample_tone(job: Job) -> bytes:

@@ -39,6 +39,7 @@ _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
 
 FRAME_RATES = ("frame_rate", "fps")  # pipelines name it differently
+VIDEOS = ("video", "driving_video")
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -76,6 +77,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_guidance(job, accepted),
         **_images(type(pipeline).__name__, job, inputs),
         **_structure(pipeline, job, inputs),
+        **{name: list(inputs.video) for name in VIDEOS},
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs.audio),
         **_controls(job, accepted, inputs),
@@ -92,6 +94,8 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         accepted = {
             name: item for name, item in accepted.items() if name not in ("num_inference_steps", "guidance_scale")
         }
+    if not inputs.video:
+        accepted = {name: item for name, item in accepted.items() if name not in VIDEOS}
     return {name: value for name, value in arguments.items() if name in accepted}
 
 

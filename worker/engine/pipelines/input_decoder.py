@@ -94,6 +94,7 @@ class InputDecoder:
             mask=None if files.mask is None else self._checked_file(files.mask, "mask"),
             last_image=None if files.last_image is None else self._checked_file(files.last_image, "last_image"),
             controls=tuple(self._checked_file(data, f"controls.{at}.image") for at, data in enumerate(files.controls)),
+            video=None if files.video is None else self._checked_file(files.video, "video"),
             audio=None if files.audio is None else self._checked_file(files.audio, "audio"),
         )
 
@@ -106,5 +107,7 @@ class InputDecoder:
 
 
 def _pixels(request: EngineRequest) -> int:
-    refs = request.job.inputs.values()
-    return sum(ref.width * ref.height for ref in refs) + int(PIXELS_PER_SECOND * (request.job.duration_s or 0.0))
+    """Return the pixels that are decoded for a request, of a video at least those of the frames that its job uses."""
+    frames = {"video": request.job.frames}
+    pixels = sum(ref.width * ref.height * frames.get(name, 1) for name, ref in request.job.inputs.items())
+    return pixels + int(PIXELS_PER_SECOND * (request.job.duration_s or 0.0))

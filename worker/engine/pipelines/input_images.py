@@ -16,6 +16,7 @@ from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
 from worker.engine.pipelines.input_audio import decode_audio
+from worker.engine.pipelines.input_videos import decode_video
 from worker.engine.protocol import Audio, InputFiles
 
 MAX_OBJECT_SIDE = 2048
@@ -31,7 +32,7 @@ _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
     control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
-    the image to start from; `audio` is the sound to start from."""
+    the image to start from. `video` has the frames that the job uses; `audio` is the sound to start from."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -40,6 +41,7 @@ class InputImages:
     warnings: tuple[FieldWarning, ...] = ()
     paste: Paste | None = None
     latents: torch.Tensor | None = None
+    video: tuple[Image.Image, ...] = ()
     audio: Audio | None = None
 
 
@@ -59,6 +61,10 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     if job.images and job.images[0].is_latents:
         controls = tuple(_control_image(data, at, job) for at, data in enumerate(files.controls))
         return InputImages(controls=controls, latents=_read_latents(files.images[0]))
+    if files.video is not None:
+        frames, warnings = decode_video(files.video, job)
+        images = tuple(fit_image(data, width, height) for data in files.images)
+        return InputImages(images, video=frames, warnings=warnings)
     if files.mask is not None:
         return _decode_inpainting(job, files, files.mask)
     return InputImages(

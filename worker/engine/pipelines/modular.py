@@ -33,6 +33,8 @@ _GIVEN: Mapping[Task, tuple[str, ...]] = {
     Task.INPAINT: ("prompt", "image", "mask_image"),
     Task.EDIT: ("prompt", "image"),
     Task.IMAGE_TO_VIDEO: ("prompt", "image"),
+    Task.VIDEO_TO_VIDEO: ("prompt", "video"),
+    Task.ANIMATE: ("prompt", "image", "driving_video"),
     Task.TEXT_TO_AUDIO: ("prompt",),
     Task.AUDIO_TO_AUDIO: ("prompt", "audio"),
     Task.AUDIO_INPAINT: ("prompt", "audio", "mask_start_seconds"),
@@ -44,7 +46,7 @@ _MADE: Mapping[Medium, str] = {
     Medium.AUDIO: "audios",
     Medium.MESH: "meshes",
 }
-_IMAGES = ("image", "mask_image")  # of the job's task
+_IMAGES = ("image", "mask_image", "video", "driving_video")  # of the job's task
 _ALSO_TAKEN = ("last_image", "callback_on_step_end")  # by blocks that the inputs of a task alone do not choose
 _OUTPUTS = {
     "images": "images",

@@ -54,6 +54,8 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
         return does_sound(task, accepted) and not lacks_part
     if task.makes_mesh or "octree_resolution" in accepted:
         return task.makes_mesh and "octree_resolution" in accepted
+    if task.takes_video or _needs_video(type(pipeline), accepted):
+        return _supports_video(task, pipeline, accepted)
     if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):
         return False
     if takes_structure(pipeline):
@@ -70,6 +72,24 @@ def takes_structure(pipeline: Pipeline) -> bool:
     """Return whether a call needs an image of structure (edges, depth) that is an input of the denoiser itself."""
     accepted = call_parameters(pipeline)
     return not is_modular(pipeline) and "control_image" in accepted and "controlnet_conditioning_scale" not in accepted
+
+
+def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspect.Parameter]) -> bool:
+    if task is Task.ANIMATE:
+        return "image" in accepted and "driving_video" in accepted
+    return task is Task.VIDEO_TO_VIDEO and _needs_video(type(pipeline), accepted) and not _others_needed(accepted)
+
+
+def _needs_video(pipeline_class: type[Any], accepted: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether a call without a video fails. For some pipelines a video with default None is optional."""
+    video = accepted.get("video")
+    by_name = "VideoToVideo" in pipeline_class.__name__
+    return video is not None and (video.default is inspect.Parameter.empty or by_name)
+
+
+def _others_needed(accepted: Mapping[str, inspect.Parameter]) -> bool:
+    needed = {name for name, item in accepted.items() if item.default is inspect.Parameter.empty}
+    return not needed <= {"self", "prompt", "video"} or "overlap_history" in accepted  # it continues the video
 
 
 def takes_last_image(pipeline: Pipeline) -> bool | None:

@@ -5,7 +5,7 @@ import { address, hasKey } from "../core/api.js";
 import { Copy, Segments } from "./ui.js";
 
 const OPENAI_FIELDS = ["model", "prompt", "n"];
-const IMAGE_FIELDS = ["image", "images", "mask", "last_image", "audio"];
+const IMAGE_FIELDS = ["image", "images", "mask", "last_image", "video", "audio"];
 
 const origin = () => address("").replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -25,13 +25,15 @@ from shared.job import InputRef, Job, encode
 from shared.job_fields import OutputFormat, Task
 from shared.signature import signature
 
-T2I, I2I, PAINT, EDIT, T2V, I2V, MESH = (
+T2I, I2I, PAINT, EDIT, T2V, I2V, V2V, MOVE, MESH = (
     Task.TEXT_TO_IMAGE,
     Task.IMAGE_TO_IMAGE,
     Task.INPAINT,
     Task.EDIT,
     Task.TEXT_TO_VIDEO,
     Task.IMAGE_TO_VIDEO,
+    Task.VIDEO_TO_VIDEO,
+    Task.ANIMATE,
     Task.IMAGE_TO_MESH,
 )
 VIDEO: dict[str, Any] = {
@@ -45,6 +47,8 @@ SPECS = (
     ModelSpec(id="everything", source="x", tasks=tuple(task for task in Task if not task.makes_mesh), **VIDEO),
     ModelSpec(id="sculptor", source="x", tasks=(MESH,), limits=Limits(max_input_images=4)),
     ModelSpec(id="film", source="x", tasks=(T2V, I2V), **VIDEO),
+    ModelSpec(id="remix", source="x", tasks=(T2V, V2V), **VIDEO),
+    ModelSpec(id="mimic", source="x", tasks=(MOVE,), **VIDEO),
     ModelSpec(id="open-end", source="x", tasks=(T2V, I2V), limits=Limits(max_frames=81)),
     ModelSpec(id="both-ends", source="x", tasks=(I2V,), limits=Limits(max_frames=81, last_image="needed")),
     ModelSpec(
@@ -61,6 +65,11 @@ def ref(width: int = 512, height: int = 512) -> InputRef:
     return InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=width, height=height)
 
 
+def a_video(**fields: Any) -> InputRef:
+    values = {"content_type": "video/mp4", "width": 640, "height": 360, "frames": 40, "fps": 29.97}
+    return ref().model_copy(update=values | fields)
+
+
 def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] | None = None) -> Job:
     """Resolve a request whose images have these sizes."""
     request = parse({**({} if body["model"] == "sculptor" else {"prompt": "x"}), **body})
@@ -70,6 +79,7 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         images=images,
         mask=None if request.mask is None else ref(*(mask or (512, 512))),
         last_image=None if request.last_image is None else ref(),
+        video=None if request.video is None else a_video(),
     )
     spec = CATALOG.get(request.model)
     return with_inputs(resolve_for_model(request, spec, "t", 0), request, spec, inputs)
@@ -101,6 +111,12 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         ("everything", {"task": "text_to_image"}, T2I),
         ("sculptor", {"image": "i"}, MESH),
         ("sculptor", {"images": ["i", "j", "k", "l"]}, MESH),
+        ("remix", {"video": "v"}, V2V),
+        ("remix", {"video": "v", "strength": 0.5, "frames": 5}, V2V),
+        ("remix", {}, T2V),
+        ("mimic", {"video": "v", "image": "i"}, MOVE),
+        ("everything", {"video": "v"}, V2V),
+        ("everything", {"video": "v", "image": "i"}, MOVE),
     ],
 )
 def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[str, Any], task: Task) -> None:
@@ -175,6 +191,20 @@ def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[s
         ("everything", {"image": "i"}, "task"),
         ("everything", {}, "task"),
         ("everything", {"task": "paint"}, "task"),
+        ("film", {"video": "v"}, "video"),
+        ("words", {"video": "v", "image": "i"}, "video"),
+        ("remix", {"video": "v", "image": "i"}, "video"),
+        ("remix", {"task": "video_to_video"}, "video"),
+        ("remix", {"task": "text_to_video", "video": "v"}, "video"),
+        ("remix", {"task": "video_to_video", "video": "v", "image": "i"}, "image"),
+        ("remix", {"strength": 0.5}, "strength"),
+        ("remix", {"video": "v", "last_image": "l"}, "last_image"),
+        ("mimic", {"video": "v"}, "video"),
+        ("mimic", {"image": "i"}, "video"),
+        ("mimic", {"image": "i", "video": "v", "strength": 0.5}, "strength"),
+        ("editor", {"image": "i", "video": "v"}, "video"),
+        ("remix", {"video": "v", "frames": 45}, "frames"),
+        ("remix", {"video": "v", "frames": 16}, "frames"),
     ],
 )
 def test_a_conflicting_field_is_refused_by_name(model: str, body: dict[str, Any], param: str) -> None:
@@ -212,6 +242,45 @@ def test_other_models_need_a_prompt() -> None:
 def test_what_a_model_of_meshes_cannot_have_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"a model of meshes (takes none|does image_to_mesh only)"):
         ModelSpec(**{"id": "m", "source": "x", "tasks": (MESH,), **fields})
+
+
+@pytest.mark.parametrize(
+    ("sent", "video", "frames", "fps"),
+    [
+        ({}, {}, 37, 30),
+        ({}, {"frames": 500}, 81, 30),
+        ({}, {"frames": 3}, 1, 30),
+        ({"frames": 5}, {}, 5, 30),
+        ({"fps": 15}, {}, 17, 15),  # 20 frames of every second one
+        ({"fps": 60}, {}, 77, 60),
+        ({}, {"fps": 0.2}, 37, 1),
+    ],
+)
+def test_length_and_rate_follow_from_the_video(
+    sent: dict[str, Any], video: dict[str, Any], frames: int, fps: int
+) -> None:
+    """Cut to what the model makes: a multiple plus one."""
+    request, spec = parse({"prompt": "x", "model": "remix", "video": "v", **sent}), CATALOG.get("remix")
+    job = with_inputs(resolve_for_model(request, spec, "t", 0), request, spec, Inputs(video=a_video(**video)))
+    assert (job.frames, job.fps) == (frames, fps)
+    assert (job.width, job.height) == (640, 360)
+    assert signature(job) == signature(job.model_copy(update={"video": None, "task": T2V, "strength": None}))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_input_frames": 39}, "video: it has 40 frames; model 'remix' takes at most 39"),
+        ({"max_input_video_pixels": 640 * 359}, "230400 pixels in a frame; model 'remix' takes at most 229760"),
+        ({"max_input_video_bytes": 1}, "2 bytes; model 'remix' takes at most 1"),
+    ],
+)
+def test_the_model_bounds_the_video(limits: dict[str, Any], words: str) -> None:
+    spec = CATALOG.get("remix").model_copy(update={"limits": Limits(max_frames=81, frames_multiple=4, **limits)})
+    request = parse({"prompt": "x", "model": "remix", "video": "v"})
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        with_inputs(resolve_for_model(request, spec, "t", 0), request, spec, Inputs(video=a_video(bytes=2)))
+    assert refused.value.param == "video"
 
 
 def test_a_video_gets_the_length_and_rate_of_its_model() -> None:

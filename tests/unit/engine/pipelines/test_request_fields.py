@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler
 from harness.http_server import ROOT, png, serving
-from harness.request_fields import COLOURS, MODELS, PITCHES, ROWS, fields
-from PIL import Image
+from harness.request_fields import COLOURS, MODELS, PITCHES, ROWS, VIDEO, fields
+from harness.videos import a_plain_video
+from PIL import Image, ImageColor
 
 from shared.config.destinations import OutputBucket
 from shared.job import Job
@@ -72,6 +73,7 @@ class Film:
         *,
         image: Any = None,
         last_image: Any = None,
+        video: Any = None,
         guidance_scale: float = 5.0,
         guidance_scale_2: float | None = None,
         num_frames: int = 1,
@@ -135,6 +137,7 @@ class Service:
             mask=data.get("mask"),
             last_image=data.get("last_image"),
             controls=tuple(data[name] for name in data if name.startswith("controls.")),
+            video=data.get("video"),
             audio=data.get("audio"),
         )
         pipeline = {Medium.VIDEO: Film, Medium.AUDIO: Band, Medium.IMAGE: Painter}[job.task.medium]()
@@ -149,8 +152,8 @@ class Service:
 
     def _with_colours(self, value: Any) -> Any:
         if isinstance(value, Image.Image):
-            pixel = value.convert("RGB").getpixel((9, 9))
-            return next(colour for colour in COLOURS if Image.new("RGB", (1, 1), colour).getpixel((0, 0)) == pixel)
+            pixel = np.array(value.convert("RGB"))[9, 9].astype(int)  # of a video nearly that
+            return next(one for one in (*COLOURS, VIDEO) if np.abs(pixel - ImageColor.getrgb(one)).max() < 4)
         if isinstance(value, torch.Tensor):
             highest = float(value.max())
             return next(name for name, peak in PITCHES.items() if abs(highest - peak) < 0.05)
@@ -195,6 +198,8 @@ async def test_each_field_reaches_the_job_the_response_and_the_call(fake_queue: 
         for name, peak in PITCHES.items():
             upload = await api.post("/v1/inputs", files={"file": ("a.wav", a_tone(peak))})
             inputs[name] = upload.json()["id"]
+        upload = await api.post("/v1/inputs", files={"file": ("a.mp4", a_plain_video(VIDEO))})
+        inputs[VIDEO] = upload.json()["id"]
         service = Service(api, fake_queue, storage, inputs)
         for name, row in ROWS.items():
             made, without = [await service.results(body) for body in ({**row.base, **row.sent}, row.base)]

@@ -1,0 +1,40 @@
+"""The video of one request: what a model allows of it, and how many frames of it the job uses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from api.jobs.request import JobRequest
+from shared.config.models_file import ModelSpec
+from shared.errors import Faults, InvalidRequest
+from shared.inputs.video_timing import frames_at, usual_fps
+from shared.job import InputRef, Job
+
+
+def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> dict[str, Any]:
+    """Return the frames and the rate of a job that starts from a video, or raise `InvalidRequest`.
+
+    A request leaves both to the video: its own rate, and as many frames of it as the model makes at most.
+    """
+    faults = Faults()
+    faults.found += _faults(video, spec)
+    faults.check()
+    video_fps = video.fps or 1.0
+    fps = usual_fps(video_fps) if request.fps is None else request.fps
+    usable = frames_at(video.frames, video_fps, fps)
+    frames = spec.limits.most_frames_of(usable) if request.frames is None else job.frames
+    if frames > usable:
+        raise InvalidRequest(f"frames is at most {usable}, as the video has no more at {fps} fps", param="frames")
+    return {"frames": frames, "fps": fps}
+
+
+def _faults(video: InputRef, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    limits = spec.limits
+    amounts = (
+        ("frames", video.frames, limits.max_input_frames),
+        ("pixels in a frame", video.width * video.height, limits.max_input_video_pixels),
+        ("bytes", video.bytes, limits.max_input_video_bytes),
+    )
+    for unit, amount, most in amounts:
+        if most is not None and amount > most:
+            message = f"video: it has {amount} {unit}; model {spec.id!r} takes at most {most}"
+            yield InvalidRequest(message, param="video")

@@ -1,0 +1,121 @@
+"""Input videos: decoding the frames that a job uses, one at a time, and scaling them to what its pipeline gets."""
+
+import io
+import time
+from collections.abc import Iterator
+
+import av
+from av.video.frame import VideoFrame
+from av.video.reformatter import ColorRange, Colorspace
+from av.video.stream import VideoStream
+from PIL import Image, ImageOps
+
+from shared.errors import UnusableInput
+from shared.inputs.formats.mp4 import CODECS
+from shared.inputs.validation import MAX_VIDEO_PIXELS
+from shared.inputs.video_timing import frames_at, seconds_per_frame, tolerance_s
+from shared.job import FieldWarning, Job
+from shared.job_fields import Task
+
+DECODER_THREADS = 2  # per video; each holds frames of its own
+LONGEST_S = 120.0
+_HD_HEIGHT = 720  # from which on untagged colours are those of BT.709
+_TAGGED = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601}
+
+Frames = tuple[Image.Image, ...]
+
+
+def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...]]:
+    """Return the frames of a video at the times of the job's own, and warnings about what of it has no effect.
+
+    Those to change are cropped to the job's size. Those to follow keep their proportions, as pipelines fit them into
+    the image, and are no larger than the job's size. Raises `UnusableInput`.
+    """
+    ref = job.video
+    if ref is None or ref.fps is None or job.fps is None:
+        raise UnusableInput("the video has no frame rate", param="video")
+    try:
+        # Nothing but the file itself is read: a MOV can name others.
+        with av.open(io.BytesIO(data), "r", format="mov", options={"enable_drefs": "0"}) as container:
+            stream = container.streams.video[0]
+            _limit(stream)
+            has_sound = bool(container.streams.audio)
+            picked = _picked(_timed(container.decode(stream), ref.fps), job, ref.frames, ref.fps)
+            frames = tuple(picked)
+    except (av.error.FFmpegError, IndexError, ValueError, MemoryError) as error:
+        raise UnusableInput(f"the video cannot be decoded: {error}"[:300], param="video") from error
+    if len(frames) < job.frames:
+        message = f"the video has {len(frames)} frames that can be decoded, fewer than the {job.frames} of the job"
+        raise UnusableInput(message, param="video")
+    return frames, _warnings(job, frames_at(ref.frames, ref.fps, job.fps), has_sound=has_sound)
+
+
+def _limit(stream: VideoStream) -> None:
+    """Bound the memory of the decoder, and refuse one that the file does not name."""
+    context = stream.codec_context
+    if context.name not in {*CODECS.values(), "libdav1d"}:
+        raise UnusableInput(f"the video is coded as {context.name}; send H.264, H.265, VP9 or AV1", param="video")
+    context.thread_count = DECODER_THREADS
+    context.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}
+
+
+def _timed(frames: Iterator[VideoFrame], fps: float) -> Iterator[tuple[float, VideoFrame]]:
+    """Yield each frame with its time in seconds from that of the first one; raises `UnusableInput` after too long."""
+    start: float | None = None
+    ends_s = time.monotonic() + LONGEST_S
+    for at, frame in enumerate(frames):
+        if time.monotonic() > ends_s:
+            raise UnusableInput(f"the video takes more than {LONGEST_S:.0f} s to decode", param="video")
+        shown = at / fps if frame.time is None else float(frame.time)
+        start = shown if start is None else start
+        yield shown - start, frame
+
+
+def _picked(frames: Iterator[tuple[float, VideoFrame]], job: Job, total: int, fps: float) -> Iterator[Image.Image]:
+    """Yield the frame that shows at the time of each of the job's frames: the last one that has begun."""
+    each, tolerance = seconds_per_frame(fps, job.fps or 1), tolerance_s(fps, job.fps or 1)
+    shown: VideoFrame | None = None
+    picture: Image.Image | None = None
+    made = decoded = 0
+    for begins, frame in frames:
+        while shown is not None and made * each + tolerance < begins:
+            picture = picture or _picture(shown, job)
+            yield picture
+            made += 1
+            if made == job.frames:
+                return
+        shown, picture = frame, None
+        decoded += 1
+    if shown is None or decoded < total - 1:  # it ends early
+        return
+    while made < job.frames and made * each <= total / fps:
+        picture = picture or _picture(shown, job)
+        yield picture
+        made += 1
+
+
+def _picture(frame: VideoFrame, job: Job) -> Image.Image:
+    """Return a frame upright, in the size that the job's pipeline gets."""
+    unknown = Colorspace.ITU709 if frame.height >= _HD_HEIGHT else Colorspace.ITU601
+    rgb = frame.reformat(
+        format="rgb24",
+        src_colorspace=_TAGGED.get(int(frame.colorspace), unknown),
+        src_color_range=ColorRange.JPEG if int(frame.color_range) == ColorRange.JPEG else ColorRange.MPEG,
+        dst_color_range=ColorRange.JPEG,
+    )
+    image: Image.Image = Image.fromarray(rgb.to_ndarray())
+    if frame.rotation:
+        image = image.rotate(frame.rotation, expand=True)
+    if job.task is Task.ANIMATE:
+        image.thumbnail((max(job.width, job.height),) * 2, Image.Resampling.LANCZOS)
+        return image
+    return ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)
+
+
+def _warnings(job: Job, usable: int, *, has_sound: bool) -> tuple[FieldWarning, ...]:
+    messages = []
+    if usable > job.frames:
+        messages.append(f"video: its first {job.frames} of {usable} frames at {job.fps} fps are used")
+    if has_sound:
+        messages.append("video: its sound is not used; the result has none of it")
+    return tuple(FieldWarning(param="video", message=message) for message in messages)
