@@ -125,4 +125,7 @@ def _kind(data: bytes, param: str) -> str:
     seen = f": {other}" if other else ""
     if param == "video":
         raise InputRejected(f"video: unsupported video{seen}; send an MP4 or MOV", param=param)
-    raise InputRejected(f"{param}: unsupported image{seen}; send a PNG, JPEG or WebP", param=param)
+    remedy = "send a PNG, JPEG or WebP"
+    if param == "file":  # of an upload, whose use is not known yet
+        remedy += ", an MP4 or MOV, or a WAV, FLAC, MP3 or Ogg"
+    raise InputRejected(f"{param}: unsupported image{seen}; {remedy}", param=param)

@@ -1,7 +1,7 @@
 // What the page does to jobs, one or many.
 
 import { ApiError, call, serverNow, withQuery } from "./api.js";
-import { makesSound } from "./format.js";
+import { makesSound, makesVideo } from "./format.js";
 import { readMetadata } from "./metadata.js";
 import { refresh } from "./overview.js";
 import { session } from "./session.js";
@@ -142,6 +142,7 @@ export function bodyOf(job, model = null) {
   if (job.images.length > 1) body.images = job.images.map((image) => image.id);
   if (job.mask) body.mask = job.mask.id;
   if (job.last_image) body.last_image = job.last_image.id;
+  if (job.video) body.video = job.video.id;
   if (job.adapters.length) body.adapters = job.adapters.map(({ id, scale }) => ({ id, scale }));
   if (job.controls.length) {
     body.controls = job.controls.map(({ id, image, scale, start, end }) => ({
@@ -152,7 +153,7 @@ export function bodyOf(job, model = null) {
       end,
     }));
   }
-  if (job.task.endsWith("video")) Object.assign(body, { frames: job.frames, fps: job.fps });
+  if (makesVideo(job.task)) Object.assign(body, { frames: job.frames, fps: job.fps });
   if (job.layers) body.layers = job.layers;
   if (model?.refiner && job.refiner_start === null) body.refiner_start = 1;
   const level = levelOf(job.step_cache, model?.step_cache);
@@ -169,7 +170,7 @@ function levelOf(schedule, caching) {
 
 /** A body that starts from the first image of a job. */
 export function bodyFromResult(job, model) {
-  const { seed: _, task, images, mask, last_image, strength, ...rest } = bodyOf(job, model);
+  const { seed: _, task, images, mask, last_image, video, strength, ...rest } = bodyOf(job, model);
   if (makesSound(task)) {
     const { audio: _audio, repaint_start_s: _start, repaint_end_s: _end, ...others } = rest;
     return { ...others, ...(task === "audio_to_audio" ? { strength } : {}), audio: job.id };

@@ -108,9 +108,12 @@ export function remedy(error) {
 
 export const makesSound = (task) => task.includes("audio");
 
+/** Whether a task makes a video. */
+export const makesVideo = (task) => task === "animate" || task.endsWith("video");
+
 /** What a task makes. */
 export const mediumOf = (task) =>
-  task.endsWith("mesh") ? "mesh" : makesSound(task) ? "audio" : task.endsWith("video") ? "video" : "image";
+  task.endsWith("mesh") ? "mesh" : makesSound(task) ? "audio" : makesVideo(task) ? "video" : "image";
 
 /** The sides of an image or video, or the seconds of a sound. */
 export const sizeText = (made) =>

@@ -1,4 +1,4 @@
-// Images for a request: dropped, pasted or chosen, and uploaded at once as inputs.
+// Images, videos and sounds for a request: dropped, pasted or chosen, and uploaded at once as inputs.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { sizeText } from "../core/format.js";
@@ -6,16 +6,17 @@ import { call, local } from "../core/api.js";
 import { announce } from "../core/session.js";
 import { Icon } from "./icons.js";
 import { useInputUrl } from "./media.js";
-import { isSound } from "./sound.js";
 import { Button } from "./ui.js";
 
 const TYPES = {
   image: ["image/png", "image/jpeg", "image/webp"],
+  video: ["video/mp4", "video/quicktime"],
   audio: ["audio/wav", "audio/x-wav", "audio/flac", "audio/x-flac", "audio/mpeg", "audio/ogg"],
 };
-const NAMED = { image: "a PNG, JPEG or WebP", audio: "a WAV, FLAC, MP3 or Ogg" };
+const NAMED = { image: "a PNG, JPEG or WebP", video: "an MP4 or MOV", audio: "a WAV, FLAC, MP3 or Ogg" };
+const CHOOSE = { image: "Choose an image", video: "Choose a video", audio: "Choose a sound" };
 
-/** Upload an image or a sound; returns its id with the file to show. */
+/** Upload an image, a video or a sound; returns its id with the file to show. */
 export async function upload(file, kind = "image") {
   if (!TYPES[kind].includes(file.type)) throw new Error(`${file.name || "The file"} is not ${NAMED[kind]}.`);
   const body = new FormData();
@@ -33,7 +34,7 @@ export async function upload(file, kind = "image") {
 
 const filesOf = (data, kind) => [...(data?.files ?? [])].filter((file) => file.type.startsWith(`${kind}/`));
 
-/** Several images, or sounds, at most `most`; a further one replaces the last. */
+/** Several images, videos or sounds, at most `most`; a further one replaces the last. */
 export function Drops({ label, name, most, images, onChange, fault, kind = "image" }) {
   const [busy, setBusy] = useState(0);
   const [refused, setRefused] = useState(null);
@@ -82,7 +83,7 @@ export function Drops({ label, name, most, images, onChange, fault, kind = "imag
         ${
           images.length < most &&
           html`
-          <button type="button" class="drop" aria-label="Choose ${kind === "audio" ? "a sound" : "an image"}: ${label}" onClick=${() => fileInput.current.click()}>
+          <button type="button" class="drop" aria-label="${CHOOSE[kind]}: ${label}" onClick=${() => fileInput.current.click()}>
             <${Icon} name="image" /><span>${busy ? "Uploading …" : "Drop, paste or choose"}</span>
           </button>
         `
@@ -100,7 +101,7 @@ export const Drop = ({ image, onChange, ...rest }) => html`
   <${Drops} most=${1} images=${image ? [image] : []} onChange=${(images) => onChange(images[0] ?? null)} ...${rest} />
 `;
 
-/** Images that are pasted anywhere go to the first field for images that has room: `take` returns whether it has. */
+/** Files that are pasted anywhere go to the first field of their kind that has room: `take` returns whether it has. */
 function usePaste(kind, take) {
   const latest = useRef(take);
   latest.current = take;
@@ -126,7 +127,7 @@ function Chosen({ image, remove }) {
   `;
 }
 
-/** An image of a request. */
+/** An image, a video or a sound of a request. */
 export const Shown = ({ image, onLoad }) =>
   image.file ? html`<${Uploaded} image=${image} onLoad=${onLoad} />` : html`<${Stored} id=${image.id} onLoad=${onLoad} />`;
 
@@ -138,8 +139,7 @@ function Uploaded({ image: { file, name }, onLoad }) {
     return () => URL.revokeObjectURL(made);
   }, [file]);
   if (!url) return null;
-  if (file.type.startsWith("audio/")) return html`<audio controls src=${url} aria-label=${name}></audio>`;
-  return html`<img src=${url} alt=${name} onLoad=${onLoad} />`;
+  return html`<${Medium} url=${url} text=${name} kind=${file.type.split("/")[0]} onLoad=${onLoad} />`;
 }
 
 /** An image known by its id: an input, or a job whose first image is meant. */
@@ -149,16 +149,27 @@ function Stored({ id, onLoad }) {
   useEffect(() => {
     if (isJob) call(`v1/jobs/${id}`).then(setJob, () => {});
   }, [id]);
-  if (isJob && job?.artifacts[0] && isSound(job.artifacts[0]))
-    return html`<audio controls src=${local(job.artifacts[0].url)} aria-label="Result of ${id}"></audio>`;
   if (isJob)
     return job?.artifacts[0]
-      ? html`<img src=${local(job.artifacts[0].url)} alt="Result of ${id}" onLoad=${onLoad} />`
+      ? html`<${Medium} url=${local(job.artifacts[0].url)} text="Result of ${id}" kind=${job.artifacts[0].kind} onLoad=${onLoad} />`
       : html`<span class="missing">…</span>`;
   return html`<${StoredInput} id=${id} onLoad=${onLoad} />`;
 }
 
 function StoredInput({ id, onLoad }) {
   const url = useInputUrl(id);
-  return url ? html`<img src=${url} alt="Input ${id}" onLoad=${onLoad} />` : html`<span class="missing">…</span>`;
+  const [input, setInput] = useState(null);
+  useEffect(() => {
+    call(`v1/inputs/${id}`).then(setInput, () => {});
+  }, [id]);
+  return url && input
+    ? html`<${Medium} url=${url} text="Input ${id}" kind=${input.kind} onLoad=${onLoad} />`
+    : html`<span class="missing">…</span>`;
+}
+
+function Medium({ url, text, kind, onLoad }) {
+  if (kind === "audio") return html`<audio controls src=${url} aria-label=${text}></audio>`;
+  return kind === "video"
+    ? html`<video src=${url} aria-label=${text} muted loop autoplay playsinline onLoadedData=${onLoad}></video>`
+    : html`<img src=${url} alt=${text} onLoad=${onLoad} />`;
 }

@@ -94,6 +94,8 @@ export function InputImage({ image, name }) {
           ? url
             ? html`<img src=${url} alt="Input: ${name}" loading="lazy" />`
             : html`<span class="missing">…</span>`
+          : image.content_type.startsWith("video/")
+            ? html`<video src=${url} aria-label="Input: ${name}" controls muted loop playsinline></video>`
           : image.content_type.startsWith("audio/")
             ? url && html`<audio controls preload="metadata" src=${url} aria-label="Input: ${name}"></audio>`
             : html`<span class="missing">latents</span>`

@@ -2,6 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact-3.1.1.js";
 import { address, hasKey } from "../core/api.js";
+import { makesVideo } from "../core/format.js";
 import { Copy, Segments } from "./ui.js";
 
 const OPENAI_FIELDS = ["model", "prompt", "n"];
@@ -53,7 +54,7 @@ function command(body) {
 
 function openai(body) {
   if (body.prompt === undefined) return `# ${body.model} makes meshes, which OpenAI's protocol does not return.`;
-  if (body.task?.endsWith("video") || "frames" in body) return openaiVideo(body);
+  if (makesVideo(body.task ?? "") || "video" in body || "frames" in body) return openaiVideo(body);
   // Priority: that of these routes is interactive. Output: their responses have the images.
   const { output: _, ...fields } = { priority: "standard", ...body };
   const images = (fields.images ?? []).map((_, index) => opened(`input-${index + 1}`));

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, plural, REASONS, remedy, words, makesSound, mediumOf, sizeText } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, makesSound, makesVideo, mediumOf, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -235,6 +235,7 @@ function Request({ job }) {
     ...job.images.map((image, index) => [job.images.length > 1 ? `image ${index + 1}` : "image", image]),
     ...(job.mask ? [["mask", job.mask]] : []),
     ...(job.last_image ? [["last image", job.last_image]] : []),
+    ...(job.video ? [[`video, ${job.video.frames} frames`, job.video]] : []),
     ...(job.audio ? [["audio", job.audio]] : []),
     ...job.controls.map((control) => [`control ${control.id}`, control.image]),
   ];
@@ -251,7 +252,7 @@ function Request({ job }) {
         Task: words(job.task),
         Size: !job.task.endsWith("mesh") && sizeText(job),
         [{ audio: "Sounds", mesh: "Meshes" }[mediumOf(job.task)] ?? "Images"]: job.n,
-        Frames: job.task.endsWith("video") && `${job.frames} at ${job.fps} fps`,
+        Frames: makesVideo(job.task) && `${job.frames} at ${job.fps} fps`,
         Steps: job.steps,
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),
         Seed: html`<span class="mono">${job.seed}</span>`,

@@ -2,7 +2,7 @@
 
 import { html, useEffect } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { duration, plural, words, makesSound } from "../core/format.js";
+import { duration, makesSound, makesVideo, plural, words } from "../core/format.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { memoryState, orderModel } from "../core/model_orders.js";
 import { overview, watchOverview } from "../core/overview.js";
@@ -32,7 +32,7 @@ const range = (least, most) => (least === most ? String(most) : `${least} to ${m
 function Model({ model, curves, workers, queues }) {
   const { defaults, limits } = model;
   const sound = model.tasks.every(makesSound);
-  const video = model.tasks.some((task) => task.endsWith("video"));
+  const video = model.tasks.some(makesVideo);
   const mesh = model.tasks.includes("image_to_mesh");
   const waiting = queues
     ?.filter((queue) => queue.model === model.id)

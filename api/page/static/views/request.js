@@ -1,12 +1,13 @@
 // The form's values and the request body that they mean.
 
 import { metadataText, readMetadata } from "../core/metadata.js";
-import { makesSound, mediumOf } from "../core/format.js";
+import { makesSound, makesVideo, mediumOf } from "../core/format.js";
 import { session } from "../core/session.js";
 
-const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video", "image_to_mesh"];
+const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video", "animate", "image_to_mesh"];
+const WITH_VIDEO = ["video_to_video", "animate"];
 const WITH_AUDIO = ["audio_to_audio", "audio_inpaint"];
-const WITH_STRENGTH = ["image_to_image", "inpaint", "audio_to_audio"];
+const WITH_STRENGTH = ["image_to_image", "inpaint", "video_to_video", "audio_to_audio"];
 const SIDES = ["width", "height"];
 const PLAIN = ["steps", "guidance_scale", ...SIDES];
 /** Fields that no model changes, with the values that a request leaves out. */
@@ -23,7 +24,7 @@ const USUAL = {
 
 /** Which fields a task has on a model. */
 export function fieldsOf(task, model) {
-  const video = task.endsWith("video");
+  const video = makesVideo(task);
   const sound = makesSound(task);
   const mesh = task.endsWith("mesh");
   return {
@@ -39,6 +40,7 @@ export function fieldsOf(task, model) {
     images: task === "edit" || mesh ? model.limits.max_input_images : 1,
     mask: task === "inpaint",
     last_image: task === "image_to_video" && model.limits.last_image !== "refused",
+    video: WITH_VIDEO.includes(task),
     strength: WITH_STRENGTH.includes(task),
     frames: video,
     layers: model.limits.max_layers > 0 && !sound,
@@ -82,6 +84,7 @@ export function blank(model, before = null, modelBefore = null) {
     images: before?.images ?? [],
     mask: before?.mask ?? null,
     last_image: null,
+    video: before?.video ?? null,
     output_format: "",
     deadline_s: "",
     on_deadline: "expire",
@@ -124,6 +127,7 @@ export function bodyFrom(values, model) {
   if (has.image && ids.length > 1) body.images = ids;
   if (has.mask && values.mask) body.mask = values.mask.id;
   if (has.last_image && values.last_image) body.last_image = values.last_image.id;
+  if (has.video && values.video) body.video = values.video.id;
   const adapters = Object.entries(values.adapters).map(([id, scale]) => ({ id, scale }));
   if (adapters.length) body.adapters = adapters;
   if (has.controls && values.controls.length) body.controls = values.controls.map(controlOf);
@@ -163,9 +167,12 @@ function isAmbiguous(task, body, model) {
     return !model.tasks.every(makesSound) || "audio" in body !== WITH_AUDIO.includes(task) || repaints !== (task === "audio_inpaint");
   }
   const image = "image" in body || "images" in body;
+  if ("video" in body !== WITH_VIDEO.includes(task)) return true;
   if (image !== WITH_IMAGE.includes(task)) return true; // incomplete: the service names the missing field
   if (task === "inpaint") return !("mask" in body);
-  return model.tasks.filter((one) => WITH_IMAGE.includes(one) === image && one !== "inpaint").length > 1;
+  if ("video" in body) return false;
+  const others = model.tasks.filter((one) => one !== "inpaint" && !WITH_VIDEO.includes(one));
+  return others.filter((one) => WITH_IMAGE.includes(one) === image).length > 1;
 }
 
 const reference = (id) => ({ id, name: id });
@@ -191,11 +198,14 @@ export function valuesFrom(body, models) {
   values.repaint_end_s = body.repaint_end_s ?? values.duration_s;
   values.mask = body.mask ? reference(body.mask) : null;
   values.last_image = body.last_image ? reference(body.last_image) : null;
+  values.video = body.video ? reference(body.video) : null;
   values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
   values.controls = (body.controls ?? []).map((one) => newControl({ ...one, image: reference(one.image) }));
   values.output = body.output ?? null;
   values.metadata = metadataText(body.metadata ?? {});
-  if (!body.task && values.images.length) {
+  if (!body.task && values.video) {
+    values.task = values.images.length ? "animate" : "video_to_video";
+  } else if (!body.task && values.images.length) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video", "image_to_mesh"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
   }
