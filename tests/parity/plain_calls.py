@@ -230,8 +230,8 @@ CALLS = {
     "LucyEditPipeline": "video negative_prompt height width num_frames guidance_scale",
     "CogVideoXVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
     "AnimateDiffVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
-    "WanAnimate2ModularPipeline": "image driving_video negative_prompt height width fps",
-    "WanAnimate2DistilledModularPipeline": "image driving_video height width fps",
+    "WanAnimate2ModularPipeline": "image driving_video negative_prompt height width fps segment_frame_length",
+    "WanAnimate2DistilledModularPipeline": "image driving_video height width fps segment_frame_length",
     "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
     "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoFramepackPipeline": ("image last_image negative_prompt height width num_frames guidance_scale"),
@@ -307,6 +307,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         **dict.fromkeys(("frame_rate", "fps"), job.fps),
         "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
+        "segment_frame_length": min(81, job.frames),  # a shorter video does not fill one of the default length
         **_images(job),
         **_sounds(job),
         **({} if job.controls else _structure(job)),

@@ -71,7 +71,12 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
 }
 UNFUSED: Mapping[str, tuple[str, ...]] = {
     CHANGES_DENOISER: ("StableDiffusionSAGPipeline",),
-    OWN_CACHE: ("AnyFlowFARPipeline", "Flux2KleinKVPipeline"),
+    OWN_CACHE: (
+        "AnyFlowFARPipeline",
+        "Flux2KleinKVPipeline",
+        "WanAnimate2ModularPipeline",
+        "WanAnimate2DistilledModularPipeline",
+    ),
     ONE_VIDEO: ("Cosmos3DistilledModularPipeline", "Cosmos3OmniModularPipeline", "Cosmos3OmniPipeline"),
 }
 _NOT_SERVED = {name: reason for reason, names in DECLARED.items() for name in names}

@@ -118,6 +118,23 @@ VIDEOS: tuple[Family, ...] = (
     video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1), fused=False),
     from_videos(video("Wan, video to video", "WanVideoToVideoPipeline", "wan-v2v")),
     video("Lucy Edit", "LucyEditPipeline", "lucy-edit", task=Task.VIDEO_TO_VIDEO),
+    video(
+        "Wan-Animate 2",
+        "WanAnimate2ModularPipeline",
+        "wan-animate-2",
+        task=Task.ANIMATE,
+        around="uncompiled_masks",
+        fused=False,
+    ),
+    video(
+        "Wan-Animate 2 distilled",
+        "WanAnimate2DistilledModularPipeline",
+        "wan-animate-2-distilled",
+        task=Task.ANIMATE,
+        same={"guidance_scale": 1.0},
+        around="uncompiled_masks",
+        fused=False,
+    ),
     from_videos(video("CogVideoX, video to video", "CogVideoXVideoToVideoPipeline", "cogvideox-v2v")),
     from_videos(video("AnimateDiff, video to video", "AnimateDiffVideoToVideoPipeline", "animatediff-v2v", Clip(5, 1))),
 )

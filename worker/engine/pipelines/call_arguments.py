@@ -315,6 +315,9 @@ def check_part_has_steps(job: Job, steps: StepCounter) -> None:
 def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
     """Return a video's frames and rate; pyramids take steps per stage, so the steps are divided among the stages."""
     values: dict[str, Any] = dict.fromkeys(FRAME_COUNTS, job.frames)
+    segment = accepted.get("segment_frame_length")
+    if segment is not None:  # pipelines fail at videos that are shorter than half of a segment
+        values[segment.name] = min(segment.default, (job.frames - 1) // 4 * 4 + 1)
     if job.fps is not None:
         values |= dict.fromkeys(FRAME_RATES, float(job.fps))
     stages = accepted.get("pyramid_num_inference_steps_list")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 import av
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace
 from av.video.stream import VideoStream
@@ -19,6 +20,7 @@ from shared.job_fields import Task
 
 DECODER_THREADS = 2  # per video; each holds frames of its own
 LONGEST_S = 120.0
+LARGEST_FOLLOWED = 2  # times the larger side of the job: pipelines scale frames once more
 _HD_HEIGHT = 720  # from which on untagged colours are those of BT.709
 _TAGGED = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601}
 
@@ -29,7 +31,7 @@ def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...
     """Return the frames of a video at the times of the job's own, and warnings about what of it has no effect.
 
     Those to change are cropped to the job's size. Those to follow keep their proportions, as pipelines fit them into
-    the image, and are no larger than the job's size. Raises `UnusableInput`.
+    the image, and have at most twice the job's sides. Raises `UnusableInput`.
     """
     ref = job.video
     if ref is None or ref.fps is None or job.fps is None:
@@ -52,7 +54,9 @@ def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...
 
 def _limit(stream: VideoStream) -> None:
     """Bound the memory of the decoder, and refuse one that the file does not name."""
-    context = stream.codec_context
+    context: VideoCodecContext | None = stream.codec_context
+    if context is None:  # a damaged description of the codec
+        raise UnusableInput("the video cannot be decoded: its coding is not known", param="video")
     if context.name not in {*CODECS.values(), "libdav1d"}:
         raise UnusableInput(f"the video is coded as {context.name}; send H.264, H.265, VP9 or AV1", param="video")
     context.thread_count = DECODER_THREADS
@@ -107,7 +111,7 @@ def _picture(frame: VideoFrame, job: Job) -> Image.Image:
     if frame.rotation:
         image = image.rotate(frame.rotation, expand=True)
     if job.task is Task.ANIMATE:
-        image.thumbnail((max(job.width, job.height),) * 2, Image.Resampling.LANCZOS)
+        image.thumbnail((LARGEST_FOLLOWED * max(job.width, job.height),) * 2, Image.Resampling.LANCZOS)
         return image
     return ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)
 

@@ -74,9 +74,10 @@ def test_frames_are_upright_and_cropped_to_the_size_of_the_job() -> None:
 
 
 def test_frames_to_follow_keep_their_proportions() -> None:
-    data = a_video_file(2, size=(128, 64))
-    frames, _ = decode_video(data, job_of(data, task=Task.ANIMATE, width=64, height=64))
-    assert [frame.size for frame in frames] == [(64, 32)] * 2
+    for size, expected in (((96, 48), (96, 48)), ((512, 256), (128, 64))):
+        data = a_video_file(2, size=size)
+        frames, _ = decode_video(data, job_of(data, task=Task.ANIMATE, width=64, height=64))
+        assert [frame.size for frame in frames] == [expected] * 2
 
 
 @pytest.mark.parametrize("colour", ["red", "green", "blue", "white", "black"])
@@ -122,6 +123,14 @@ def test_frames_that_are_no_video_are_refused() -> None:
     with pytest.raises(UnusableInput) as refused:
         decode_video(broken, job_of(data))
     assert refused.value.param == "video"
+
+
+def test_a_coding_that_is_not_known_is_refused() -> None:
+    """The boxes name a decoder that exists, and the description for it does not fit."""
+    data = a_video_file()
+    at = data.index(b"stsd") + 12
+    with pytest.raises(UnusableInput):
+        decode_video(data[:at] + b"zzzz" + data[at + 4 :], job_of(data))
 
 
 def test_the_size_in_the_frames_counts_and_not_that_of_the_boxes(monkeypatch: pytest.MonkeyPatch) -> None:

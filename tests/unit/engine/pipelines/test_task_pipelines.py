@@ -79,6 +79,9 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
         ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
         ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
+        ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}),
+        ("LucyEditPipeline", {Task.VIDEO_TO_VIDEO}),
+        ("SkyReelsV2DiffusionForcingVideoToVideoPipeline", set()),  # it continues one
     ],
 )
 def test_the_tasks_of_a_class_follow_from_its_calls_parameters(pipeline: str, tasks: set[Task]) -> None:
