@@ -71,7 +71,8 @@ def check_kind(ref: InputRef, param: str) -> None:
         raise InputRejected(f"{param}: latents can only be an image to continue from", param=param)
     wanted = param if param in ("video", "audio") else "image"
     if ref.kind not in (wanted, "latents"):
-        raise InputRejected(f"{param}: it is {KINDS[ref.kind]}, not {KINDS[wanted]}", param=param)
+        remedy = "send an MP4 or MOV" if wanted == "video" else f"send it as {ref.kind}"
+        raise InputRejected(f"{param}: it is {KINDS[ref.kind]}, not {KINDS[wanted]}; {remedy}", param=param)
 
 
 def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
