@@ -1,0 +1,92 @@
+"""Videos as inputs: uploaded, sent as data URLs, read again, and refused by the name of their field."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import png, serving
+from harness.videos import a_video_file
+
+from shared.queue import Queue
+
+MODELS = """
+[[model]]
+id = "remix"
+source = "x"
+tasks = ["text_to_video", "image_to_video", "video_to_video"]
+[model.limits]
+max_frames = 81
+frames_multiple = 4
+"""
+VIDEO = a_video_file(9, 8, size=(96, 64), metadata="secret place")
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    models = tmp_path / "models.toml"
+    models.write_text(MODELS)
+    async with serving(fake_queue, tmp_path, models=models) as client:
+        yield client
+
+
+async def upload(api: httpx.AsyncClient, data: bytes = VIDEO) -> dict[str, Any]:
+    response = await api.post("/v1/inputs", files={"file": ("a.mp4", data)})
+    assert response.status_code == 201, response.text
+    uploaded: dict[str, Any] = response.json()
+    return uploaded
+
+
+async def test_an_uploaded_video_is_described_and_read_without_its_metadata(api: httpx.AsyncClient) -> None:
+    uploaded = await upload(api)
+    assert {name: uploaded[name] for name in ("kind", "content_type", "width", "height", "frames", "fps")} == {
+        "kind": "video",
+        "content_type": "video/mp4",
+        "width": 96,
+        "height": 64,
+        "frames": 9,
+        "fps": 8.0,
+    }
+    read = (await api.get(f"/v1/inputs/{uploaded['id']}")).json()
+    assert read | {"expires_at": None} == uploaded | {"expires_at": None}
+    content = await api.get(f"/v1/inputs/{uploaded['id']}/content")
+    assert (content.headers["content-type"], len(content.content)) == ("video/mp4", len(VIDEO))
+    assert b"secret place" not in content.content
+
+
+async def test_an_image_has_no_frames(api: httpx.AsyncClient) -> None:
+    uploaded = await upload(api, png())
+    assert (uploaded["kind"], uploaded["frames"], uploaded["fps"]) == ("image", None, None)
+
+
+async def test_an_upload_and_a_data_url_are_the_same_video(api: httpx.AsyncClient) -> None:
+    data_url = f"data:video/mp4;base64,{base64.b64encode(VIDEO).decode()}"
+    for video in ((await upload(api))["id"], data_url):
+        job = (await api.post("/v1/jobs", json={"model": "remix", "prompt": "x", "video": video})).json()
+        assert (job["task"], job["frames"], job["fps"], job["video"]["frames"]) == ("video_to_video", 9, 8, 9), job
+        retried = (
+            await api.post("/v1/jobs", json={"model": "remix", "prompt": "y", "video": job["video"]["id"]})
+        ).json()
+        assert retried["video"] == job["video"]
+
+
+async def test_a_file_of_another_kind_is_refused_by_its_field(api: httpx.AsyncClient) -> None:
+    video, image = (await upload(api))["id"], (await upload(api, png()))["id"]
+    gif = f"data:image/gif;base64,{base64.b64encode(b'GIF89a' + bytes(50)).decode()}"
+    for body, param, words in (
+        ({"video": image}, "video", "not a video; send an MP4 or MOV"),
+        ({"image": video}, "image", "it is a video, not an image; send it as video"),
+        ({"image": image, "last_image": video}, "last_image", "takes none"),
+        ({"video": gif}, "video", "unsupported video: a GIF; send an MP4 or MOV"),
+        ({"video": "no id"}, "video", "video must be an input id"),
+        ({"video": video, "frames": 13}, "frames", "frames is at most 9"),
+        ({"video": video, "image": image}, "video", "does not support animate"),
+    ):
+        response = await api.post("/v1/jobs", json={"model": "remix", "prompt": "x", **body})
+        fault = response.json()["errors"][0]
+        assert (response.status_code, fault["param"]) == (422, param), response.text
+        assert words in fault["message"]
