@@ -84,6 +84,11 @@ class StubEngine:
             if claim_key in self.requests:
                 self.events.on_event(CheckpointTaken(claim_key))
 
+    def hand_over(self, *claim_keys: str) -> None:
+        self.take_checkpoints(*claim_keys)
+        for claim_key in claim_keys:
+            self.cancel(claim_key)
+
     def order_models(self, orders: MemoryOrders) -> None:
         self.orders.append(orders)
 

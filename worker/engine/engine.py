@@ -125,6 +125,9 @@ class Engine:
     def take_checkpoints(self, *claim_keys: str) -> None:
         self._inbox.put(lambda: self._scheduler.take_checkpoints(claim_keys))
 
+    def hand_over(self, *claim_keys: str) -> None:
+        self._inbox.put(lambda: self._scheduler.hand_over(claim_keys))
+
     def order_models(self, orders: MemoryOrders) -> None:
         self._inbox.put(lambda: self._follow(orders))
 

@@ -376,6 +376,12 @@ class EngineInterface(Protocol):
     def take_checkpoints(self, *claim_keys: str) -> None:
         """Take checkpoints after the present forward: each job that has not finished by then gets `CheckpointTaken`."""
 
+    def hand_over(self, *claim_keys: str) -> None:
+        """Take checkpoints after the present forward, and cancel the jobs: each runs no further step.
+
+        A job that can have no checkpoint runs on; its `CheckpointTaken` has the reason.
+        """
+
     def order_models(self, orders: MemoryOrders) -> None:
         """Follow these orders from now on, between forwards; those before `warm_up` decide what it loads."""
 

@@ -123,6 +123,9 @@ class RemoteEngine:
     def take_checkpoints(self, *claim_keys: str) -> None:
         self._outbox.put(("take_checkpoints", *claim_keys))
 
+    def hand_over(self, *claim_keys: str) -> None:
+        self._outbox.put(("hand_over", *claim_keys))
+
     def order_models(self, orders: MemoryOrders) -> None:
         self._outbox.put(("order_models", orders))
 

@@ -59,6 +59,45 @@ def test_checkpoints_are_taken_on_request_from_another_process_too(factory: Any,
             assert np.abs(image.astype(int) - recorder.images[key]).max() <= 1
 
 
+@pytest.mark.parametrize("factory", [Engine, RemoteEngine])
+def test_a_job_that_is_handed_over_runs_no_further_step(factory: Any, tiny_models: Path) -> None:
+    recorder = Asking()
+    harness = EngineHarness(a_spec(tiny_models / "sd"), recorder=recorder, factory=factory)
+    recorder.ask = lambda: harness.engine.hand_over("one", "unknown")
+    job = a_job("one", steps=40)
+    harness.submit(job, a_job("two", steps=60), checkpoint_s=math.inf)
+    with harness.started():
+        recorder.wait_for(["one", "two"])
+    [taken] = recorder.checkpoints
+    assert (taken.claim_key, taken.reason) == ("one", None)
+    assert recorder.finished["one"].canceled
+    assert not recorder.finished["two"].canceled
+    [image] = taken.images
+    assert image is not None
+    assert recorder.finished["one"].batching.forwards == image.step
+    again = EngineHarness(a_spec(tiny_models / "sd")).run(job, checkpoints=files_of(taken))
+    assert len(again.forwards) == 40 - image.step
+
+
+def test_a_job_that_has_not_started_is_canceled_when_it_is_handed_over(tiny_models: Path) -> None:
+    harness = EngineHarness(a_spec(tiny_models / "sd"), fresh=("tiny",))
+    harness.submit(a_job("one"), checkpoint_s=math.inf)
+    harness.engine.hand_over("one")
+    with harness.started():
+        harness.recorder.wait_for(["one"])
+    assert harness.recorder.finished["one"].canceled
+    assert harness.recorder.forwards == harness.recorder.checkpoints == []
+
+
+def test_a_job_that_can_have_no_checkpoint_runs_on_when_it_is_handed_over(tiny_models: Path) -> None:
+    recorder = Asking()
+    harness = EngineHarness(a_spec(tiny_models / "sd"), recorder=recorder)
+    recorder.ask = lambda: harness.engine.hand_over("one")
+    harness.run(a_job("one", steps=30))
+    assert not recorder.finished["one"].canceled
+    assert [event.reason for event in recorder.checkpoints] == ["its request has no checkpoint_s"]
+
+
 def test_a_job_that_has_not_started_gets_an_event_without_images(tiny_models: Path) -> None:
     """The worker that asks waits for it."""
     harness = EngineHarness(a_spec(tiny_models / "sd"), fresh=("tiny",))

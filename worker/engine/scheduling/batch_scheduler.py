@@ -114,20 +114,36 @@ class BatchScheduler:
             elif claim_key in self._unfinished:
                 self._events.on_event(protocol.CheckpointTaken(claim_key))
 
+    def hand_over(self, claim_keys: Iterable[str]) -> None:
+        """Take checkpoints of jobs that run no further, and cancel those that have not started."""
+        for claim_key in claim_keys:
+            engine_job = self._jobs.get(claim_key)
+            if engine_job is None:
+                self._unfinished.discard(claim_key)  # its inputs are decoded: it ends when they are
+            elif not engine_job.started:
+                self.finish(engine_job, canceled=True)
+            else:
+                engine_job.is_handed_over = True
+                self.take_checkpoint(engine_job)
+
     def report_checkpoint(self, event: protocol.CheckpointTaken) -> None:
-        """Report a checkpoint, unless its job has finished."""
-        if event.claim_key in self._jobs:
-            self._events.on_event(event)
+        """Report a checkpoint, unless its job has finished; end a job that is handed over with it."""
+        if (engine_job := self._jobs.get(event.claim_key)) is None:
+            return
+        self._events.on_event(event)
+        if engine_job.is_handed_over and event.reason is None:
+            self.finish(engine_job, canceled=True)
+        engine_job.is_handed_over = False
 
     def models_in_use(self) -> set[str]:
         return {one.spec.id for one in self._jobs.values() if one.model is not None}
 
     def can_run(self) -> bool:
-        return any(task.parked_call is not None for one in self._jobs.values() for task in one.tasks)
+        return any(task.parked_call is not None for one in self._running_on() for task in one.tasks)
 
     def run_forward(self) -> None:
         """Run one forward for the selected calls, and resume their tasks until the next call."""
-        task_calls = self._selector.select(self._jobs.values())
+        task_calls = self._selector.select(self._running_on())
         if task_calls and task_calls[0].parked_call.shared_method.method == "decode":
             task_calls = self._drop_non_finite(task_calls)
         if not task_calls:
@@ -154,6 +170,9 @@ class BatchScheduler:
         for engine_job in served:
             if engine_job.claim_key in self._jobs and engine_job.checkpoint_due:
                 self.take_checkpoint(engine_job)
+
+    def _running_on(self) -> list[EngineJob]:
+        return [one for one in self._jobs.values() if not one.is_handed_over]
 
     def _start(self, engine_job: EngineJob, model: LoadedModel) -> None:
         if engine_job.job.reproducible and model.awaits_memory:  # fused forwards later would change the last bits

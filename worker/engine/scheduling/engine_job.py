@@ -52,6 +52,7 @@ class EngineJob:
         self.steps: list[StepCounter] = []  # of each task
         self.records: list[TaskRecord | None] = []  # of each task
         self.checkpoint_fault: str | None = None  # why it can have none
+        self.is_handed_over = False  # it ends when its checkpoint is written
         self._safe_s = 0.0  # `device_seconds` at its last checkpoint
         self.progressed = False
         self.mismatched = False
