@@ -213,6 +213,7 @@ class Job(ReturnedFields, _JobState):
     error: Failure | None = None
     warnings: tuple[FieldWarning, ...] = ()
     metrics: Metrics = Metrics()
+    resumed_at_step: int | None = None
     batching: BatchingStats | None = None
 
     @property

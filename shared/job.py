@@ -304,7 +304,8 @@ class Outcome(_Frozen):
     """Terminal state and results with which a worker settles a job.
 
     `device_seconds` is the job's share of the engine's work in this run; it is charged to the tenant. From
-    `device_times` the queue learns how long jobs of its signature take.
+    `device_times` the queue learns how long jobs of its signature take. `resumed_steps` are those of all images that a
+    checkpoint has spared.
     """
 
     state: State
@@ -316,6 +317,7 @@ class Outcome(_Frozen):
     device_seconds: float = 0.0
     warnings: tuple[FieldWarning, ...] = ()
     device_times: DeviceTimes | None = None
+    resumed_steps: int = 0
 
 
 class JobRecord(_Frozen):
@@ -339,6 +341,7 @@ class JobRecord(_Frozen):
     batching: BatchingStats | None = None
     timings: Timings = Timings()
     device_seconds: float | None = None
+    resumed_steps: int = 0
     warnings: tuple[FieldWarning, ...] = ()
     event_id: str = "0-0"
 

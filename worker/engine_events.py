@@ -10,7 +10,7 @@ import structlog
 from shared.job import Phase, Progress
 from worker.claims.claimed_job import ClaimedJob
 from worker.engine import protocol
-from worker.engine.protocol import EngineEvent, ForwardDone, JobEvent, ModelLoaded
+from worker.engine.protocol import CheckpointTaken, EngineEvent, ForwardDone, JobEvent, ModelLoaded
 from worker.metrics import collectors
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
@@ -28,6 +28,7 @@ class EngineEventHandler:
     on_change: Callable[[ClaimedJob], None]
     on_forward: Callable[[ForwardDone], None]
     on_model_loaded: Callable[[ModelLoaded], None] = lambda _event: None
+    on_checkpoint: Callable[[ClaimedJob, CheckpointTaken], None] = lambda _claimed, _event: None
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -69,6 +70,9 @@ class EngineEventHandler:
                 return
             case protocol.OutputReady(index=index, output=output):
                 claimed.upload(self.uploader, index, output)
+                return
+            case protocol.CheckpointTaken():
+                self.on_checkpoint(claimed, event)
                 return
             case protocol.JobPhaseChanged(phase=phase):
                 claimed.update_progress(phase)

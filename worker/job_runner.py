@@ -17,6 +17,7 @@ from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
 from worker.adapter_folder import AdapterFolder
+from worker.claims.checkpoint_store import CheckpointStore
 from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.engine.protocol import EngineInterface, InputFiles, JobFinished
 from worker.metrics import collectors
@@ -40,14 +41,15 @@ class JobRunner:
         adapters: AdapterFolder,
         engine: EngineInterface,
         availability: ModelAvailability,
-        worker: str,
+        checkpoints: CheckpointStore,
     ) -> None:
         self._queue = queue
         self._storage = storage
         self._adapters = adapters
         self._engine = engine
         self._availability = availability
-        self._worker = worker
+        self._worker = checkpoints.worker
+        self._checkpoints = checkpoints
 
     async def run(self, claimed: ClaimedJob) -> None:
         """Generate the job's outputs and settle it, unless its claim is lost or released meanwhile."""
@@ -82,7 +84,7 @@ class JobRunner:
 
     async def _gives_back(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
         """Return whether another run can succeed: the model cannot be loaded now, or the engine ended the job at the
-        request of an earlier run with the same epoch, which a failover of Redis can give out twice."""
+        request of a drain, or of an earlier run with the same epoch, which a failover of Redis can give out twice."""
         result = claimed.engine_result
         canceled = result.canceled and outcome.state is State.SUCCEEDED
         return canceled or await self._availability.gives_back(claimed.job.model, result.error)
@@ -114,13 +116,15 @@ class JobRunner:
         inputs = await self._fetch_inputs(claimed)
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.claim_key))
+        checkpoints = await self._checkpoints.read(claimed)
         async with self._adapters.held(claimed.job, claimed.spec, claimed.stopped.is_set) as adapters:
             if claimed.stop_reason is not None:
                 return claimed.outcome(JobFinished(claimed.claim_key))
-            self._engine.submit(claimed.engine_request(inputs, adapters))
+            self._engine.submit(claimed.engine_request(inputs, adapters, checkpoints))
             claimed.times.note_submitted()
-            del inputs  # up to 80 MB of files, which the running job does not need
+            del inputs, checkpoints  # up to 80 MB of files and more, which the running job does not need
             finished = await claimed.engine_done
+        self._checkpoints.note_result(claimed, finished)
         if finished.error is not None or claimed.stop_reason is not None:
             return claimed.outcome(finished)
         started = time.monotonic()
@@ -150,7 +154,8 @@ class JobRunner:
         )
 
     async def _release(self, claimed: ClaimedJob) -> None:
-        """Return a job to the queue, as its model cannot be loaded now."""
+        """Return a job to the queue, which another run can complete, after its checkpoint is stored."""
+        await claimed.wait_for_checkpoint()
         release = partial(self._queue.claims.release, self._worker, {claimed.job.id: claimed.claim.epoch})
         await retry_while_unavailable(release, "release_failed", until=lambda: claimed.abandoned)
         claimed.stop(StopReason.RELEASED)
@@ -181,6 +186,7 @@ class JobRunner:
             inference_ms=outcome.timings.inference_ms,
             upload_ms=outcome.timings.upload_ms,
             device_seconds=outcome.device_seconds,
+            resumed_steps=outcome.resumed_steps,
             error=outcome.error.code if outcome.error else None,
         )
         return bool(settled)

@@ -21,6 +21,7 @@ from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
 from worker.adapter_folder import AdapterFolder
+from worker.claims.checkpoint_store import CheckpointStore
 from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.claims.claiming import ClaimLoop
 from worker.claims.leases import Leases
@@ -28,6 +29,7 @@ from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineFactory, ForwardDone, ModelLoaded
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
+from worker.handing_over import HandingOver
 from worker.job_runner import JobRunner
 from worker.metrics import collectors
 from worker.metrics.batch_log import BatchLog
@@ -72,6 +74,7 @@ class Worker:
         self._scrape_metrics = collectors.ScrapeMetrics()
         self._progress = ProgressReporter(queue, self._claimed_jobs, self._cost_curves, self.name, catalog)
         previews = PreviewPublisher(queue)
+        checkpoints = CheckpointStore(queue, storage, self.name)
         events = EngineEventHandler(
             self._claimed_jobs,
             self._uploader,
@@ -79,13 +82,15 @@ class Worker:
             on_change=self._job_changed,
             on_forward=self._forward_done,
             on_model_loaded=self._model_loaded,
+            on_checkpoint=checkpoints.take,
         )
         self._engine = engine(catalog, events, settings)
+        self._handing_over = HandingOver(self._engine, self._claimed_jobs, self._tasks)
         self._availability = ModelAvailability(queue, self._engine, self.name, self._models)
         self._adapters = AdapterFolder(queue, storage, settings.adapter_folder_bytes)
         self._progress.set_worker_pool(settings.worker_pool)
         self._model_orders = ModelOrderReader(queue, self._engine, self._progress.info)
-        self._runner = JobRunner(queue, storage, self._adapters, self._engine, self._availability, self.name)
+        self._runner = JobRunner(queue, storage, self._adapters, self._engine, self._availability, checkpoints)
         self._leases = Leases(queue, self._engine, self._claimed_jobs, self.name, settings)
         self._claim_loop = ClaimLoop(
             self.name,
@@ -123,7 +128,7 @@ class Worker:
             await asyncio.to_thread(self._adapters.close)
 
     def drain(self) -> None:
-        """Stop claiming, finish running jobs, release those that exceed the drain timeout, and exit."""
+        """Stop claiming, finish running jobs, hand over those that exceed the drain timeout, and exit."""
         log.info("drain_started", running=len(self._claimed_jobs))
         self._progress.set_state("draining")
         self._draining.set()
@@ -179,7 +184,8 @@ class Worker:
                 if await self._first(work[-1], watched):
                     if not self._draining.is_set():  # the queue has jobs of a newer version
                         self.drain()
-                    await self._first(asyncio.create_task(self._finish_jobs()), watched)
+                    finishing = self._handing_over.finish_jobs(self._drain_timeout_s)
+                    await self._first(asyncio.create_task(finishing), watched)
             await self._release_jobs()
         finally:
             await cancel_and_wait((hung, *work))
@@ -285,11 +291,6 @@ class Worker:
         task = asyncio.create_task(retry_while_unavailable(publish, "model_unpublished", until=self._draining.is_set))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
-
-    async def _finish_jobs(self) -> None:
-        """Wait for running jobs up to the drain timeout."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=self._drain_timeout_s)
 
     async def _release_jobs(self) -> None:
         """Release the jobs that are still running, to be claimed elsewhere at once."""

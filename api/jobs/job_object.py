@@ -188,6 +188,10 @@ class JobObject(ServiceFields, CallFields, ChosenFields, PipelineFields, JobStat
     error: FailureObject | None
     warnings: list[FieldWarning] = Field(description="Fields without effect, such as a mask that repaints nothing.")
     metrics: MetricsObject
+    resumed_at_step: int | None = Field(
+        description="Steps of all its images that were not computed again, as its last run continued from a checkpoint "
+        "of an earlier one; null if it began anew."
+    )
     batching: BatchingObject | None = Field(description="Null until the job has run.")
     urls: UrlsObject
 
@@ -242,6 +246,7 @@ def job_object(
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
         warnings=list(record.warnings),
         metrics=MetricsObject(**timings.model_dump(), device_seconds=record.device_seconds),
+        resumed_at_step=record.resumed_steps or None,
         batching=None if batching is None else BatchingObject(**batching.model_dump()),
         urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events{sign(job.id, 'events')}"),
     )

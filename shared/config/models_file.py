@@ -168,6 +168,7 @@ class ModelSpec(_Table):
     `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
     `devices` run each forward of its denoisers together. With the `prompt_syntax` of weights prompts have any length.
     `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
+    `checkpoint_s` are the GPU-seconds of a job that a killed worker may cost; 0: its jobs have no checkpoints.
     """
 
     id: Identifier
@@ -191,6 +192,7 @@ class ModelSpec(_Table):
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
+    checkpoint_s: Annotated[float, Field(ge=0)] = 20.0
     safety_checker: bool = True
     prompt_syntax: PromptSyntax = "plain"
     schedulers: tuple[str, ...] = ()

@@ -153,7 +153,7 @@ class Settings(BaseSettings):
     load_retry_s: float = _setting(
         5.0, "Time after which a failed model load is repeated; doubles with each failure, up to 64 times.", gt=0
     )
-    drain_timeout_s: float = _setting(25.0, "Time for running jobs when a worker stops; others are released.", gt=0)
+    drain_timeout_s: float = _setting(25.0, "Time for running jobs when a worker stops; others go on elsewhere.", gt=0)
     spool_bytes: Positive = _setting(
         512 * 1024 * 1024, "Images a worker holds while storage is down; each counts as 2 MiB or more."
     )

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, State, decode, encode, is_newer
 from shared.job_fields import Priority
+from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.choosing import JobChooser
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
@@ -302,7 +303,16 @@ class Claims(QueueComponent):
             used=used_by(outcome).wire(),
             warnings=WARNINGS.dump_json(outcome.warnings).decode() if outcome.warnings else None,
             device_times="" if outcome.device_times is None else outcome.device_times.wire(),
+            resumed=outcome.resumed_steps,
         )
+
+    async def keep_checkpoint(self, worker: str, claim: Claim, checkpoint: JobCheckpoint) -> str:
+        """Name a stored checkpoint in the job's record, instead of an earlier one.
+
+        Returns `kept`, `stale` if the claim is no longer this worker's, or the quota of the tenant that it exceeds.
+        """
+        job_id, text = claim.job.id, checkpoint.wire()
+        return await self._scripts.keep_checkpoint(worker, job_id, claim.epoch, text, checkpoint.size())
 
     async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:
         """Count what a run has used that has lost or returned its claim; False if `settle` has, with the same token."""
@@ -355,7 +365,7 @@ def _cause(error: Exception) -> str:
 
 
 def _claim(row: ClaimRow) -> Claim:
-    _, wire, signature, epoch, solo, queued_ms, left_ms, slack_ms = row
+    _, wire, signature, epoch, solo, queued_ms, left_ms, slack_ms, checkpoint = row
     return Claim(
         decode(wire),
         signature,
@@ -364,6 +374,7 @@ def _claim(row: ClaimRow) -> Claim:
         queued_ms=queued_ms,
         time_left_ms=left_ms if left_ms >= 0 else None,
         slack_ms=slack_ms if slack_ms >= 0 else None,
+        checkpoint=JobCheckpoint.parsed(checkpoint),
     )
 
 

@@ -21,6 +21,7 @@ from shared.job import (
     decode,
 )
 from shared.job_fields import Priority
+from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.order.position import QueuePosition
 from shared.runtime.clock import id_time_ms
 
@@ -65,7 +66,7 @@ class Claim:
 
     `epoch`, the fencing token, counts all claims of the job from 1, so that object keys made with it never collide. A
     lost job must run solo, without batch mates. `time_left_ms` is the time from the claim to
-    its deadline, `slack_ms` that to its latest start.
+    its deadline, `slack_ms` that to its latest start. The job continues from its `checkpoint`, if it has one.
     """
 
     job: Job
@@ -75,6 +76,7 @@ class Claim:
     queued_ms: int
     time_left_ms: int | None = None
     slack_ms: int | None = None
+    checkpoint: JobCheckpoint | None = None
 
     @property
     def key(self) -> str:
@@ -260,7 +262,7 @@ class DeadLetter:
 class ExpiredItem:
     """An item whose retention has ended: delete all objects below `prefix`, then call `forget_item`."""
 
-    kind: Literal["job", "input", "file", "adapter"]
+    kind: Literal["job", "checkpoint", "input", "file", "adapter"]
     tenant: str
     id: str
     prefix: str
@@ -305,6 +307,7 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
                 **{name: kind.validate_json(fields[name]) for name, kind in _RESULTS.items() if name in fields},
                 "job": decode(fields["job"]),
                 "progress": {name: fields[name] for name in ("step", "total") if name in fields},
+                "resumed_steps": fields.get("resumed", 0),
                 "cancel_requested": "cancel" in fields,
                 "event_id": fields.get("event", "0-0"),
             }

@@ -39,7 +39,8 @@ MAX_SYNC_CALLS = 1_000
 """Most unfinished jobs kept per request body."""
 
 ClaimRow: TypeAlias = Sequence[Any]
-"""Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1, ms to its latest start or -1."""
+"""Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1, ms to its latest start or -1,
+its checkpoint or ''."""
 
 FOLDER = Path(str(resources.files("shared.queue") / "lua"))
 _NEEDS = re.compile(r"^-- NEEDS (.*)$", re.MULTILINE)
@@ -184,7 +185,9 @@ class Scripts(Protocol):
         used: str,
         warnings: str | None,
         device_times: str,
+        resumed: int,
     ) -> bool: ...
+    async def keep_checkpoint(self, worker: str, job_id: str, epoch: int, checkpoint: str | None, size: str) -> str: ...
 
     # Workers
     async def heartbeat(self, worker: str, info: str, ttl_ms: int, served: str, digest: str, *models: str) -> None: ...

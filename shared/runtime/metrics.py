@@ -138,6 +138,13 @@ jobs_ended = _counter("jobs_ended_total", "Settled jobs.", ("model", "state"))
 job_failures = _counter("job_failures_total", "Jobs settled with an error.", ("code",))
 claims_abandoned = _counter("claims_abandoned_total", "Claims that ended unsettled: lost or released.", ("reason",))
 leases_expired = _counter("leases_expired_total", "Jobs requeued by this worker after their lease expired.")
+checkpoints_written = _counter("checkpoints_written_total", "Checkpoints of jobs stored.", ("model",))
+checkpoints_resumed = _counter("checkpoints_resumed_total", "Runs that continued from a checkpoint.", ("model",))
+checkpoints_refused = _counter(
+    "checkpoints_refused_total",
+    "Checkpoints that could not be used: not `stored`, not `read`, or refused by the engine (`resume`).",
+    ("reason",),
+)
 encode_seconds = _times("encode_seconds", "Time to encode an image or video.")
 upload_seconds = _times("upload_seconds", "Time to store an image or video, including retries.")
 spool_bytes = _gauge("spool_bytes", "Finished images waiting for storage.")

@@ -1,6 +1,7 @@
 """Storage for input images, results and files: a folder or an S3 bucket behind one protocol.
 
-Keys are paths: results `jobs/{job_id}/{attempt}/{index}.{ext}`, inputs `inputs/{tenant}/{id}/{token}.{ext}`, files
+Keys are paths: results `jobs/{job_id}/{attempt}/{index}.{ext}`, checkpoints
+`jobs/{job_id}/checkpoints/{attempt}-{number}-{index}.safetensors`, inputs `inputs/{tenant}/{id}/{token}.{ext}`, files
 `files/{tenant}/{id}/{part}.jsonl`; `control/{namespace}/keys-required` is never deleted. Errors are `NotFound`,
 `StorageRefused`, or `StorageUnavailable` with a remedy in its message.
 """

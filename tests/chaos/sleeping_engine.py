@@ -106,7 +106,9 @@ class StubEngine:
 
     def take_checkpoints(self, *claim_keys: str) -> None: ...
 
-    def hand_over(self, *claim_keys: str) -> None: ...
+    def hand_over(self, *claim_keys: str) -> None:
+        for claim_key in claim_keys:
+            self.cancel(claim_key)
 
     def order_models(self, orders: MemoryOrders) -> None: ...
 

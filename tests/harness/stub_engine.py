@@ -26,6 +26,7 @@ from worker.engine.protocol import (
     EngineRequest,
     EngineStatus,
     ForwardDone,
+    ImageCheckpoint,
     JobFinished,
     JobProgress,
     LoadFailure,
@@ -47,6 +48,7 @@ class StubEngine:
         self.submitted: list[str] = []  # claim keys
         self.canceled: list[str] = []
         self.poison: set[str] = set()  # jobs that hang it
+        self.states: dict[str, tuple[bytes | None, ...]] = {}  # what its checkpoints contain, by claim key
         self.hung = False  # ends its worker
         self.failure: str | None = None
         self.orders: list[MemoryOrders] = []
@@ -82,7 +84,12 @@ class StubEngine:
     def take_checkpoints(self, *claim_keys: str) -> None:
         for claim_key in claim_keys:
             if claim_key in self.requests:
-                self.events.on_event(CheckpointTaken(claim_key))
+                self.checkpoint(claim_key, *self.states.get(claim_key, ()))
+
+    def checkpoint(self, claim_key: str, *files: bytes | None) -> None:
+        """Report a checkpoint; the length of a file is its step."""
+        images = tuple(None if file is None else ImageCheckpoint(file, len(file), 2 * len(file)) for file in files)
+        self.events.on_event(CheckpointTaken(claim_key, images))
 
     def hand_over(self, *claim_keys: str) -> None:
         self.take_checkpoints(*claim_keys)
@@ -104,11 +111,12 @@ class StubEngine:
 
     def finish(self, claim_key: str, error: JobError | None = None) -> None:
         """End a job with one black image, or with an error; canceled ones have ended already."""
-        if self.hung or self.requests.pop(claim_key, None) is None:
+        if self.hung or (request := self.requests.pop(claim_key, None)) is None:
             return
         if error is None:
             self.events.on_event(OutputReady(claim_key, 0, Output(np.zeros((8, 8, 3), np.uint8))))
-        self.events.on_event(JobFinished(claim_key, error))
+        resumed = sum(len(file) for file in request.checkpoints if file is not None)
+        self.events.on_event(JobFinished(claim_key, error, resumed_steps=resumed))
 
     def step(self, claim_key: str, step: int, total: int) -> None:
         self.events.on_event(JobProgress(claim_key, step, total))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import chain
 from typing import Any
@@ -17,8 +18,20 @@ from shared.errors import without_places
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.job_fields import OnDeadline
 from shared.queue import Claim
+from shared.queue.checkpoints import JobCheckpoint
 from shared.runtime.asyncio_tools import cancel_and_wait
-from worker.engine.protocol import Audio, EngineRequest, InputFiles, JobFinished, Latents, Mesh, Output, Pixels
+from worker.claims.step_times import StepTimes, remaining_s, with_report
+from worker.engine.protocol import (
+    Audio,
+    EngineRequest,
+    ImageCheckpoint,
+    InputFiles,
+    JobFinished,
+    Latents,
+    Mesh,
+    Output,
+    Pixels,
+)
 from worker.metrics.job_trace import JobTimes
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
@@ -56,10 +69,19 @@ class ClaimedJob:
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
         self.stop_reason: StopReason | None = None
         self.stopped = asyncio.Event()
+        self.resumed_from = JobCheckpoint()
+        self.checkpoint = JobCheckpoint()  # the one that the record names
+        self.checkpoint_fault: str | None = None  # why the engine takes none
+        self.waiting_checkpoint: Sequence[ImageCheckpoint | None] | None = None
+        self.storing: asyncio.Task[None] | None = None
+        self._checkpoints = 0
+        self._step_times: StepTimes | None = None
         self._uploads: dict[int, asyncio.Task[Artifact]] = {}
         self._previews: dict[int, list[asyncio.Task[None]]] = {}
 
-    def engine_request(self, inputs: InputFiles, adapters: tuple[AdapterSpec, ...]) -> EngineRequest:
+    def engine_request(
+        self, inputs: InputFiles, adapters: tuple[AdapterSpec, ...], checkpoints: tuple[bytes | None, ...] = ()
+    ) -> EngineRequest:
         """Return what the engine is to run; `adapters` are the uploaded ones, as local files."""
         return EngineRequest(
             self.claim_key,
@@ -70,7 +92,18 @@ class ClaimedJob:
             self.queued_since_s,
             self.start_by_s,
             adapters,
+            checkpoints,
+            self.spec.checkpoint_s or None,
         )
+
+    def next_checkpoint(self) -> int:
+        """Return the number of another checkpoint of this claim."""
+        self._checkpoints += 1
+        return self._checkpoints
+
+    def remaining_s(self, now_s: float) -> float:
+        """Return how long the engine needs for the rest of the steps; 0 if that is unknown."""
+        return 0.0 if self.engine_done.done() else remaining_s(self._step_times, now_s)
 
     @property
     def occupies_slots(self) -> bool:
@@ -94,6 +127,8 @@ class ClaimedJob:
         if phase is not self.phase:
             self.times.note_phase(phase)
         self.phase, self.progress = phase, progress or self.progress
+        if progress is not None:
+            self._step_times = with_report(self._step_times, progress.step, progress.total, time.monotonic())
 
     def stop(self, reason: StopReason) -> None:
         """Request an early end; the first reason is kept."""
@@ -151,7 +186,18 @@ class ClaimedJob:
         if self._uploads:
             await asyncio.wait(self._uploads.values(), return_when=return_when)
 
+    async def wait_for_checkpoint(self) -> None:
+        """Wait until the last checkpoint is stored, or the job is stopped."""
+        if self.storing is not None:
+            stopped = asyncio.ensure_future(self.stopped.wait())
+            try:
+                await asyncio.wait({self.storing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_and_wait((stopped,))
+
     def cancel_uploads(self) -> None:
+        if self.storing is not None:
+            self.storing.cancel()
         for task in chain(self._uploads.values(), *self._previews.values()):
             task.cancel()
 
@@ -183,5 +229,6 @@ class ClaimedJob:
             progress=self.progress,
             device_seconds=finished.device_seconds,
             warnings=finished.warnings,
-            device_times=finished.device_times,
+            device_times=None if finished.resumed_steps else finished.device_times,
+            resumed_steps=finished.resumed_steps,
         )

@@ -38,7 +38,7 @@ class LetterFilter:
 EVERY = LetterFilter()
 _OF_EARLIER_RUNS = (
     *("finished", "expires", "error", "artifacts", "batching", "timings", "warnings", "settled", "cancel", "started"),
-    *("losses", "attempts", "deadline", "start_by", "steps", "passed"),
+    *("losses", "attempts", "deadline", "start_by", "steps", "passed", "resumed"),
 )
 """Fields of a job that a redrive deletes."""
 

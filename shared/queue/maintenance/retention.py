@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shared.batch import file_prefix
 from shared.errors import Conflict
 from shared.inputs import adapter_store
+from shared.queue.checkpoints import checkpoint_prefix
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.quotas import parts_size
@@ -76,7 +77,7 @@ class Retention(QueueComponent):
             kind, tenant, item_id, stored, *size = row.split("|")
             if place is None or float(place) > transaction.now_ms:
                 continue
-            if kind == "job" and user[0] in UNFINISHED:
+            if kind in ("job", "checkpoint") and user[0] in UNFINISHED:
                 transaction.write("ZREM", self._keys.retention, row)
                 transaction.call("count_footprint", tenant, "".join(size), "")
                 continue
@@ -95,7 +96,7 @@ class Retention(QueueComponent):
     def _user_of(self, row: str) -> Command:
         """Return the read of a job's state, or of how many jobs or batches use an item, and its present object."""
         kind, tenant, item_id, *_ = row.split("|")
-        if kind == "job":
+        if kind in ("job", "checkpoint"):
             return "HMGET", self._keys.job(item_id), "state"
         name = {"input": self._keys.input, "file": self._keys.file, "adapter": self._keys.adapter}[kind]
         return "HMGET", name(tenant, item_id), "live", "object"
@@ -164,6 +165,8 @@ def _expired_item(row: str) -> ExpiredItem:
         return ExpiredItem("input", tenant, item_id, f"inputs/{tenant}/{item_id}/{rest}", row)
     if kind == "file":
         return ExpiredItem("file", tenant, item_id, file_prefix(tenant, item_id), row)
+    if kind == "checkpoint":
+        return ExpiredItem("checkpoint", tenant, item_id, checkpoint_prefix(item_id), row)
     if kind == "adapter":
         return ExpiredItem("adapter", tenant, item_id, adapter_store.prefix(tenant, item_id), row)
     return ExpiredItem("job", tenant, item_id, f"jobs/{item_id}/", row)

@@ -48,7 +48,7 @@ def used_by(outcome: Outcome) -> RunUsage:
     videos = sum(artifact.kind == "video" for artifact in outcome.artifacts)
     return RunUsage(
         device_us=max(0, round(1e6 * outcome.device_seconds)),
-        steps=max(0, outcome.progress.step - skipped),
+        steps=max(0, outcome.progress.step - skipped - outcome.resumed_steps),
         skipped_steps=skipped,
         images=len(outcome.artifacts) - videos,
         videos=videos,

@@ -111,6 +111,8 @@ class Checker:
         )
         total = {"*": sum(kept.values())} if kept else {}
         rows = {field.partition("|"): int(value) for field, value in found["footprint"].items()}
+        objects = len(self.inputs) + sum(job.objects for job in model.jobs.values() if not job.forgotten)
+        assert rows.get(("*", "|", "stored_objects"), 0) == objects, "objects in storage"
         assert {tenant: number for (tenant, _, name), number in rows.items() if name == "kept_jobs"} == kept | total
         assert set(found["leases"]) == set(running)
         assert sorted(found["deadlines"] + found["late"]) == sorted(

@@ -20,6 +20,7 @@ from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import Artifact, InputRef, Outcome, Phase, Progress, State, Webhook
 from shared.job_fields import OnDeadline, Priority, Task
 from shared.queue import Claim, Queue, Submission, SubmitResult
+from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import ProgressReport
 from shared.runtime.clock import now_ms
@@ -255,15 +256,25 @@ class QueueMachine(RuleBasedStateMachine):
         4,
         worker=worker,
         which=st.lists(index, min_size=1, max_size=4),
-        call=st.sampled_from(("renew", "report progress", "release", "release")),
+        call=st.sampled_from(("renew", "report progress", "keep checkpoint", "release", "release")),
     )
     def hold(self, worker: str, which: list[int], call: str) -> None:
-        """Renew, report or release some claims of a worker, current or not."""
+        """Renew, report, release or keep a checkpoint of some claims of a worker, current or not."""
         own = [one for holder, one in self.claims if holder == worker]
         chosen = [own[number % len(own)] for number in which] if own else []
         pairs = {one.job.id: one.epoch for one in chosen}
         current = {job_id for job_id, epoch in pairs.items() if self.model.jobs[job_id].holds(worker, epoch)}
+        if call == "keep checkpoint":
+            return self._keep_checkpoints(worker, chosen, len(which))
         {"renew": self._renew, "report progress": self._report, "release": self._release}[call](worker, pairs, current)
+
+    def _keep_checkpoints(self, worker: str, claims: list[Claim], number: int) -> None:
+        for one in claims:
+            key = checkpoint_key(one.job.id, one.epoch, number, 0)
+            image = StoredImage(key=key, bytes=100 * number, sha256="0" * 64, step=number)
+            checkpoint = JobCheckpoint(images=(image, None, image)[:number])
+            verdict = self.run(self.queue.claims.keep_checkpoint(worker, one, checkpoint))
+            assert verdict == self.model.keep_checkpoint(one.job.id, worker, one.epoch, checkpoint)
 
     def _renew(self, worker: str, pairs: dict[str, int], current: set[str]) -> None:
         renewal = self.run(self.queue.claims.renew(worker, pairs))

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from shared.job import Job, State
 from shared.job_fields import OnDeadline
 from shared.queue import Claim, Submission
+from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.records import RANKS
 
 MAX_ATTEMPTS = 1
+CHECKPOINT_LOSSES = 2
 MAX_QUEUED_JOBS = 24
 MAX_QUEUED_JOBS_PER_TENANT = 12
 
@@ -40,6 +42,9 @@ class ModelJob:
     lease_expired: bool = False
     dead_letter: bool = False
     token: str | None = None
+    checkpoint: JobCheckpoint | None = None
+    checkpoint_losses: int = 0
+    artifacts: int = 0
     forgotten: bool = False
 
     @property
@@ -65,6 +70,11 @@ class ModelJob:
     @property
     def rank(self) -> int:
         return RANKS.index(self.submission.job.priority)
+
+    @property
+    def objects(self) -> int:
+        """Objects in storage: artifacts, and the files of the checkpoint."""
+        return self.artifacts + (0 if self.checkpoint is None else len(self.checkpoint.stored))
 
     def holds(self, worker: str, epoch: int) -> bool:
         """Return whether this claim of the job is current."""
@@ -140,6 +150,7 @@ class QueueModel:
             assert one.epoch == job.epoch + 1
             assert one.must_run_solo == job.solo
             assert one.job == job.submission.job
+            assert one.checkpoint == job.checkpoint
             job.epoch, job.worker = one.epoch, worker
             self.set_state(one.job.id, State.RUNNING)
 
@@ -153,6 +164,14 @@ class QueueModel:
     def end(self, job_id: str, state: State) -> None:
         self.set_state(job_id, state)
         self.jobs[job_id].has_deadline = self.jobs[job_id].late = False
+        self.jobs[job_id].checkpoint = None
+
+    def keep_checkpoint(self, job_id: str, worker: str, epoch: int, checkpoint: JobCheckpoint) -> str:
+        job = self.jobs[job_id]
+        if not job.holds(worker, epoch):
+            return "stale"
+        job.checkpoint, job.checkpoint_losses = checkpoint, 0
+        return "kept"
 
     def settle(self, job_id: str, worker: str, epoch: int, state: State, token: str) -> bool:
         job = self.jobs[job_id]
@@ -160,7 +179,7 @@ class QueueModel:
             return True
         if not job.holds(worker, epoch):
             return False
-        job.token = token
+        job.token, job.artifacts = token, int(state is State.SUCCEEDED)
         self.end(job_id, State.CANCELED if job.cancel and state is State.SUCCEEDED else state)
         return True
 
@@ -185,6 +204,9 @@ class QueueModel:
         job = self.jobs[job_id]
         if job.cancel:
             return self.end(job_id, State.CANCELED)
+        job.checkpoint_losses += lost
+        if job.checkpoint_losses >= CHECKPOINT_LOSSES:
+            job.checkpoint, job.checkpoint_losses = None, 0
         job.losses += lost and job.solo
         if lost and job.solo and job.losses >= MAX_ATTEMPTS:
             job.dead_letter = True

@@ -19,6 +19,7 @@ from shared.job import InputRef, Outcome, Phase, Progress, State
 from shared.job_fields import OnDeadline, Priority
 from shared.queue import Queue, Submission
 from shared.queue.batches import BatchUpdate
+from shared.queue.checkpoints import JobCheckpoint, StoredImage
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
 from shared.queue.maintenance.pauses import Pause, PauseKind
@@ -159,7 +160,10 @@ async def limits(queue: Queue, make: Make) -> None:
     assert await claim(queue, 1) == []
 
 
-@case("read_order", "read_lanes", "take", "renew", "report_progress", "give_up", "settle", "transact")
+@case(
+    *("read_order", "read_lanes", "take", "renew", "report_progress", "keep_checkpoint", "give_up", "settle"),
+    "transact",
+)
 async def claims(queue: Queue, make: Make) -> None:
     await put(queue, *[make() for _ in range(4)])
     await queue.claims.next_ready_ms(MODELS, worker="w1")
@@ -170,6 +174,8 @@ async def claims(queue: Queue, make: Make) -> None:
     await queue.claims.report_progress(
         ProgressReport(one.job.id, one.epoch, Phase.DENOISING, Progress(step=1, total=2))
     )
+    image = StoredImage(key="jobs/x/checkpoints/1-1-0.safetensors", bytes=9, sha256="", step=1)
+    assert await queue.claims.keep_checkpoint("w1", one, JobCheckpoint(images=(image,))) == "kept"
     assert await queue.previews.put(one.job.id, one.epoch, 0, 0, b"x")
     assert await queue.claims.release("w1", {two.job.id: two.epoch}) == 1
     assert await end(queue, one, device_seconds=1.0)

@@ -26,6 +26,7 @@ from shared.runtime.asyncio_tools import MAX_FAULTS, retry_while_unavailable
 from shared.storage.folder import FolderStorage
 from worker import job_runner
 from worker.adapter_folder import AdapterFolder
+from worker.claims.checkpoint_store import CheckpointStore
 from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
 from worker.job_runner import JobRunner
@@ -85,7 +86,8 @@ class RunnerHarness:
         claimed = ClaimedJob(claim, ModelSpec(id="demo", source="none"))
         availability = ModelAvailability(self.queue, self.engine, WORKER, ["demo"])  # type: ignore[arg-type]
         adapters = AdapterFolder(self.queue, self.storage, 1)
-        runner = JobRunner(self.queue, self.storage, adapters, self.engine, availability, WORKER)  # type: ignore[arg-type]
+        checkpoints = CheckpointStore(self.queue, self.storage, WORKER)
+        runner = JobRunner(self.queue, self.storage, adapters, self.engine, availability, checkpoints)  # type: ignore[arg-type]
         return claimed, asyncio.create_task(runner.run(claimed))
 
     async def finish(self, claimed: ClaimedJob, running: asyncio.Task[None]) -> None:

@@ -2,10 +2,11 @@
 -- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
 -- args     worker, job_id, epoch, token, state, artifacts, error, batching, timings, device_seconds, step, total, objects,
---          stored_bytes, wire, used, warnings, device_times
+--          stored_bytes, wire, used, warnings, device_times, resumed
 --          `token`: the same token settles once; `objects`, `stored_bytes`: of the artifacts; `wire`: what the job's wire form
 --          becomes, without secrets that its end makes useless, none to keep it; `used`: microseconds of the device, computed
---          and skipped steps, images, videos and their bytes; `device_times`: as in device_times.learn
+--          and skipped steps, images, videos and their bytes; `device_times`: as in device_times.learn;
+--          `resumed`: steps that a checkpoint has spared; with any, its times are not learned
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = args.worker, args.job_id, args.epoch, args.token
 local now = clock_ms()
@@ -43,12 +44,14 @@ if args.wire then
 end
 if args.error then redis.call('HSET', key.job(id), 'error', args.error) else redis.call('HDEL', key.job(id), 'error') end
 if args.warnings then redis.call('HSET', key.job(id), 'warnings', args.warnings) end
+if args.resumed > 0 then redis.call('HSET', key.job(id), 'resumed', args.resumed) end
 local result_bytes = #args.artifacts + #(args.error or '') + #args.batching + #args.timings + #(args.warnings or '')
-job_record.resize(id, job, footprint.of_job(#(job.job or ''), result_bytes, args.objects, args.stored_bytes))
+local result = footprint.of_job(#(job.job or ''), result_bytes, args.objects, args.stored_bytes)
+job_record.resize(id, job, footprint.replaced(result, '', job.checkpoint_size))
 job.used = usage.of_run(args.used, not canceled)
 job_state.finish(id, job, canceled and 'canceled' or args.state, now)
 job_state.unclaim(id, job, now, args.device_seconds)
-if args.state == 'succeeded' and args.device_seconds > 0 then
+if args.state == 'succeeded' and args.device_seconds > 0 and args.resumed == 0 then
   local each, rows = args.device_seconds / job.slots, tonumber(cjson.decode(args.batching).mean_rows) or 1
   learn_cost(job.sig, each, rows)
   learn_cost('model|' .. job.model, each, rows)

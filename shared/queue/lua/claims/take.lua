@@ -6,7 +6,7 @@
 --          `token`: as in read_order; `hold`: the worker holds or loads the model from now on; `decision`: JSON of
 --          `Decision` in `shared/queue/order/decision.py`
 -- Returns  {how many chosen jobs were not queued as they were read, for each claim {job id, wire form, signature, epoch,
---          1 if solo, ms queued, ms to its deadline | -1, ms to its latest start | -1}}
+--          1 if solo, ms queued, ms to its deadline | -1, ms to its latest start | -1, its checkpoint | ''}}
 local worker, token, sig, decision, now = args.worker, args.token, args.signature, cjson.decode(args.decision), clock_ms()
 local repeated = last_claim.repeated(worker, token)
 if repeated then return {0, repeated} end

@@ -4,7 +4,7 @@
 local job_record = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
-  'charged', 'size', 'start_by', 'on_deadline', 'steps'}
+  'charged', 'size', 'start_by', 'on_deadline', 'steps', 'checkpoint', 'checkpoint_size'}
 
 -- The fields of a job that scripts need, or nil.
 function job_record.load(id)
@@ -25,7 +25,8 @@ end
 -- The reply for a claim: `take.lua` has its columns.
 function job_record.claimed(id, job, epoch, waited, now)
   local time_left = job.deadline and math.max(0, tonumber(job.deadline) - now) or -1
-  return {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited, time_left, job_record.slack(job, now)}
+  return {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited, time_left, job_record.slack(job, now),
+    job.checkpoint or ''}
 end
 
 -- Replace the size of a job that has not ended.
@@ -33,4 +34,13 @@ function job_record.resize(id, job, size)
   footprint.change(job.tenant, job.size, size)
   redis.call('HSET', key.job(id), 'size', size)
   job.size = size
+end
+
+-- Name the checkpoint of a job in its record, instead of an earlier one: its text, and the size of its objects as in footprint.
+-- Without a text the record names none.
+function job_record.set_checkpoint(id, job, checkpoint, size)
+  job_record.resize(id, job, footprint.replaced(job.size, job.checkpoint_size, size))
+  redis.call('HDEL', key.job(id), 'checkpoint', 'checkpoint_size', 'checkpoint_losses')
+  job.checkpoint, job.checkpoint_size = checkpoint, size
+  if checkpoint then redis.call('HSET', key.job(id), 'checkpoint', checkpoint, 'checkpoint_size', size) end
 end

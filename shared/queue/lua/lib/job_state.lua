@@ -1,7 +1,8 @@
--- NEEDS events inputs batch_turns dead_letters queue latest_start usage
+-- NEEDS events inputs batch_turns dead_letters job_record queue latest_start usage
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
+local CHECKPOINT_LOSSES = 2 -- of workers that continued from it, after which a checkpoint counts as at fault
 
 -- Set the deadline of a queued job (ms), which takes `steps`; nil: none. The job is in no lane meanwhile.
 function job_state.set_deadline(id, job, deadline, steps, now)
@@ -17,6 +18,10 @@ end
 
 -- End a job that is neither queued nor running any more. `job.used`: what its last run has used, by name.
 function job_state.finish(id, job, state, now, keep_ms)
+  if job.checkpoint then -- a sweep deletes its objects
+    job_record.set_checkpoint(id, job, nil, '')
+    redis.call('ZADD', key.retention, whole(now), table.concat({'checkpoint', job.tenant, id, '', ''}, '|'))
+  end
   local keep = math.max(keep_ms or conf.retention_ms, batch_turns.count_ended(id, job, state, now) - now)
   local event = events.publish(id, job.tenant, state, job.webhook)
   if job.video then -- OpenAI's event name
@@ -96,6 +101,9 @@ end
 function job_state.lost(id, job, now, cause)
   job_state.unclaim(id, job, now)
   if job.cancel then return job_state.finish(id, job, 'canceled', now) end
+  if job.checkpoint and redis.call('HINCRBY', key.job(id), 'checkpoint_losses', 1) >= CHECKPOINT_LOSSES then
+    job_record.set_checkpoint(id, job, nil, '')
+  end
   if job.solo then
     local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
     if losses >= conf.max_attempts then

@@ -19,6 +19,13 @@ function footprint.numbers(size)
   return numbers
 end
 
+-- The size of an item of which one part is replaced by another.
+function footprint.replaced(size, before, after)
+  local sum, old, new = footprint.numbers(size), footprint.numbers(before), footprint.numbers(after)
+  for at = 1, #NAMES do sum[at] = whole(math.max(0, sum[at] - old[at] + new[at])) end
+  return table.concat(sum, ',')
+end
+
 -- Add four numbers, which can be negative, to what a tenant keeps.
 function footprint.add(tenant, numbers)
   for at, name in ipairs(NAMES) do

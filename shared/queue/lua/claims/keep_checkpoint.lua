@@ -1,0 +1,15 @@
+-- NEEDS job_record
+-- RUNS when Redis is full
+-- Name the checkpoint of a running job in its record, instead of an earlier one, if the claim is still this worker's.
+-- args     worker, job_id, epoch, checkpoint, size
+--          `checkpoint`: its text, none to forget the earlier one; `size`: of its objects, as in footprint
+-- Returns  'kept', 'stale' if the claim is no longer this worker's, or the name of the quota of the tenant that it exceeds
+local id = args.job_id
+local job = job_record.load(id)
+if not job or job.state ~= 'running' or job.worker ~= args.worker or tonumber(job.epoch) ~= args.epoch then return 'stale' end
+local more, before = footprint.numbers(args.size), footprint.numbers(job.checkpoint_size)
+for at = 1, #more do more[at] = more[at] - before[at] end
+local quota = footprint.exceeded(footprint.read(job.tenant), more)
+if quota then return quota end
+job_record.set_checkpoint(id, job, args.checkpoint, args.size)
+return 'kept'
