@@ -101,7 +101,7 @@ async def test_a_redriven_job_has_no_deadline(queue: Queue, make_submission: Mak
     (job_id,) = await put(queue, make_submission(time_limit_ms=60_000))
     (one,) = await claim(queue)
     assert one.time_left_ms is not None
-    ended = ("failed", "[]", None, "{}", "{}", 0.0, 0, 0, 0, 0, "", "0,0,0,0,0,0", None, "")
+    ended = ("failed", "[]", None, "{}", "{}", 0.0, 0, 0, 0, 0, "", "0,0,0,0,0,0", None, "", 0)
     await queue.client.scripts.settle("w1", job_id, one.epoch, "t", *ended)
     await queue.dead_letters.bury(job_id, "worker_lost", "")
     assert await queue.dead_letters.redrive(job_id)

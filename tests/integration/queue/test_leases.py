@@ -87,6 +87,7 @@ async def test_a_settle_sent_twice_answers_the_same(queue: Queue, make_submissio
         "0,4,0,1,0,9",
         None,
         "",
+        0,
     )
     assert [await queue.client.scripts.settle(*args) for _ in range(2)] == [True, True]
     assert await queue.client.redis.xlen(queue.client.redis_keys.events) == 3

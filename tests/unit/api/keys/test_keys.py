@@ -9,18 +9,20 @@ from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 import structlog
 from fastapi.routing import APIRoute
-from harness.http_server import BODY, StreamingCall, application, bearer, finish, png, serving
+from harness.http_server import BODY, WORKER, StreamingCall, application, bearer, claimed, finish, png, serving
 from harness.tables import row
 
 from api import auth, context
 from api.routes import events
 from shared.auth import Scope, TenantLimits, new_token
 from shared.queue import Queue
+from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.webhooks import SigningSecret, WebhookEndpoint, new_secret
 
 ALL = frozenset(Scope)
@@ -386,6 +388,27 @@ async def test_another_tenants_objects_are_not_found(api: httpx.AsyncClient, fak
     assert (await api.get(f"/v1/jobs/{job_id}", headers=mine)).json()["status"] == "succeeded"
     assert (await api.get(f"/v1/jobs/{waiting}", headers=mine)).json()["status"] == "queued"
     assert (await api.get(f"/v1/jobs/{job_id}/artifacts/0", headers=mine)).content == png()
+
+
+async def test_no_tenant_can_read_a_checkpoint(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    """Neither another one, nor that of the job: it is in storage beside the artifacts."""
+    mine, theirs = await bearer(fake_queue, "acme"), await bearer(fake_queue, "evil")
+    job_id = (await api.post("/v1/jobs", json=BODY, headers=mine)).json()["id"]
+    claim, data = await claimed(fake_queue, job_id), b"secret state"
+    image = StoredImage(key=checkpoint_key(job_id, 1, 1, 0), bytes=len(data), sha256="", step=1)
+    file = tmp_path / "storage" / image.key
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data)
+    assert await fake_queue.claims.keep_checkpoint(WORKER, claim, JobCheckpoint(images=(image,))) == "kept"
+    name = image.key.removeprefix(f"jobs/{job_id}/")
+    paths = ("0", "0/thumbnail", "checkpoints", name, quote(name, safe=""), f"../{name}", f"%2e%2e%2f{quote(name)}")
+    for headers in (mine, theirs):
+        for path in paths:
+            response = await api.get(f"/v1/jobs/{job_id}/artifacts/{path}", headers=headers)
+            assert (response.status_code in (404, 422), data in response.content) == (True, False), path
+        for used in (image.key, name, job_id):
+            assert (await api.post("/v1/jobs", json={**BODY, "image": used}, headers=headers)).status_code == 422
+    assert "checkpoints" not in (await api.get(f"/v1/jobs/{job_id}", headers=mine)).text
 
 
 async def test_idempotency_keys_and_images_belong_to_one_tenant(api: httpx.AsyncClient, fake_queue: Queue) -> None:
