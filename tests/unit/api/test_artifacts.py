@@ -141,4 +141,4 @@ async def test_an_image_has_no_thumbnail(api: httpx.AsyncClient, url: str) -> No
     """The error names the reason."""
     response = await api.get(f"{url}/thumbnail")
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
-    assert "it is an image or latents" in response.json()["detail"]
+    assert "is no video, sound or mesh" in response.json()["detail"]

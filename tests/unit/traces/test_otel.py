@@ -206,5 +206,5 @@ def test_the_sdk_can_be_disabled_for_all_programs_of_an_environment(
 def test_traces_without_opentelemetry_are_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shared.runtime.tracing.otel", None)
     monkeypatch.delattr(tracing, "otel", raising=False)
-    with pytest.raises(ConfigurationError, match=r"fusequeue\[traces\]"):
+    with pytest.raises(ConfigurationError, match=r"fusequeue-server\[traces\]"):
         tracing.configure(True, "test")
