@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import av
 import numpy as np
@@ -14,6 +14,7 @@ SIZE = (96, 80)  # another one than the jobs'
 _CLOCK = 90_000
 
 
+@lru_cache(64)  # the encoder makes another file of the same frames about every tenth time
 def a_video_file(  # noqa: PLR0913
     frames: int = 9,
     fps: int = 8,
@@ -21,7 +22,7 @@ def a_video_file(  # noqa: PLR0913
     shade: int = 0,
     size: tuple[int, int] = SIZE,
     sound: bool = False,
-    times_s: Sequence[float] = (),
+    times_s: tuple[float, ...] = (),
     pixels: str = "yuv420p",
     container: str = "mp4",
     metadata: str = "",

@@ -54,7 +54,7 @@ def test_a_frame_is_the_one_that_shows_at_its_time(fps: int, frames: int, expect
 
 def test_rates_that_are_no_whole_numbers_use_each_frame() -> None:
     """The time of each is rounded, and so is the rate of the job."""
-    data = a_video_file(9, 30, times_s=[at / 29.97 for at in range(9)])
+    data = a_video_file(9, 30, times_s=tuple(at / 29.97 for at in range(9)))
     assert numbers(data, fps=30, frames=9) == list(range(9))
 
 
