@@ -231,7 +231,7 @@ CALLS = {
     "CogVideoXVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
     "AnimateDiffVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
     "WanAnimate2ModularPipeline": "image driving_video negative_prompt height width fps segment_frame_length",
-    "WanAnimate2DistilledModularPipeline": "image driving_video height width fps segment_frame_length",
+    "WanAnimate2DistilledModularPipeline": "image driving_video negative_prompt height width fps segment_frame_length",
     "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
     "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoFramepackPipeline": ("image last_image negative_prompt height width num_frames guidance_scale"),

@@ -15,7 +15,7 @@ from parity.plain_calls import CALLS, arguments
 from shared.config.controls import Control
 from shared.job import Job
 from shared.job_fields import Task
-from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.call_arguments import VIDEOS, arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.sounds import DURATIONS
 from worker.engine.pipelines.task_pipelines import pipeline_for
@@ -81,6 +81,9 @@ def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
         task = Task.EDIT if (image or "control_image" in taken) and not controlled else Task.TEXT_TO_IMAGE
     if taken & {"num_frames", "frames", "video_length"}:
         task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
+        own |= {"frames": 9, "fps": 24}
+    if not taken.isdisjoint(VIDEOS):
+        task = Task.ANIMATE if image else Task.VIDEO_TO_VIDEO
         own |= {"frames": 9, "fps": 24}
     if not taken.isdisjoint(DURATIONS):
         return a_job("x", **sound_fields(taken, own))
