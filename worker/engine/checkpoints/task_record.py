@@ -8,7 +8,7 @@ and the states of the random generators as they were. The pipeline's own code be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +40,7 @@ class TaskRecord:
         self._progress = progress
         self._replay = None if checkpoint is None else Replay(checkpoint, device)
         self._resumed_steps: int | None = 0 if checkpoint is None else None
+        self.in_step = False
         self._begin()
 
     def _begin(self) -> None:
@@ -89,7 +90,11 @@ class TaskRecord:
         state = self._schedulers.get(id(scheduler))
         if state is None:
             state = self._schedulers[id(scheduler)] = SchedulerState(scheduler, len(self._schedulers))
-        output, at = run(), len(self._steps)
+        self.in_step = True
+        try:
+            output, at = run(), len(self._steps)
+        finally:
+            self.in_step = False
         self._steps.append(state.number)
         if self._replay is not None and at < self._replay.steps:
             output = self._replay.step(at, state, output)
@@ -163,22 +168,25 @@ def _to_host(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tenso
 
 
 def record_steps(scheduler: Any) -> None:
-    """Let the steps of a noise scheduler, and of its copies, be recorded by the image task that runs them."""
+    """Let the steps of noise schedulers of this class be recorded by the image tasks that run them.
+
+    Its class is changed, once: pipelines compare the types of their schedulers, and copy them.
+    """
     own: Any = type(scheduler)
-    scheduler.__class__ = _recorded_class(own)
+    plain = getattr(own, "step", None)
+    if plain is not None and not hasattr(plain, "plain"):
+        own.step = _recorded(plain)
 
 
-@cache
-def _recorded_class(base: Any) -> Any:
-    if not hasattr(base, "step"):
-        return base
-
-    @wraps(base.step)  # pipelines look for `eta` and `generator` in its signature
+def _recorded(plain: Any) -> Any:
+    @wraps(plain)  # pipelines look for `eta` and `generator` in its signature
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         task = current_task()
-        if task is None or task.record is None:
-            return base.step(self, *args, **kwargs)
-        return task.record.step(self, lambda: base.step(self, *args, **kwargs))
+        record = None if task is None else task.record
+        if record is None or record.in_step:  # the step of a class can call that of its base
+            return plain(self, *args, **kwargs)
+        return record.step(self, lambda: plain(self, *args, **kwargs))
 
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (base,), {"step": step, **names})
+    marked: Any = step
+    marked.plain = plain
+    return marked

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class StepRecord(Protocol):
     """Records calls of denoisers and control nets, and steps of noise schedulers, or answers them itself."""
 
+    in_step: bool
+
     def answer(self, method: str, compute: Callable[[], Any]) -> Any: ...
 
     def step(self, scheduler: Any, run: Callable[[], Any]) -> Any: ...

@@ -182,6 +182,27 @@ def test_steps_outside_of_image_tasks_are_not_recorded() -> None:
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(2)
     record_steps(scheduler)
-    assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
+    assert type(scheduler) is FlowMatchEulerDiscreteScheduler, "some pipelines compare the type"
     sample = torch.ones(1)
     assert scheduler.step(sample, scheduler.timesteps[0], sample)[0].shape == (1,)
+
+
+def test_a_step_that_calls_that_of_its_base_is_one_step() -> None:
+    class Halved(FlowMatchEulerDiscreteScheduler):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            return tuple(0.5 * one for one in super().step(*args, **kwargs, return_dict=False))
+
+    base, derived = FlowMatchEulerDiscreteScheduler(), Halved()
+    record = TaskRecord(CPU, Progress())
+
+    def body() -> Any:
+        for one in (base, derived):
+            one.set_timesteps(2)
+            record_steps(one)
+        sample = torch.ones(1)
+        return [one.step(sample, one.timesteps[0], sample)[0] for one in (base, derived)]
+
+    task = ImageTask(body, record=record)
+    task.start(CPU)
+    assert (task.error, len(task.result)) == (None, 2)
+    assert len(record._steps) == 2
