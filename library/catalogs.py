@@ -39,10 +39,28 @@ _MOST = {
 def catalog_of(models: Sequence[str | os.PathLike[str]], file: Path, options: Mapping[str, Any]) -> Catalog:
     """Return the models: each is the path of a folder, an entry of the models file, or an id of the hub.
 
-    `options` are keys of a model's table that replace those of each. Raises `ConfigurationError`.
+    `options` are keys of a model's table that replace those of each; a model that is named twice is one. Raises
+    `ConfigurationError`.
     """
     entries = models_file.load(file) if file.is_file() else None
-    return Catalog(tuple(_spec_of(os.fspath(model), entries, options) for model in models))
+    specs: list[ModelSpec] = []
+    for model in models:
+        spec = _spec_of(os.fspath(model), entries, options)
+        if spec not in specs:
+            specs.append(spec)
+    _check_names(specs)
+    return Catalog(tuple(specs))
+
+
+def _check_names(specs: Sequence[ModelSpec]) -> None:
+    """Raise `ConfigurationError` for two models of one id or alias, of which items could reach only one."""
+    sources: dict[str, str] = {}
+    for spec in specs:
+        for name in {spec.id, *spec.aliases}:
+            if name in sources:
+                message = f"two models have one name: {name!r} is {sources[name]} and {spec.source}"
+                raise ConfigurationError(f"{message}; rename a folder, or use a models file")
+            sources[name] = spec.source
 
 
 def _spec_of(model: str, entries: Catalog | None, options: Mapping[str, Any]) -> ModelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -222,6 +223,24 @@ def test_an_entry_of_a_models_file_has_its_defaults(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused_with_what_could_be(model: Any, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=fault):
         Engine(model, models_file=tmp_path / "none.toml")
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model").symlink_to(DEMO)
+        shutil.copytree(DEMO, tmp_path / folder / "copy")
+    with pytest.raises(ConfigurationError, match=r"two models have one name: 'copy' .*rename a folder, or use a mod"):
+        Engine(tmp_path / "a" / "copy", tmp_path / "b" / "copy", device="cpu")
+    file = tmp_path / "models.toml"
+    file.write_text(
+        f'[[model]]\nid = "one"\naliases = ["both"]\nsource = "{DEMO}"\n'
+        f'[[model]]\nid = "copy"\nsource = "{DEMO}"\n'
+    )
+    with pytest.raises(ConfigurationError, match="two models have one name: 'copy'"):
+        Engine("one", "copy", tmp_path / "a" / "copy", models_file=file, device="cpu")
+    with Engine(tmp_path / "a" / "model", tmp_path / "b" / "model", device="cpu") as engine:
+        assert engine.models == ["model"], "the same folder is one model"
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_of_the_start(tmp_path: Path) -> None:
