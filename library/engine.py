@@ -64,7 +64,7 @@ class _Base:
     def _items(self, prompts: Iterable[Prompt], fields: Fields) -> Iterator[dict[str, Any]]:
         """Yield the fields of each item."""
         for prompt in prompts:
-            own = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+            own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
             yield {"model": self.models[0], **fields, **own}
 
     def _check(self, fields: Fields) -> None:

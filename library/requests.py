@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 from collections.abc import Iterator, Mapping
-from io import BytesIO
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from api.jobs.job_builder import with_inputs
 from api.jobs.request import JobRequest, parse
 from api.jobs.request_images import Inputs, check_kind, check_proportions
 from api.jobs.resolve import max_batch_for, resolve_for_model
+from library.input_files import file_of
 from shared.config.adapters import resolve_adapters
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
-from shared.inputs.validation import ImageFile, inspect
+from shared.inputs.validation import ImageFile
 from shared.job import InputRef, Job
 from shared.runtime.clock import now_ms
 from worker.engine.protocol import InputFiles
 
 Fields: TypeAlias = Mapping[str, Any]
-ImageLike: TypeAlias = Image.Image | bytes | str | Path | np.ndarray
 TENANT = "default"
 # They are about the service: its queue, its storage and its callers.
 _OF_THE_SERVICE = ("webhook", "webhook_events", "output", "priority", "deadline_s", "on_deadline", "batch_id")
 _PLACEHOLDER = "in_00000000000000000000000000000000"
-_SINGLE = ("image", "mask", "last_image", "video")
-_MAX_BYTES = 1 << 30
+_FILES = ("image", "mask", "last_image", "video", "audio")
+_LISTS = ("images", "controls")
 
 
 def job_of(fields: Fields, catalog: Catalog, settings: Settings, previews: int = 0) -> tuple[Job, InputFiles]:
-    """Return the job of some fields, with all defaults chosen, and its files.
+    """Return the job of some fields, with all defaults chosen, and the files of its images, video and sound.
 
     Raises `InvalidRequest` with the faults of all fields.
     """
     for name in _OF_THE_SERVICE:
         if fields.get(name) is not None:
             raise InvalidRequest(f"{name}: only the service has it", param=name)
+    _check_forms(fields)
     images = dict(_images(fields))
-    request = parse(_with_placeholders(fields))
+    request = parse(_plain(_with_placeholders(fields)))
     spec = catalog.get(request.model)
-    files = {param: _file(value, param, settings.max_input_pixels) for param, value in images.items()}
+    files = {param: file_of(value, param, settings.max_input_pixels) for param, value in images.items()}
     job = resolve_for_model(request, spec, TENANT, now_ms())
     adapters = resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
     job = job.model_copy(update={"adapters": adapters, "previews": previews})
@@ -59,9 +58,33 @@ def job_of(fields: Fields, catalog: Catalog, settings: Settings, previews: int =
     return job, _input_files(request, {param: file.data for param, file in files.items()})
 
 
+def _check_forms(fields: Fields) -> None:
+    """Raise `InvalidRequest` for a prompt that is no text, and for a list that is something else."""
+    if "prompt" in fields and not isinstance(fields["prompt"], str):
+        kind = type(fields["prompt"]).__name__
+        raise InvalidRequest(f"prompt: it must be a text, or the fields of an item, not {kind}", param="prompt")
+    for name in _LISTS:
+        value = fields.get(name)
+        if value is not None and not isinstance(value, list | tuple):
+            raise InvalidRequest(f"{name}: it must be a list, not {type(value).__name__}", param=name)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of fields with numbers of numpy and others as those of Python."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
 def _images(fields: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield the images and the video of fields by path, as `JobRequest.references` names them."""
-    for name in _SINGLE:
+    """Yield the images, the video and the sound of fields by path, as `JobRequest.references` names them."""
+    for name in _FILES:
         if fields.get(name) is not None:
             yield name, fields[name]
     for at, image in enumerate(fields.get("images") or ()):
@@ -74,7 +97,7 @@ def _images(fields: Fields) -> Iterator[tuple[str, Any]]:
 def _with_placeholders(fields: Fields) -> dict[str, Any]:
     """Return fields with ids of inputs in place of their images."""
     body = dict(fields)
-    body.update({name: _PLACEHOLDER for name in _SINGLE if fields.get(name) is not None})
+    body.update({name: _PLACEHOLDER for name in _FILES if fields.get(name) is not None})
     if fields.get("images"):
         body["images"] = [_PLACEHOLDER for _ in fields["images"]]
     if fields.get("controls"):
@@ -83,29 +106,6 @@ def _with_placeholders(fields: Fields) -> dict[str, Any]:
             for one in fields["controls"]
         ]
     return body
-
-
-def _file(value: ImageLike, param: str, max_pixels: int) -> ImageFile:
-    """Return an image of any form as a checked file; raises `InvalidRequest` that names its field."""
-    return inspect(_bytes(value, param), max_bytes=_MAX_BYTES, max_pixels=max_pixels, param=param)
-
-
-def _bytes(value: ImageLike, param: str) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, np.ndarray):
-        value = Image.fromarray(value)
-    if isinstance(value, Image.Image):
-        file = BytesIO()
-        value.save(file, "PNG", compress_level=1)
-        return file.getvalue()
-    try:
-        return Path(value).read_bytes()
-    except TypeError:
-        kinds = "a path, bytes, an image of Pillow or an array"
-        raise InvalidRequest(f"{param}: it must be {kinds}, not {type(value).__name__}", param=param) from None
-    except OSError as error:
-        raise InvalidRequest(f"{param}: {value}: {error.strerror}", param=param) from error
 
 
 def _reference(file: ImageFile) -> InputRef:
@@ -119,6 +119,7 @@ def _reference(file: ImageFile) -> InputRef:
         height=file.height,
         frames=file.frames,
         fps=file.fps,
+        duration_s=file.duration_s,
     )
 
 
@@ -129,6 +130,7 @@ def _inputs(request: JobRequest, refs: Mapping[str, InputRef]) -> Inputs:
         last_image=refs.get("last_image"),
         video=refs.get("video"),
         controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
+        audio=refs.get("audio"),
     )
 
 
@@ -139,4 +141,5 @@ def _input_files(request: JobRequest, data: Mapping[str, bytes]) -> InputFiles:
         last_image=data.get("last_image"),
         video=data.get("video"),
         controls=tuple(data[f"controls.{at}.image"] for at in range(len(request.controls))),
+        audio=data.get("audio"),
     )

@@ -234,8 +234,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
         Engine(tmp_path / "a" / "copy", tmp_path / "b" / "copy", device="cpu")
     file = tmp_path / "models.toml"
     file.write_text(
-        f'[[model]]\nid = "one"\naliases = ["both"]\nsource = "{DEMO}"\n'
-        f'[[model]]\nid = "copy"\nsource = "{DEMO}"\n'
+        f'[[model]]\nid = "one"\naliases = ["both"]\nsource = "{DEMO}"\n[[model]]\nid = "copy"\nsource = "{DEMO}"\n'
     )
     with pytest.raises(ConfigurationError, match="two models have one name: 'copy'"):
         Engine("one", "copy", tmp_path / "a" / "copy", models_file=file, device="cpu")
