@@ -23,7 +23,7 @@ from shared.job_fields import Task
 from shared.signature import denoisers_of
 from worker.engine.pipelines.class_tasks import class_tasks
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _USUAL_SIDE = 1024
 _MOST = {
     "max_side": 8192,
@@ -70,7 +70,7 @@ def _spec_of(model: str, entries: Catalog | None, options: Mapping[str, Any]) ->
         if entries is not None and (entry := entries.find(model)) is not None:
             table = {**entry.model_dump(exclude_unset=True), **options}
             return models_file.resolve_paths(ModelSpec.model_validate(table), Path.cwd())
-        if _HUB_ID.fullmatch(model):
+        if HUB_ID.fullmatch(model):
             return _spec_of_source(model, options)
     except ValidationError as error:
         raise ConfigurationError(f"{model}: {'; '.join(map(fault_text, error.errors()))}") from error
@@ -84,6 +84,7 @@ def _spec_of_source(source: str, options: Mapping[str, Any]) -> ModelSpec:
     """Return the model of a folder or of the hub, with what its index says of its tasks and sizes."""
     index, folder = _index_of(source, options.get("revision"))
     class_name = str(index.get("_class_name"))
+    _check_kinds(options)
     tasks = tuple(options.get("tasks") or class_tasks(class_name)) or (Task.TEXT_TO_IMAGE,)
     makes_video = any(Task(task).makes_video for task in tasks)
     side = (None if folder is None else _side_of(folder)) or _USUAL_SIDE
@@ -94,12 +95,28 @@ def _spec_of_source(source: str, options: Mapping[str, Any]) -> ModelSpec:
         "tasks": tasks,
         **{key: value for key, value in options.items() if key not in ("defaults", "limits", "tasks")},
     }
-    max_batch = int(table.get("max_batch", ModelSpec.model_fields["max_batch"].default))
-    limits = {**_MOST, "max_frames": 1025 if makes_video else 1, "max_images": min(64, max_batch)}
+    max_batch = table.get("max_batch", ModelSpec.model_fields["max_batch"].default)
+    limits = {**_MOST, "max_frames": 1025 if makes_video else 1}
+    limits["max_images"] = min(64, max_batch) if isinstance(max_batch, int) else 1
     defaults = {"width": width, "height": height} | ({"frames": 81} if makes_video else {})
     table["limits"] = limits | dict(options.get("limits") or {})
     table["defaults"] = defaults | dict(options.get("defaults") or {})
     return models_file.resolve_paths(ModelSpec.model_validate(table), Path.cwd())
+
+
+def _check_kinds(options: Mapping[str, Any]) -> None:
+    """Raise `ValueError` that names an option of the wrong kind."""
+    for key, kind, name in (
+        ("limits", Mapping, "a table"),
+        ("defaults", Mapping, "a table"),
+        ("tasks", Sequence, "a list"),
+    ):
+        value = options.get(key)
+        if value is not None and (isinstance(value, str) or not isinstance(value, kind)):
+            raise ValueError(f"{key}: it must be {name}, not {type(value).__name__}")
+    for task in options.get("tasks") or ():
+        if task not in list(Task):
+            raise ValueError(f"tasks: {task!r} is none; they are {', '.join(Task)}")
 
 
 def _index_of(source: str, revision: str | None) -> tuple[Index, Path | None]:

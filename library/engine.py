@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import numbers
 import os
+import queue
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from library.catalogs import catalog_of
+from library.catalogs import HUB_ID, catalog_of
 from library.requests import Fields, job_of
 from library.results import GenerationFailed, Made, Result
-from library.session import OnPreview, OnProgress, Session
+from library.session import CLOSED, OnPreview, OnProgress, Session
+from library.sources import Ended, Read, Source
 from shared.config import settings as configuration
-from shared.errors import InvalidRequest
+from shared.errors import ConfigurationError, InferenceFailed, InvalidRequest
+from shared.runtime.asyncio_tools import cancel_and_wait
+from worker.engine.device import device_facts
 
 Model: TypeAlias = str | os.PathLike[str]
 Prompt: TypeAlias = str | Mapping[str, Any]
@@ -49,6 +55,7 @@ class _Base:
         configured = configuration.load()
         if device is not None:
             configured = configured.model_copy(update={"device": device})
+        _check_device(configured.device)
         if adapters:
             listed = [_adapter(name, Path(path)) for name, path in adapters.items()]
             options = {**options, "adapter": [*options.get("adapter", ()), *listed]}
@@ -78,13 +85,52 @@ class _Base:
     def _most(self, fields: Fields) -> int:
         """Return how many items are started at once: two batches, so that a row that ends is followed at once."""
         slots = self._session.slots(str(fields.get("model", self.models[0])))
-        return max(2, 2 * slots // max(1, int(fields.get("n", 1) or 1)))
+        count = fields.get("n")
+        return max(2, 2 * slots // max(1, int(count) if isinstance(count, numbers.Integral) else 1))
+
+
+def _check_device(device: str | None) -> None:
+    try:
+        device_facts(device)
+    except ValueError as error:
+        raise ConfigurationError(f"device: {error}; use cuda, cuda:N or cpu") from error
+
+
+def _made(results: Sequence[Result | None]) -> list[Made]:
+    """Return what all items have made, or raise `GenerationFailed`; an item without a result was never started."""
+    done = [
+        Result(index, error=InferenceFailed(CLOSED)) if result is None else result
+        for index, result in enumerate(results)
+    ]
+    if any(result.error is not None for result in done):
+        raise GenerationFailed(done)
+    return [image for result in done for image in result.images]
 
 
 def _adapter(name: str, path: Path) -> dict[str, Any]:
     if path.is_file():
         return {"id": name, "source": str(path.resolve().parent), "weight_name": path.name}
+    if not path.is_dir() and (path.suffix or not HUB_ID.fullmatch(str(path))):
+        raise ConfigurationError(f"adapters: {name!r}: there is no file {path}")
     return {"id": name, "source": str(path)}
+
+
+@dataclass
+class _Reading:
+    """Whether a source has more prompts, and whether it has been asked for one."""
+
+    has_more: bool = True
+    asked: bool = False
+
+    def take(self, event: Read | Ended) -> Read | None:
+        """Return the prompt that the source has given, None at its end; raises the error of the source."""
+        self.asked = False
+        if isinstance(event, Read):
+            return event
+        self.has_more = False
+        if event.error is not None:
+            raise event.error
+        return None
 
 
 class Engine(_Base):
@@ -117,10 +163,7 @@ class Engine(_Base):
             for result in self.stream(items, **fields):
                 results[result.index] = result
                 bar.advance(shown)
-        done = [result for result in results if result is not None]
-        if any(result.error is not None for result in done):
-            raise GenerationFailed(done)
-        return [image for result in done for image in result.images]
+        return _made(results)
 
     def stream(
         self,
@@ -133,20 +176,35 @@ class Engine(_Base):
     ) -> Iterator[Result]:
         """Yield the result of each prompt as it is done; `index` is its number. An item that fails has an `error`.
 
-        `prompts` can be endless: it is read as items end. Leaving the loop early cancels those that run.
+        `prompts` can be endless: it is read as items end, on a thread, so that one that waits for more holds up no
+        result. Leaving the loop early cancels the items that run; after `close` they end with an error.
         """
+        self._session.check_usable()
         self._check(fields)
-        items = enumerate(self._items(prompts, fields))
-        most, running = self._most(fields), set[Future[Result]]()
+        events = queue.SimpleQueue[Read | Ended | Future[Result]]()
+        most, running, state = self._most(fields), set[Future[Result]](), _Reading()
+        source, index = Source(prompts, events.put), itertools.count()
         try:
-            while True:
-                for index, item in itertools.islice(items, most - len(running)):
-                    running.add(self._session.submit(index, item, previews, on_progress, on_preview))
-                if not running:
-                    return
-                done, running = futures.wait(running, _WAIT_S, futures.FIRST_COMPLETED)
-                yield from sorted((future.result() for future in done), key=lambda result: result.index)
+            while state.has_more or running:
+                if self._session.closed:
+                    state.has_more = False
+                if state.has_more and not state.asked and len(running) < most:
+                    state.asked = True
+                    source.ask()
+                try:
+                    event = events.get(timeout=_WAIT_S)
+                except queue.Empty:
+                    continue
+                if isinstance(event, Future):
+                    running.discard(event)
+                    yield event.result()
+                elif (prompt := state.take(event)) is not None:
+                    (item,) = self._items([prompt.prompt], fields)
+                    future = self._session.submit(next(index), item, previews, on_progress, on_preview)
+                    running.add(future)
+                    future.add_done_callback(events.put)
         finally:
+            source.close()
             for future in running:
                 self._session.cancel(future)
 
@@ -159,6 +217,30 @@ class Engine(_Base):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class _Items:
+    """The items of an asynchronous stream, which threads start: one that is left meanwhile is canceled by its own."""
+
+    def __init__(self, session: Session, options: tuple[int, OnProgress | None, OnPreview | None]) -> None:
+        self._session = session
+        self._options = options
+        self._index = itertools.count()
+        self._running = set[Future[Result]]()
+        self._canceled = threading.Event()
+
+    def start(self, fields: Fields) -> Future[Result]:
+        future = self._session.submit(next(self._index), fields, *self._options)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        if self._canceled.is_set():
+            self._session.cancel(future)
+        return future
+
+    def cancel(self) -> None:
+        self._canceled.set()
+        for future in list(self._running):
+            self._session.cancel(future)
 
 
 class AsyncEngine(_Base):
@@ -175,10 +257,10 @@ class AsyncEngine(_Base):
     async def generate(self, prompts: Prompt | Sequence[Prompt], **fields: Any) -> list[Made]:
         """Return the images or videos of one prompt or several, in order; errors are those of `Engine.generate`."""
         items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        results = sorted([result async for result in self.stream(items, **fields)], key=lambda result: result.index)
-        if any(result.error is not None for result in results):
-            raise GenerationFailed(results)
-        return [image for result in results for image in result.images]
+        results: list[Result | None] = [None] * len(items)
+        async for result in self.stream(items, **fields):
+            results[result.index] = result
+        return _made(results)
 
     async def stream(
         self,
@@ -190,31 +272,42 @@ class AsyncEngine(_Base):
         **fields: Any,
     ) -> AsyncIterator[Result]:
         """Yield the result of each prompt as it is done, as `Engine.stream` does."""
-        self._check(fields)
+        self._session.check_usable()
+        await asyncio.to_thread(self._check, fields)
         source = aiter(prompts if isinstance(prompts, AsyncIterable) else _async_of(prompts))
-        most, started = self._most(fields), list[Future[Result]]()
-        running, index, ended = set[asyncio.Future[Result]](), itertools.count(), False
+        most, items = self._most(fields), _Items(self._session, (previews, on_progress, on_preview))
+        running, has_more = set[asyncio.Future[Result]](), True
+        reading: asyncio.Task[asyncio.Future[Result] | None] | None = None
         try:
-            while True:
-                while not ended and len(running) < most:
-                    try:
-                        prompt = await anext(source)
-                    except StopAsyncIteration:
-                        ended = True
-                        break
-                    (item,) = self._items([prompt], fields)
-                    future = self._session.submit(next(index), item, previews, on_progress, on_preview)
-                    started.append(future)
-                    running.add(asyncio.wrap_future(future))
-                if not running:
-                    return
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                started = [future for future in started if not future.done()]
-                for result in sorted((one.result() for one in done), key=lambda result: result.index):
-                    yield result
+            while has_more or running:
+                if has_more and reading is None and len(running) < most:
+                    reading = asyncio.create_task(self._start_next(source, fields, items))
+                waiting = {*running, *(() if reading is None else (reading,))}
+                done, _ = await asyncio.wait(waiting, timeout=_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+                if reading is not None and reading.done():
+                    started, reading = reading.result(), None
+                    has_more = started is not None
+                    running |= set() if started is None else {started}
+                has_more = has_more and not self._session.closed
+                for one in running & done:
+                    running.discard(one)
+                    yield one.result()
         finally:
-            for future in started:
-                self._session.cancel(future)
+            items.cancel()
+            if reading is not None:
+                await cancel_and_wait((reading,))
+
+    async def _start_next(
+        self, source: AsyncIterator[Prompt], fields: Fields, items: _Items
+    ) -> asyncio.Future[Result] | None:
+        """Start the next prompt of a source; None if it has no more."""
+        try:
+            prompt = await anext(source)
+        except StopAsyncIteration:
+            return None
+        (item,) = self._items([prompt], fields)
+        # Images are read and encoded: up to seconds.
+        return asyncio.wrap_future(await asyncio.to_thread(items.start, item))
 
     async def close(self) -> None:
         """Stop the engine and its threads, and free its memory."""

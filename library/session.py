@@ -39,6 +39,7 @@ OnProgress: TypeAlias = Callable[[int, int, int], None]
 OnPreview: TypeAlias = Callable[[int, Image.Image], None]
 """Gets an item's number and a small image of its present state; it is called on the engine's thread."""
 
+CLOSED = "the engine was closed"
 STOP_S = 60.0
 _WATCH_S = 0.5
 
@@ -62,12 +63,31 @@ class Session:
         self._engine = Engine(catalog, self, settings)
         self._items: dict[str, _Item] = {}
         self._closed = threading.Event()
+        self._started = False
+        self._thread: int | None = None  # of the engine, once it has called
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def check_usable(self) -> None:
+        """Raise `ConfigurationError` if items cannot be made now."""
+        if self.closed:
+            raise ConfigurationError("the engine is closed; make another one")
+        if not self._started:
+            raise ConfigurationError("the engine is not started; use async with, or await start()")
+        self._check_thread()
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() == self._thread:
+            raise ConfigurationError("on_progress and on_preview cannot use the engine, whose thread waits for them")
 
     def start(self) -> None:
         """Load the models; raises `ModelUnavailable` for one that cannot be loaded."""
         if not structlog.is_configured():  # else it would print each step of the engine
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
         self._engine.start()
+        self._started = True
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
         self._engine.warm_up()
         failures = self._engine.status().unavailable_models
@@ -79,9 +99,11 @@ class Session:
         """Stop the engine after its present forward; unfinished items are canceled. Does nothing a second time."""
         if self._closed.is_set():
             return
+        self._check_thread()
         self._closed.set()
-        self._engine.stop(STOP_S)
-        self._end_all(InferenceFailed("the engine was closed"))
+        if self._started:
+            self._engine.stop(STOP_S)
+        self._end_all(InferenceFailed(CLOSED))
 
     def submit(
         self,
@@ -92,15 +114,17 @@ class Session:
         on_preview: OnPreview | None = None,
     ) -> Future[Result]:
         """Start an item; its future never raises: `Result.error` says what went wrong."""
-        if self._closed.is_set():
-            raise ConfigurationError("the engine is closed; make another one")
         future: Future[Result] = Future()
+        future.set_running_or_notify_cancel()  # one that is canceled would refuse its result
         try:
             job, files = job_of(fields, self.catalog, self._settings, previews)
         except InvalidRequest as error:
             future.set_result(Result(index, error=error))
             return future
         self._items[job.id] = _Item(index, job, future, on_progress, on_preview)
+        if self._closed.is_set():  # looked at last: close() ends those that it finds
+            self._end_all(InferenceFailed(CLOSED))
+            return future
         self._engine.submit(EngineRequest(job.id, job, self.catalog.for_size(job.model, job.width, job.height), files))
         return future
 
@@ -116,6 +140,7 @@ class Session:
 
     def on_event(self, event: EngineEvent) -> None:
         """Take an event of the engine, on its thread."""
+        self._thread = threading.get_ident()
         item = self._items.get(getattr(event, "claim_key", ""))
         match event:
             case OutputReady(index=at, output=output) if item is not None:
@@ -128,7 +153,8 @@ class Session:
                 self._finish(event, item)
 
     def _finish(self, event: JobFinished, item: _Item) -> None:
-        self._items.pop(event.claim_key, None)
+        if self._items.pop(event.claim_key, None) is None:
+            return  # close() has ended it meanwhile
         error: FusequeueError | None = event.error
         if event.canceled:
             error = InferenceFailed("it was canceled")
@@ -163,5 +189,5 @@ def _call(callback: Callable[..., Any], *arguments: Any) -> None:
     """Call a function of the program; its fault is not the engine's."""
     try:
         callback(*arguments)
-    except Exception:
+    except BaseException:  # also sys.exit()
         log.exception("callback_failed")
