@@ -67,7 +67,7 @@ def backfill(
             )
             raise KeyboardInterrupt from None
         except EveryLineRefused as error:
-            print_error(f"every line is refused: {error}; nothing was submitted: correct the file or the options")
+            print_error(f"{error}; nothing was submitted: correct the file or the options")
             raise typer.Exit(Exit.USAGE) from None
         finally:
             ledger.write_manifest(out / MANIFEST)

@@ -24,7 +24,9 @@ CREATE TABLE IF NOT EXISTS line (
     files TEXT,
     error TEXT,
     flagged TEXT,  -- indexes of files
-    made TEXT  -- what the images were made with
+    made TEXT,  -- what the images were made with
+    edition INTEGER NOT NULL DEFAULT 0,  -- of the file that brought it, and its number there: its idempotency key
+    place INTEGER
 );
 DROP INDEX IF EXISTS by_state;  -- of an earlier version
 CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
@@ -32,8 +34,12 @@ CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
 
 
 # Columns that earlier versions did not have.
-_LATER = {"line": {"flagged": "TEXT", "made": "TEXT"}, "run": {"edition": "INTEGER NOT NULL DEFAULT 0"}}
-_KEPT = "state, failed_attempts, job, files, error, flagged, made"
+_EDITION = "INTEGER NOT NULL DEFAULT 0"
+_LATER = {
+    "run": {"edition": _EDITION},
+    "line": {"flagged": "TEXT", "made": "TEXT", "edition": _EDITION, "place": "INTEGER"},
+}
+_KEPT = "state, failed_attempts, job, files, error, flagged, made, edition, place"
 _NOTHING: tuple[Any, ...] = ("new", 0, None, None, None, None, None)
 
 
@@ -61,12 +67,17 @@ class EntryState(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line; `failed_attempts` counts its failed submits and jobs."""
+    """One line; `failed_attempts` counts its failed submits and jobs.
+
+    `edition` is that of the file that brought it, `place` its number there: they stay when a corrected file moves it.
+    """
 
     number: int
     body: dict[str, Any]
     failed_attempts: int
     job: str | None
+    edition: int
+    place: int
 
 
 class Ledger:
@@ -78,8 +89,10 @@ class Ledger:
             self._db.executescript(_SCHEMA)
             for table, columns in _LATER.items():
                 have = [column[1] for column in self._db.execute(f"PRAGMA table_info({table})")]
-                for name in columns.keys() - set(have):
+                for name in [column for column in columns if column not in have]:
                     self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
+                    if name == "place":
+                        self._db.execute("UPDATE line SET edition = coalesce((SELECT edition FROM run), 0)")
         except sqlite3.Error:
             self._db.close()
             raise
@@ -93,8 +106,8 @@ class Ledger:
         """Store (number, body) lines, all or none.
 
         If the folder has other ones, lines with the same content keep their state, and the others replace the rest.
-        Returns what has changed, None if nothing has. Raises `LedgerError` if fewer than half of the lines are the same
-        and some have been submitted.
+        Returns what has changed, None if nothing has. Raises `LedgerError` if fewer than half of the folder's lines are
+        the same and some have been submitted.
         """
         digest = hashlib.sha256()
         rows = []
@@ -109,27 +122,31 @@ class Ledger:
         self.run_id = f"backfill-{uuid.uuid4().hex[:20]}"
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
-            self._insert((*row, *_NOTHING) for row in rows)
+            self._insert((*row, *_NOTHING, 0, row[0]) for row in rows)
             self._db.execute("INSERT INTO run (source, id) VALUES (?, ?)", (source, self.run_id))
         return None
 
     def _insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        self._db.executemany(f"INSERT INTO line (number, body, {_KEPT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._db.executemany(f"INSERT INTO line (number, body, {_KEPT}) VALUES ({', '.join('?' * 11)})", rows)
 
     def _correct(self, rows: Sequence[tuple[int, str]], source: str) -> Corrections:
         """Replace the lines of the folder by those of a corrected file."""
         states: defaultdict[str, deque[tuple[Any, ...]]] = defaultdict(deque)
-        for body, *state in self._db.execute(f"SELECT body, {_KEPT} FROM line ORDER BY number"):
+        kept_columns = _KEPT.replace("place", "coalesce(place, number)")
+        for body, *state in self._db.execute(f"SELECT body, {kept_columns} FROM line ORDER BY number"):
             states[body].append(tuple(state))
         before = sum(map(len, states.values()))
-        corrected = [(*row, *(states[row[1]].popleft() if states.get(row[1]) else _NOTHING)) for row in rows]
+        new = self.edition + 1
+        corrected = [
+            (*row, *(states[row[1]].popleft() if states.get(row[1]) else (*_NOTHING, new, row[0]))) for row in rows
+        ]
         kept = before - sum(map(len, states.values()))
-        if 2 * kept < min(before, len(rows)) and not self.is_untouched():
+        if 2 * kept < before and not self.is_untouched():
             raise LedgerError(
                 f"the folder holds another backfill: the prompts or the options changed, and only {kept} of its "
                 f"{before} lines are the same; choose another --out, or resume with the original ones"
             )
-        self.edition += 1
+        self.edition = new
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._db.execute("DELETE FROM line")
@@ -137,10 +154,19 @@ class Ledger:
             self._db.execute("UPDATE run SET source = ?, edition = ?", (source, self.edition))
         return Corrections(kept, added=len(rows) - kept, removed=before - kept)
 
-    def key(self, chunk: int, attempt: int) -> str:
-        """Return the idempotency key of an attempt of a chunk: a corrected file has other lines at its positions."""
-        edition = f"{self.edition}-" if self.edition else ""
-        return f"{self.run_id}-{edition}{chunk}-{attempt}"
+    def key(self, chunk: int, attempt: int, edition: int = 0) -> str:
+        """Return the idempotency key of an attempt of a chunk of an edition of the file."""
+        part = f"{edition}-" if edition else ""
+        return f"{self.run_id}-{part}{chunk}-{attempt}"
+
+    def have_in_common(self, field: str) -> bool:
+        """Return whether all lines have the same value of a field, or none has it."""
+        values = {json.dumps(json.loads(body).get(field)) for (body,) in self._db.execute("SELECT body FROM line")}
+        return len(values) <= 1
+
+    def all_have(self, field: str) -> bool:
+        """Return whether each line has a field."""
+        return all(field in json.loads(body) for (body,) in self._db.execute("SELECT body FROM line"))
 
     def counts(self) -> dict[EntryState, int]:
         counts = dict(self._db.execute("SELECT state, count(*) FROM line GROUP BY state").fetchall())
@@ -166,11 +192,11 @@ class Ledger:
     def entries(self, state: EntryState, limit: int = -1) -> list[Entry]:
         """Return the first lines in a state, by default all of them, those with the fewest failed attempts first."""
         rows = self._db.execute(
-            "SELECT number, body, failed_attempts, job FROM line WHERE state = ? "
+            "SELECT number, body, failed_attempts, job, edition, coalesce(place, number) FROM line WHERE state = ? "
             "ORDER BY failed_attempts, number LIMIT ?",
             (state, limit),
         )
-        return [Entry(number, json.loads(body), attempts, job) for number, body, attempts, job in rows]
+        return [Entry(number, json.loads(body), *rest) for number, body, *rest in rows]
 
     def submitted(self, entries: Sequence[tuple[int, str | None, str | None]]) -> None:
         """Record (line, job, error) of submitted lines; a line without a job was refused."""

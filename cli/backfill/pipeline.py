@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from cli.backfill.ledger import Entry, EntryState, Ledger
 from cli.backfill.prompts import file_name
 from fusequeue import AsyncClient, Busy, Job, LineFailure, LineResult, NotFound, RefusedError
+from fusequeue.params import JobParams
 from fusequeue.transport import RETRIED
 
 Refusal: TypeAlias = LineFailure | Busy
@@ -23,11 +24,14 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
 SERVICE_FULL = frozenset({429, 503})  # or unavailable: no fault of a line
 NOT_OF_THE_LINE = RETRIED | {401}  # of a download: the service is full or unavailable, or refuses the API key
 RATE_LIMITED = 429  # of a whole request: it is sent again when the service allows it
-MADE_WITH = ("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength")
+MADE_WITH = (
+    *("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength"),
+    *("guidance_scale_2", "scheduler_options", "step_cache", "refiner_start", "layers", "duration_s"),
+)
 
 
 class EveryLineRefused(Exception):
-    """The service refuses all lines of the first request for the same reason: the header or an option is wrong."""
+    """The service refuses all lines for the same reason: the header or an option is wrong."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,13 @@ class Backfill:
     async def _submit(self, entries: Sequence[Entry]) -> int:
         """Submit lines and return how many were accepted or refused.
 
-        Idempotency keys are the same after a crash: a line has a fixed position in its chunk, and each of its attempts
-        a key.
+        Idempotency keys are the same after a crash, and after a correction of the file: a line has a fixed position in
+        its chunk, and each of its attempts a key.
         """
         submitted = 0
-        for (attempt, chunk), group in groupby(entries, lambda one: (one.failed_attempts, one.number // CHUNK_LINES)):
-            lines = {entry.number % CHUNK_LINES + 1: entry for entry in group}
-            submitted += await self._submit_lines(lines, self._ledger.key(chunk, attempt))
+        for (attempt, edition, chunk), group in groupby(sorted(entries, key=_chunk_of), _chunk_of):
+            lines = {entry.place % CHUNK_LINES + 1: entry for entry in group}
+            submitted += await self._submit_lines(lines, self._ledger.key(chunk, attempt, edition))
         return submitted
 
     async def _submit_lines(self, lines: Mapping[int, Entry], key: str) -> int:
@@ -120,8 +124,7 @@ class Backfill:
         refused: list[tuple[int, str]] = []
         failed: list[tuple[Entry, str, bool]] = []
         results = await self._when_allowed(lambda: self._results(bodies, key))
-        if self._ledger.is_untouched() and (fault := common_fault(results)) is not None:
-            raise EveryLineRefused(fault)
+        self._check_refused(results)
         for result in results:
             entry, error = lines[result.line], result.error
             if error is None:
@@ -140,6 +143,17 @@ class Backfill:
         self._has_submitted.set()
         self._check_finished()
         return len(accepted) + len(refused) + len(failed)
+
+    def _check_refused(self, results: Sequence[LineResult]) -> None:
+        """Raise `EveryLineRefused` if the lines of the first request have a fault that the others have too."""
+        if not self._ledger.is_untouched() or (fault := common_fault(results)) is None:
+            return
+        count, total = len(results), self._ledger.counts()[EntryState.NEW]
+        error = results[0].error
+        field = ((error.param if error is not None else None) or "").partition(".")[0]
+        if count == total or (field and _is_of_all(field, self._ledger)):
+            lines = f"all {total} lines are" if count == total else f"the first {count} of {total} lines are"
+            raise EveryLineRefused(f"{lines} refused: {fault}")
 
     async def _results(self, bodies: Sequence[dict[str, Any] | None], key: str) -> list[LineResult]:
         return [result async for result in self._client.submit_many(bodies, idempotency_key=key)]
@@ -223,7 +237,8 @@ class Backfill:
                 raise
             self._failed(entry, f"its image cannot be read: {error.message} ({error.code})", retry=False)
         else:
-            made = {name: value for name in MADE_WITH if (value := getattr(job, name, None)) is not None}
+            values = job.model_dump(mode="json", include=set(MADE_WITH), exclude_none=True)
+            made = {name: values[name] for name in MADE_WITH if name in values}
             made["device_seconds"] = job.metrics.device_seconds
             self._ledger.done(entry.number, [file.name for file in files], job.flagged, made)
 
@@ -240,12 +255,23 @@ class Backfill:
             self._finished.set()
 
 
+def _chunk_of(entry: Entry) -> tuple[int, int, int]:
+    return entry.failed_attempts, entry.edition, entry.place // CHUNK_LINES
+
+
 def common_fault(results: Sequence[LineResult]) -> str | None:
     """Return why all of several lines are refused for good, if it is one field of all of them; else None."""
     errors = [result.error for result in results if result.error is not None and not result.error.retryable]
     if len(results) < 2 or len(errors) < len(results) or len({(error.code, error.param) for error in errors}) > 1:
         return None
     return f"{errors[0].message} ({errors[0].code})"
+
+
+def _is_of_all(field: str, ledger: Ledger) -> bool:
+    """Return whether the fault of a field is that of all lines: they have one value of it, or no job has the field."""
+    if field not in {*JobParams.__annotations__, "model", "prompt"}:
+        return ledger.all_have(field)
+    return ledger.have_in_common(field)
 
 
 def lines_to_submit(in_flight: int, limit: int) -> int:

@@ -94,7 +94,6 @@ def test_lines_of_a_corrected_file_keep_their_state_wherever_they_stand(tmp_path
         assert ledger.begin(lines) is None
         ledger.submitted([(1, "job_1", None), (2, "job_2", None), (4, None, "too long")])
         ledger.done(2, ["000002-b-0.png"])
-        key = ledger.key(0, 0)
     corrected = [(number, {"prompt": prompt}) for number, prompt in enumerate(("new", "a", "b", "b", "d"), 1)]
     with closing(Ledger(tmp_path)) as ledger:
         assert ledger.begin(corrected) == Corrections(kept=3, added=2, removed=1)
@@ -102,7 +101,7 @@ def test_lines_of_a_corrected_file_keep_their_state_wherever_they_stand(tmp_path
         assert [(one.number, one.job) for one in ledger.entries(EntryState.SUBMITTED)] == [(2, "job_1")]
         assert [one.number for one in ledger.entries(EntryState.NEW)] == [1, 4, 5]
         assert ledger.counts()[EntryState.DONE] == 1
-        assert ledger.key(0, 0) != key, "its positions have other lines"
+        assert [(one.edition, one.place) for one in ledger.entries(EntryState.NEW)] == [(1, 1), (0, 3), (1, 5)]
         assert file_name(2, "b", ledger.edition) == "000002.1-b"
 
 
@@ -111,6 +110,17 @@ def test_lines_that_were_never_submitted_can_all_be_replaced(tmp_path: Path) -> 
     with closing(Ledger(tmp_path)) as ledger:
         ledger.begin(LINES)
         assert ledger.begin([(1, {"prompt": "another"})]) == Corrections(kept=0, added=1, removed=3)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_truncated_file_does_not_empty_the_folder(tmp_path: Path, kept: int) -> None:
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin(LINES)
+        ledger.submitted([(1, "job_1", None)])
+        with pytest.raises(LedgerError, match=f"only {kept} of its 3 lines are the same"):
+            ledger.begin(LINES[:kept])
+        assert sum(ledger.counts().values()) == 3
+        assert ledger.begin(LINES[:2]) == Corrections(kept=2, added=0, removed=1)
 
 
 def test_progress_in_words() -> None:
@@ -125,7 +135,8 @@ def test_a_ledger_of_an_earlier_version_resumes(tmp_path: Path) -> None:
         ledger.begin(LINES)
     with closing(sqlite3.connect(tmp_path / NAME)) as database:
         database.execute("ALTER TABLE line DROP COLUMN flagged")
-        database.execute("ALTER TABLE line DROP COLUMN made")
+        for column in ("made", "edition", "place"):
+            database.execute(f"ALTER TABLE line DROP COLUMN {column}")
         database.execute("ALTER TABLE run DROP COLUMN edition")
     with closing(Ledger(tmp_path)) as ledger:
         ledger.begin(LINES)

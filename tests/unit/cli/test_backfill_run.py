@@ -42,6 +42,7 @@ class FakeService:
         self.refused: dict[str, tuple[dict[str, Any], int]] = {}
         self.unreadable: dict[str, int] = {}
         self.flagged = ""
+        self.chosen: dict[str, Any] = {}
         self.limited = Counter[str]()
         self.prompts: list[str] = []
         self.jobs: dict[tuple[str, int], dict[str, Any]] = {}
@@ -78,7 +79,7 @@ class FakeService:
             return {"line": at, "error": {**error, "retryable": True}}
         job_id = f"job_{len(self.jobs)}"
         artifact = {**ARTIFACT, "url": f"http://api.test/artifacts/{prompt}", "flagged": prompt == self.flagged}
-        job = {**JOB, "id": job_id, "prompt": prompt, "artifacts": [artifact]}
+        job = {**JOB, **self.chosen, "id": job_id, "prompt": prompt, "artifacts": [artifact]}
         return {"line": at, "id": self.jobs.setdefault((key, at), job)["id"]}
 
 
@@ -103,6 +104,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **options: int) -> list[Any]:
     """Run a backfill of the prompts p0, p1, ... and return the refusals that it reports."""
     ledger.begin((number, {"prompt": f"p{number}"}) for number in range(lines))
+    return await resume(service, ledger, folder, **options)
+
+
+async def resume(service: FakeService, ledger: Ledger, folder: Path, **options: int) -> list[Any]:
     refusals: list[Any] = []
     client = AsyncClient("http://api.test", retries=0, transport=httpx.MockTransport(service))
     async with asyncio.timeout(30), client:
@@ -168,11 +173,60 @@ async def test_a_fault_of_every_line_ends_the_run_before_any_is_recorded(
     assert (ledger.counts()[EntryState.DONE], ledger.counts()[EntryState.FAILED]) == (1, 2)
 
 
+PRIVATE = {"code": "invalid_request", "message": "seed: at most 9", "param": "seed", "status": 422}
+
+
+async def test_a_fault_of_the_first_lines_only_does_not_keep_the_others(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    """More than a request has lines: their seeds differ from the one of the last line."""
+    count = CHUNK_LINES + 1
+    service.refused = {f"p{number}": (PRIVATE, -1) for number in range(count - 1)}
+    ledger.begin((number, {"prompt": f"p{number}", "seed": number}) for number in range(count))
+    await resume(service, ledger, tmp_path)
+    assert (ledger.counts()[EntryState.DONE], ledger.counts()[EntryState.FAILED]) == (1, count - 1)
+
+
+@pytest.mark.parametrize(("common", "code"), [({"seed": 99}, "seed"), ({"colour": 1}, "colour")])
+async def test_a_fault_that_all_lines_have_in_common_ends_the_run(
+    service: FakeService, ledger: Ledger, tmp_path: Path, common: dict[str, int], code: str
+) -> None:
+    count = CHUNK_LINES + 1
+    service.refused = {f"p{number}": ({**PRIVATE, "param": code}, -1) for number in range(count)}
+    ledger.begin((number, {"prompt": f"p{number}", **common}) for number in range(count))
+    with pytest.raises(EveryLineRefused, match=f"the first {CHUNK_LINES} of {count} lines are refused: seed: at most"):
+        await resume(service, ledger, tmp_path)
+    assert ledger.counts()[EntryState.NEW] == count
+
+
+async def test_no_line_runs_twice_after_a_kill_and_a_correction(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    """The service has accepted the lines, and the process ended before it was recorded."""
+    ledger.begin((number, {"prompt": f"p{number}"}) for number in range(4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "submitted", lambda _: (_ for _ in ()).throw(KeyError("killed")))
+        with pytest.raises(KeyError, match="killed"):
+            await resume(service, ledger, tmp_path)
+    assert (len(service.jobs), ledger.counts()[EntryState.NEW]) == (4, 4)
+    corrected = ["new", "p0", "p1", "another", "p3"]
+    ledger.begin((number, {"prompt": prompt}) for number, prompt in enumerate(corrected))
+    await resume(service, ledger, tmp_path)
+    assert ledger.counts()[EntryState.DONE] == 5
+    made = Counter(job["prompt"] for job in service.jobs.values())
+    assert made == dict.fromkeys(("p0", "p1", "p2", "p3", "new", "another"), 1)
+
+
 async def test_the_manifest_says_what_an_image_was_made_with(
     service: FakeService, ledger: Ledger, tmp_path: Path
 ) -> None:
+    cache = {"every": 2, "first": 3, "last": 1, "order": "linear", "of": "residual"}
+    service.chosen = {"refiner_start": 0.8, "layers": 3, "step_cache": cache, "scheduler_options": {"karras": True}}
     await run(service, ledger, tmp_path, 1)
     made = rows(ledger, tmp_path)["p0"]["made"]
+    assert (made["refiner_start"], made["layers"]) == (0.8, 3)
+    assert made["step_cache"]["every"] == 2
+    assert made["scheduler_options"]["karras"] is True
     assert (made["model"], made["seed"], made["width"], made["steps"]) == tuple(
         JOB[name] for name in ("model", "seed", "width", "steps")
     )
