@@ -123,7 +123,7 @@ def _scheduler_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidR
     own, choice = spec.own_scheduler, chosen_scheduler(request, spec)
     if choice.name is not None and (reason := _why_refused(choice.name, choice, spec)) is not None:
         allowed = ", ".join(spec.usable_schedulers)
-        remedy = f"it must be one of: {allowed}" if allowed else "send none, for the model's default"
+        remedy = f"it must be one of: {allowed}" if allowed else _remedy_without_others(spec)
         yield InvalidRequest(f"scheduler: {reason}; {remedy}", param="scheduler")
         return
     unusable = spec.facts.unusable_options
@@ -137,6 +137,16 @@ def _scheduler_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidR
         elif not spec.limits.min_steps <= steps <= spec.limits.max_steps:
             limits = f"{spec.limits.min_steps} to {spec.limits.max_steps}"
             yield InvalidRequest(f"scheduler lists {steps} steps; they must be {limits}", param="scheduler")
+
+
+def _remedy_without_others(spec: ModelSpec) -> str:
+    """Return what helps where no scheduler can be chosen: nothing that a client sends, if the default is unusable."""
+    default = choice_of(spec.defaults.scheduler, None, spec.own_scheduler.is_flow)
+    if default.name is None or _why_refused(default.name, default, spec) is None:
+        return "send none, for the model's default"
+    return (
+        f"{default.name} is the default of model {spec.id!r}, so the operator must install what it needs, or change it"
+    )
 
 
 def _why_refused(name: str, choice: SchedulerChoice, spec: ModelSpec) -> str | None:
@@ -258,9 +268,20 @@ def _refiner_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterato
         yield InvalidRequest(f"{param}: model {spec.id!r} has no refiner for {what}", param=param)
     for other in _sent_parts(request):
         yield InvalidRequest(f"{param} excludes {other}", param=param)
-    if task.has_strength and start + given_or(request.strength, spec.defaults.strength) < 1:
-        message = f"{param}: with this strength no step is before {start}; use a strength above {round(1 - start, 6)}"
-        yield InvalidRequest(message, param=param)
+    strength = given_or(request.strength, spec.defaults.strength)
+    if task.has_strength and not _has_step_before(start, strength, _steps_of(request, spec)):
+        least = f"use a strength above {round(1 - start, 6)}, or more steps"
+        yield InvalidRequest(f"{param}: with this strength no step is before {start}; {least}", param=param)
+
+
+def _steps_of(request: JobRequest, spec: ModelSpec) -> int:
+    values = chosen_scheduler(request, spec).values
+    return given_or(request.steps, spec.defaults.steps) if values is None else len(values)
+
+
+def _has_step_before(start: float, strength: float, steps: int) -> bool:
+    """Return whether any of the last steps that a strength leaves, rounded down, is before a share of all of them."""
+    return int(steps * strength) > round(steps * (1 - start), 6)
 
 
 def _sent_parts(request: JobRequest) -> Iterator[str]:

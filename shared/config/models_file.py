@@ -420,13 +420,15 @@ class Catalog:
         self._rules = rules or BatchRules(schema_version=1, rules=())
 
     def learn(self, facts: Mapping[str, ModelFacts]) -> None:
-        """Add what workers know of models that they have loaded, by id."""
-        for model, one in facts.items():
+        """Replace what is known of models by what workers know of those that they have loaded, by id."""
+        for model in {**self._facts, **facts}:
+            one = facts.get(model)
             if self._facts.get(model) != one:
-                self._facts[model] = one
-                self._specs[model] = learned = self._of_file[model].with_facts(one)
+                of_file = self._of_file[model]
+                self._specs[model] = learned = of_file if one is None else of_file.with_facts(one)
                 self._names |= dict.fromkeys((*learned.aliases, model), learned)
                 self.version += 1
+        self._facts = dict(facts)
 
     def __iter__(self) -> Iterator[ModelSpec]:
         return iter(self._specs.values())

@@ -146,4 +146,5 @@ def check_has_step(job: Job, part: str, steps: StepCounter, *, since: int) -> No
     """Raise `InferenceFailed` if a part has had no step since another: the image would be noise."""
     if steps.step == since:
         message = f"refiner_start: {job.refiner_start} leaves the {part} none of the {job.steps} steps; use more steps"
-        raise InferenceFailed(f"{message}, or another share", param="refiner_start")
+        others = "another share" if job.strength is None else "another share, or a higher strength"
+        raise InferenceFailed(f"{message}, or {others}", param="refiner_start")

@@ -102,6 +102,22 @@ def test_a_refiner_that_a_job_cannot_have_is_refused(
     assert message in error.value.message
 
 
+@pytest.mark.parametrize(
+    ("strength", "steps", "is_refused"),
+    [(0.2, 20, True), (0.2000001, 20, True), (0.25, 20, False), (0.25, 7, True), (0.3, 7, False), (0.3, 3, True)],
+)
+def test_a_strength_that_leaves_no_step_before_the_refiner_is_refused(
+    strength: float, steps: int, is_refused: bool, tmp_path: Path
+) -> None:
+    """The steps that a strength leaves are rounded down."""
+    body = {**FROM_IMAGE, "refiner_start": 0.8, "strength": strength, "steps": steps}
+    if not is_refused:
+        assert job_of(a_model(tmp_path), body).refiner_start == 0.8
+        return
+    with pytest.raises(InvalidRequest, match=r"no step is before 0.8; use a strength above 0.2, or more steps"):
+        job_of(a_model(tmp_path), body)
+
+
 def test_a_model_on_the_hub_is_believed_to_leave_steps_to_its_refiner(tmp_path: Path) -> None:
     """Its worker reads its files."""
     assert job_of(a_model(tmp_path, None), {"refiner_start": 0.6}).refiner_start == 0.6

@@ -11,7 +11,7 @@ import pytest
 from api.jobs.request import parse
 from api.jobs.resolve import resolve_for_model
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file import Defaults, ModelSpec
+from shared.config.models_file import Catalog, Defaults, ModelSpec
 from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OwnScheduler, misfit
 from shared.config.scheduler_choices import named_choice
 from shared.errors import InvalidRequest
@@ -101,6 +101,27 @@ def test_a_default_that_the_worker_cannot_make_is_refused_for_requests_without_a
     spec = model("noise", ("DDIM",), "LMS Karras").with_facts(ModelFacts(unusable_schedulers=LACKING))
     assert refusal(spec, None) == f"scheduler: {REASON}; it must be one of: DDIM"
     assert refusal(spec, "DDIM") is None
+
+
+def test_a_default_that_no_worker_can_make_is_for_the_operator(model: Callable[..., ModelSpec]) -> None:
+    """A request cannot choose another one."""
+    spec = model("noise", (), "LMS Karras").with_facts(ModelFacts(unusable_schedulers=LACKING))
+    message = refusal(spec, None)
+    assert message is not None
+    assert "send none" not in message
+    assert message.endswith("is the default of model 'm', so the operator must install what it needs, or change it")
+
+
+def test_facts_that_are_gone_are_forgotten() -> None:
+    spec = ModelSpec(id="m", source="org/m", aliases=("other",))
+    catalog = Catalog((spec,))
+    catalog.learn({"m": ModelFacts(unusable_schedulers=LACKING)})
+    version = catalog.version
+    assert catalog.get("other").facts.unusable_schedulers == LACKING
+    catalog.learn({})
+    assert (catalog.get("other"), catalog.get("m"), list(catalog)) == (spec, spec, [spec])
+    assert catalog.get("m").facts.unusable_schedulers == {}
+    assert catalog.version > version
 
 
 def test_a_model_on_the_hub_refuses_what_its_worker_found_not_to_fit() -> None:
