@@ -1,5 +1,6 @@
 """`fusequeue generate`: images of prompts with an engine in this process, without a service."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ MaxBatch = Annotated[int, typer.Option(min=1, max=256, help="Most images of a fo
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: that of the models file.")]
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu.", callback=text_option)]
 
+_NUMBERED = re.compile(r"(\d{5,9})-\d+\.\w+")
 _OF_THE_SERVICE = ("priority", "deadline_s", "on_deadline", "batch_id", "webhook", "task")
 
 
@@ -47,7 +49,7 @@ def generate(
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
-    """Make images of prompts here, without a service, and save them."""
+    """Make images of prompts here, without a service, and save them beside those that the folder has."""
     fields, assigned = chosen_fields(chosen), parse_fields(field or [])
     if image:
         fields |= {"image": image[0]} if len(image) == 1 else {"images": image}
@@ -74,6 +76,12 @@ def _texts(prompts: list[str]) -> Iterator[str]:
             yield prompt
 
 
+def _first_free(folder: Path) -> int:
+    """Return the number after the highest of the files of earlier runs."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(found[1]) + 1 for name in names if (found := _NUMBERED.fullmatch(name))), default=0)
+
+
 def _generate(
     prompts: Iterator[str],
     fields: dict[str, Any],
@@ -85,7 +93,7 @@ def _generate(
     """Save the images of all prompts, print their paths, and return how many prompts failed."""
     from library import Engine  # with it torch
 
-    failed = 0
+    failed, first = 0, _first_free(out)
     with Engine(model, device=device, **options) as engine:
         for result in engine.stream(prompts, **fields):
             for warning in result.warnings:
@@ -94,6 +102,6 @@ def _generate(
                 failed += 1
                 print_error(f"prompt {result.index}: {result.error}")
                 continue
-            for path in result.save(out):
+            for path in result.save(out, f"{first + result.index:05}"):
                 print(path, flush=True)
     return failed

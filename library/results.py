@@ -132,12 +132,18 @@ class Result:
             return Sound(output, self._job, at).file()
         return Video(output, self._job, at).mp4() if output.is_video else encode(output.pixels, self._job, at)
 
-    def save(self, folder: StrPath, name: str | None = None) -> list[Path]:
-        """Write the outputs as `folder/name-index.ext`, and return the paths; `name` defaults to the item's number."""
+    def save(self, folder: StrPath, name: str | None = None, *, overwrite: bool = False) -> list[Path]:
+        """Write the outputs as `folder/name-index.ext`, and return the paths; `name` defaults to the item's number.
+
+        Raises `FileExistsError` before the first is written if there is one of them, unless `overwrite` is set.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         suffix = self._job.output_format.suffix if self.outputs else ""
         stem = f"{self.index:05}" if name is None else name
         paths = [Path(folder) / f"{stem}-{at}.{suffix}" for at in range(len(self.outputs))]
+        taken = next((path for path in paths if path.exists()), None)
+        if taken is not None and not overwrite:
+            raise FileExistsError(f"{taken} exists; give another folder or name, or overwrite=True")
         for path, data in zip(paths, self.files(), strict=True):
             part = path.with_name(f".{path.name}.part")
             part.write_bytes(data)

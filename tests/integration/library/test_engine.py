@@ -162,6 +162,12 @@ def test_results_are_saved_in_the_format_of_the_job(engine: Engine, tmp_path: Pa
     paths = result.save(tmp_path / "new")
     assert [path.name for path in paths] == ["00000-0.webp", "00000-1.webp"]
     assert [path.name for path in (tmp_path / "new").iterdir() if path.name[0] == "."] == []
+    paths[1].write_bytes(b"mine")
+    paths[0].unlink()
+    with pytest.raises(FileExistsError, match=r"00000-1\.webp exists; .* overwrite=True"):
+        result.save(tmp_path / "new")
+    assert (paths[1].read_bytes(), paths[0].exists()) == (b"mine", False)
+    assert result.save(tmp_path / "new", overwrite=True) == paths
     with Image.open(paths[1]) as image:
         assert image.size == (64, 64)
     assert result._repr_png_().startswith(b"\x89PNG")
@@ -259,5 +265,12 @@ def test_the_command_saves_images_and_fails_for_a_prompt_that_fails(tmp_path: Pa
     ran = CliRunner().invoke(app, [*arguments, "--seed", "3", CIRCLE, "-"], input=f"{PROMPTS[1]}\n\n")
     assert ran.exit_code == 0, ran.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000-0.png", "00001-0.png"]
+    first = (tmp_path / "00000-0.png").read_bytes()
+    (tmp_path / "00007-1.webp").touch()
+    again = CliRunner().invoke(app, [*arguments, "--seed", "4", CIRCLE])
+    assert (again.exit_code, (tmp_path / "00008-0.png").is_file()) == (0, True), again.output
+    assert (tmp_path / "00000-0.png").read_bytes() == first
+    lacking = CliRunner().invoke(app, [*arguments, "--device", "cuda:99", CIRCLE])
+    assert (lacking.exit_code, "device: 'cuda:99'" in lacking.output) == (2, True)
     refused = CliRunner().invoke(app, [*arguments[:-1], "100000", CIRCLE])
     assert (refused.exit_code, "steps must be 1 to 1000" in refused.output) == (2, True)
