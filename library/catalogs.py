@@ -19,7 +19,7 @@ from shared.config.model_index import CLASSIC, MODULAR, Index, index_file, read_
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.size_steps import vae_scale
 from shared.errors import ConfigurationError
-from shared.job_fields import Task
+from shared.job_fields import MAX_DURATION_S, Task
 from shared.signature import denoisers_of
 from worker.engine.pipelines.class_tasks import class_tasks
 
@@ -96,8 +96,10 @@ def _spec_of_source(source: str, options: Mapping[str, Any]) -> ModelSpec:
         **{key: value for key, value in options.items() if key not in ("defaults", "limits", "tasks")},
     }
     max_batch = table.get("max_batch", ModelSpec.model_fields["max_batch"].default)
-    limits = {**_MOST, "max_frames": 1025 if makes_video else 1}
+    limits: dict[str, float] = {**_MOST, "max_frames": 1025 if makes_video else 1}
     limits["max_images"] = min(64, max_batch) if isinstance(max_batch, int) else 1
+    if any(Task(task).makes_audio for task in tasks):
+        limits["max_duration_s"] = MAX_DURATION_S
     defaults = {"width": width, "height": height} | ({"frames": 81} if makes_video else {})
     table["limits"] = limits | dict(options.get("limits") or {})
     table["defaults"] = defaults | dict(options.get("defaults") or {})

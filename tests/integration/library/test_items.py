@@ -13,11 +13,12 @@ from harness.http_server import ROOT
 from PIL import Image
 
 from library import Engine
+from library.catalogs import catalog_of
 from library.requests import job_of
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
-from shared.job_fields import Task
+from shared.job_fields import MAX_DURATION_S, Task
 
 CIRCLE = "a red circle on a blue ground, left"
 FIELDS: dict[str, Any] = {"width": 64, "height": 64, "steps": 2, "seed": 7}
@@ -66,6 +67,12 @@ def test_numbers_of_numpy_are_those_of_python(engine: Engine) -> None:
     fields = {"seed": np.int64(7), "steps": np.int32(3), "guidance_scale": np.float32(1.0), "reproducible": np.True_}
     (result,) = engine.stream([CIRCLE], n=np.int8(2), **{**FIELDS, **fields})
     assert (result.error, result.job.seed, result.job.steps, len(result.images)) == (None, 7, 3, 2)
+
+
+def test_a_folder_of_a_model_of_sounds_has_their_longest_length(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableAudioPipeline"}')
+    (spec,) = catalog_of([tmp_path], tmp_path / "none.toml", {})
+    assert spec.limits.max_duration_s == MAX_DURATION_S
 
 
 @pytest.mark.parametrize("is_path", [False, True])
