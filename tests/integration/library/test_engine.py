@@ -133,7 +133,7 @@ def test_a_video_is_given_as_a_path_or_bytes(tmp_path: Path) -> None:
     with Engine(tmp_path / "wan", tasks=("text_to_video", "video_to_video"), device="cpu") as engine:
         forms = (tmp_path / "a.mp4", str(tmp_path / "a.mp4"), (tmp_path / "a.mp4").read_bytes())
         videos = [engine.generate(CIRCLE, video=form, **fields)[0] for form in forms]
-        with pytest.raises(InvalidRequest, match="video: it is an image, not a video"):
+        with pytest.raises(InvalidRequest, match="video: it must be a path or bytes, not Image"):
             engine.generate(CIRCLE, video=Image.new("RGB", (64, 64)), **fields)
         (other,) = engine.generate(CIRCLE, video=a_plain_video("red", 5), **fields)
     assert [(len(video.frames), video.job.fps) for video in videos] == [(5, 8)] * 3
