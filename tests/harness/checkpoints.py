@@ -52,9 +52,9 @@ class _AtOnce:
     def shutdown(self, **_options: bool) -> None: ...
 
 
-def run_with_checkpoints(spec: ModelSpec, job: Job, **request: Any) -> EventRecorder:
-    """Run a job that gets checkpoints after each forward."""
-    harness = EngineHarness(spec)
+def run_with_checkpoints(spec: ModelSpec, job: Job, *, fresh: tuple[str, ...] = (), **request: Any) -> EventRecorder:
+    """Run a job that gets checkpoints after each forward; `fresh` models are loaded and not copied."""
+    harness = EngineHarness(spec, fresh=fresh)
     harness.engine._checkpoints._writer = _AtOnce()
     return harness.run(job, **({"checkpoint_s": 0.0} | request))
 

@@ -17,10 +17,14 @@ from harness.waiting import wait_until
 from shared.config.refiners import RefinerSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import Job
+from worker.engine.checkpoints.checkpoint import Checkpoint
 from worker.engine.checkpoints.replay import Replay, ReplayFailed
+from worker.engine.checkpoints.task_record import TaskRecord
+from worker.engine.checks import resume_check
 from worker.engine.engine import Engine
 from worker.engine.protocol import CheckpointTaken, EngineEvent, ForwardDone
 from worker.engine.remote import RemoteEngine
+from worker.engine.scheduling import job_checkpoints
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 
@@ -242,3 +246,50 @@ def test_a_canceled_job_reports_no_checkpoint_after_its_end(tiny_models: Path) -
         recorder.wait_for(["one"])
         wait_until(lambda: not engine.status().activity.busy, "the engine is idle")
     assert recorder.checkpoints == []
+
+
+def test_a_job_whose_checkpoint_cannot_be_taken_runs_on(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a pipeline keeps may raise when it is copied."""
+    spec = a_spec(tiny_models / "sd")
+    monkeypatch.setattr(job_checkpoints.JobCheckpoints, "_fault", lambda *_: None)
+
+    def fail(_record: TaskRecord) -> Checkpoint:
+        raise AttributeError("no such state")
+
+    monkeypatch.setattr(TaskRecord, "take", fail)
+    recorder = run_with_checkpoints(spec, a_job("one", steps=4))
+    assert recorder.finished["one"].error is None
+    reasons = {event.reason for event in recorder.checkpoints}
+    assert reasons == {"its checkpoint cannot be taken: AttributeError: no such state"}
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_without_images(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that drains waits for the event."""
+
+    def fail(*_arguments: Any) -> bytes:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(job_checkpoints, "write", fail)
+    recorder = run_with_checkpoints(a_spec(tiny_models / "sd"), a_job("one", steps=4))
+    taken = next(event for event in recorder.checkpoints if event.reason is not None)
+    assert (taken.claim_key, taken.images) == ("one", ())
+    assert taken.reason == "its checkpoint cannot be written: MemoryError: no room"
+
+
+def test_a_check_without_memory_leaves_no_unchecked_checkpoints_and_is_not_repeated_at_once(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = []
+
+    def fail(*_arguments: Any) -> None:
+        checks.append(1)
+        raise MemoryError
+
+    monkeypatch.setattr(resume_check, "_run", fail)
+    recorder = run_with_checkpoints(a_spec(tiny_models / "sd"), a_job("one", steps=6), fresh=("tiny",))
+    assert len(recorder.checkpoints) > 2
+    assert {event.reason for event in recorder.checkpoints} == {"there is no memory for the check of its checkpoints"}
+    assert not any(image for event in recorder.checkpoints for image in event.images)
+    assert len(checks) == 1

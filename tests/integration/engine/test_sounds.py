@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.checkpoints import run_with_checkpoints
 from harness.engine import EngineHarness, a_job, a_spec
 from parity.plain import PlainPipeline
 
@@ -76,3 +77,13 @@ def test_a_strength_that_the_pipeline_does_not_take_is_a_warning(tiny_model: Cal
     used = EngineHarness(band(tiny_model("ace-step"))).run(a_job("job", **fields))
     assert [one.param for one in ignored.finished["job"].warnings] == ["strength"]
     assert used.finished["job"].warnings == ()
+
+
+def test_sounds_have_checkpoints_that_are_checked(tiny_model: Callable[[str], Path]) -> None:
+    """ACE-Step's guidance has momentum, so that it has none."""
+    job = a_job("one", **SONG | {"steps": 6})
+    recorder = run_with_checkpoints(band(tiny_model("stable-audio")), job)
+    assert {event.reason for event in recorder.checkpoints} == {None}
+    assert any(image for event in recorder.checkpoints for image in event.images)
+    recorder = run_with_checkpoints(band(tiny_model("ace-step")), job)
+    assert "was off by" in (recorder.checkpoints[-1].reason or "")

@@ -26,13 +26,15 @@ from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
-from worker.engine.protocol import Latents, Output
+from worker.engine.protocol import Audio, Latents, Mesh, Output
+
+Result = Output | Audio | Mesh | Latents
 
 log = structlog.get_logger()
 
 STEPS = 4
 MOST_LEVELS = 2
-"""Difference of a pixel that a GPU can make between two equal calls; a CPU makes none."""
+"""Difference of a pixel, or of a sample as a pixel, that a GPU can make between two equal calls; a CPU makes none."""
 
 
 def check_resuming(model: LoadedModel, job: Job, device: torch.device) -> None:
@@ -43,13 +45,15 @@ def check_resuming(model: LoadedModel, job: Job, device: torch.device) -> None:
     fault: str | None = None
     for size in sample_sizes(model.spec):
         try:
-            fault = _fault(model, _sample(model, job, size), device)
-            break
+            made = _made(model, _sample(model, job, size), device)
         except BaseException as error:
             failure = as_job_error(error)
             if isinstance(failure, OutOfMemory):
                 return
             fault = f"the check of its checkpoints failed: {failure.message}"
+            continue
+        fault = made if isinstance(made, str) else _compared(*made, device)
+        break
     if fault is not None:
         log.warning("checkpoints_disabled", model=model.spec.id, task=job.task.value, reason=fault)
     model.resume_faults[model.resume_key(job)] = fault
@@ -64,8 +68,8 @@ def _sample(model: LoadedModel, job: Job, size: SampleSize) -> Job:
     return sample.model_copy(update={"steps": STEPS})
 
 
-def _fault(model: LoadedModel, job: Job, device: torch.device) -> str | None:
-    """Return why a job cannot continue at half of its steps; None if it can."""
+def _made(model: LoadedModel, job: Job, device: torch.device) -> tuple[Sequence[Result], Sequence[Result]] | str:
+    """Return the results of a job without a stop and with one at half of its steps, or why it cannot continue there."""
     whole, taken = _run(model, job, device)
     if isinstance(taken, str):
         return taken
@@ -73,14 +77,22 @@ def _fault(model: LoadedModel, job: Job, device: torch.device) -> str | None:
         return "its images have no step after which they could continue"
     identity = identity_of(model.fingerprint, job, 0, device)
     again, _ = _run(model, job, device, read(write(taken, identity), identity))
-    off = max(_difference(one, other) for one, other in zip(whole, again, strict=True))
+    return whole, again
+
+
+def _compared(whole: Sequence[Result], again: Sequence[Result], device: torch.device) -> str | None:
+    """Return how the results of a job that continued differ from the others; None if they do not."""
+    try:
+        off = max(_difference(one, other) for one, other in zip(whole, again, strict=True))
+    except (TypeError, ValueError) as error:
+        return f"the check of its checkpoints cannot compare its results: {error}"
     allowed = MOST_LEVELS if device.type == "cuda" else 0
     return f"an image that continued was off by {off:.2g} of 255 levels" if off > allowed else None
 
 
 def _run(
     model: LoadedModel, job: Job, device: torch.device, checkpoint: Checkpoint | None = None
-) -> tuple[Sequence[Output | Latents], Checkpoint | str | None]:
+) -> tuple[Sequence[Result], Checkpoint | str | None]:
     """Return the results of a job, and its checkpoint at half of the steps, or why it has none."""
     steps = StepCounter(lambda: None)
     record = TaskRecord(device, steps, checkpoint)
@@ -107,8 +119,16 @@ def _taken(record: TaskRecord) -> Checkpoint | str | None:
         return f"it has {error}"
 
 
-def _difference(one: Output | Latents, other: Output | Latents) -> float:
-    """Return the largest difference of pixels, in levels."""
-    if isinstance(one, Latents) or isinstance(other, Latents):
-        return 0.0 if one == other else 255.0
-    return float(np.abs(one.pixels.astype(np.float64) - other.pixels).max())
+def _difference(one: Result, other: Result) -> float:
+    """Return the largest difference of pixels or samples, in levels of 255."""
+    match one, other:
+        case Output(), Output():
+            off = float(np.abs(one.pixels.astype(np.float64) - other.pixels).max())
+            if one.audio is None or other.audio is None:
+                return off
+            return max(off, _difference(one.audio, other.audio))
+        case Audio(), Audio():
+            return 255 / 2 * float(np.abs(one.samples.astype(np.float64) - other.samples).max())
+        case Latents(), Latents():
+            return 0.0 if one == other else 255.0
+    raise TypeError(f"{type(one).__name__} and {type(other).__name__}")

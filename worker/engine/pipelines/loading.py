@@ -121,6 +121,7 @@ class LoadedModel:
     fingerprint: str = ""  # of its weights
     # Why jobs cannot continue from checkpoints, None if they can; of those that have been checked, by `resume_key`.
     resume_faults: dict[Hashable, str | None] = field(default_factory=dict)
+    resume_rechecks_s: dict[Hashable, float] = field(default_factory=dict)  # time.monotonic() of the next such check
     timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
@@ -231,6 +232,8 @@ class LoadedModel:
         """Return why a job can have no checkpoint, None if it can."""
         if job.refiner_start is not None:
             return "its refiner makes the last steps in a call of its own"
+        if job.task.makes_mesh:
+            return "meshes have none"
         if job.reproducible and job.step_cache is not None:
             return "step caching computes its first steps after a checkpoint again, which reproducible jobs must not"
         changed = {id(module) for module in self.watch.changed_modules}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -12,12 +13,17 @@ from shared.job import Job
 from worker.engine.checkpoints.checkpoint import Checkpoint, Identity
 from worker.engine.checkpoints.file_format import write
 from worker.engine.checkpoints.identity import identity_of
+from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.checkpoints.trees import NotStorable
+from worker.engine.errors import as_job_error, text_of
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import CheckpointTaken, ImageCheckpoint
 from worker.engine.scheduling.engine_job import EngineJob
 
 log = structlog.get_logger()
+
+RECHECK_S = 60.0
+"""Until a check for which there was no memory is tried again: it makes two sample images."""
 
 
 class _Taken(NamedTuple):
@@ -50,11 +56,9 @@ class JobCheckpoints:
         engine_job.note_checkpoint()
         reason, taken = self._fault(engine_job), list[_Taken | None]()
         for index, record in enumerate(engine_job.records):
-            try:
-                usable = reason is None and record is not None and not record.replaying
-                checkpoint = record.take() if usable and record is not None else None
-            except NotStorable as error:
-                reason, checkpoint = f"it has {error}", None
+            checkpoint = None if reason is not None or record is None else _of(record)
+            if isinstance(checkpoint, str):
+                reason, checkpoint = checkpoint, None
             if checkpoint is None or engine_job.model is None:
                 taken.append(None)
                 continue
@@ -70,14 +74,36 @@ class JobCheckpoints:
         model, job = engine_job.model, engine_job.job
         if engine_job.checkpoint_fault is not None or model is None:
             return engine_job.checkpoint_fault
-        if model.resume_key(job) not in model.resume_faults:
+        key = model.resume_key(job)
+        if key not in model.resume_faults and time.monotonic() >= model.resume_rechecks_s.get(key, 0.0):
             self._check(model, job)
-        return model.resume_fault(job)
+            model.resume_rechecks_s[key] = time.monotonic() + RECHECK_S
+        fault = model.resume_fault(job)
+        if fault is None and key not in model.resume_faults:
+            return "there is no memory for the check of its checkpoints"
+        return fault
 
     def _write(self, event: CheckpointTaken, taken: Sequence[_Taken | None]) -> None:
-        images = tuple(None if one is None else _image(one) for one in taken)
-        written = CheckpointTaken(event.claim_key, images, event.device_seconds, event.reason)
+        try:
+            images = tuple(None if one is None else _image(one) for one in taken)
+            written = CheckpointTaken(event.claim_key, images, event.device_seconds, event.reason)
+        except Exception as error:  # the top of a thread: the worker waits for the event
+            log.exception("checkpoint_not_written", claim_key=event.claim_key)
+            reason = f"its checkpoint cannot be written: {type(error).__name__}: {text_of(error)[:200]}"
+            written = CheckpointTaken(event.claim_key, (), event.device_seconds, reason)
         self._post(lambda: self._report(written))
+
+
+def _of(record: TaskRecord) -> Checkpoint | str | None:
+    """Return the checkpoint of an image, None if there is nothing newer, or why it cannot be taken."""
+    try:
+        return None if record.replaying else record.take()
+    except NotStorable as error:
+        return f"it has {error}"
+    except Exception as error:  # a pipeline can keep anything
+        failure = as_job_error(error)
+        log.warning("checkpoint_not_taken", exc_info=error)
+        return f"its checkpoint cannot be taken: {failure.message}"
 
 
 def _image(taken: _Taken) -> ImageCheckpoint:
