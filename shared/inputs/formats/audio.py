@@ -51,6 +51,9 @@ def strip(data: bytes, kind: str) -> StrippedAudio:
     return found
 
 
+_WAV_BITS = {1: (8, 16, 24, 32, 64), 3: (32, 64)}  # of integers and floats
+
+
 def _wav(data: bytes) -> StrippedAudio:
     at, form, samples = 12, b"", b""
     while at + 8 <= len(data) and not samples:
@@ -66,7 +69,7 @@ def _wav(data: bytes) -> StrippedAudio:
     tag, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
     if tag == 0xFFFE and len(form) >= 26:  # extensible: the first two bytes of its GUID
         tag = struct.unpack_from("<H", form, 24)[0]
-    if tag not in (1, 3) or bits not in (8, 16, 24, 32, 64) or not rate or block != channels * bits // 8 or not block:
+    if bits not in _WAV_BITS.get(tag, ()) or not rate or block != channels * bits // 8 or not block:
         raise FormatFault("is not plain PCM of integers or floats")
     samples = samples[: len(samples) // block * block]
     body = b"".join((b"fmt ", struct.pack("<I", len(form)), form, b"data", struct.pack("<I", len(samples)), samples))

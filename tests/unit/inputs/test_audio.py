@@ -78,6 +78,7 @@ def test_a_file_that_ends_early_is_refused_or_shorter(form: str) -> None:
         (b"OggS" + bytes(60), "neither Opus nor Vorbis"),
         (b"ID3\4\0\0\0\0\0\0" + bytes(60), "no frames"),
         (a_sound("wav").replace(b"\1\0\2\0", b"\x55\0\2\0", 1), "not plain PCM"),
+        (a_sound("wav").replace(b"\1\0\2\0", b"\3\0\2\0", 1), "not plain PCM"),  # floats of 16 bits
         (a_sound("wav").replace(RATE.to_bytes(4, "little"), b"\1\0\0\0", 1), "1 samples a second"),
     ],
 )
