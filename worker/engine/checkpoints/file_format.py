@@ -20,7 +20,7 @@ FORMAT = 1
 
 _FORM_KEY, _HEADER_KEY, _DIGEST_KEY = "fusequeue_checkpoint", "header", "digest"
 _LENGTH = struct.Struct("<Q")
-_MAX_HEADER_BYTES = 32 * 1024 * 1024
+_MAX_HEADER_BYTES = 4 * 1024 * 1024
 _STATE = {"forms": list, "calls": list, "steps": list, "outputs": dict, "schedulers": list, "generators": dict}
 
 

@@ -96,6 +96,7 @@ def test_a_file_with_another_bit_is_refused_wherever_it_is() -> None:
         lambda: struct.pack("<Q", 2) + b"[]",
         lambda: struct.pack("<Q", 100_000) + b"[" * 100_000,
         lambda: struct.pack("<Q", 4) + b"null",
+        lambda: safetensors.torch.save(TENSORS, {"fusequeue_checkpoint": "1", "header": "[" * 4_200_000}),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(make: Callable[[], bytes]) -> None:
