@@ -79,7 +79,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_structure(pipeline, job, inputs),
         **{name: list(inputs.video) for name in VIDEOS},
         **_video(job, accepted),
-        **sound_arguments(pipeline, job, inputs.audio),
+        **sound_arguments(pipeline, job, inputs),
         **_controls(job, accepted, inputs),
         **_call_fields(job),
         **_listed_steps(pipeline, job, accepted),

@@ -110,4 +110,5 @@ def _pixels(request: EngineRequest) -> int:
     """Return the pixels that are decoded for a request, of a video at least those of the frames that its job uses."""
     frames = {"video": request.job.frames}
     pixels = sum(ref.width * ref.height * frames.get(name, 1) for name, ref in request.job.inputs.items())
-    return pixels + int(PIXELS_PER_SECOND * (request.job.duration_s or 0.0))
+    seconds = 0.0 if request.job.audio is None else request.job.duration_s or 0.0
+    return pixels + int(PIXELS_PER_SECOND * seconds)

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import safetensors.torch
@@ -15,7 +15,7 @@ from shared.inputs.formats.latents import NAME
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
-from worker.engine.pipelines.input_audio import decode_audio
+from worker.engine.pipelines.input_audio import decode_audio, resampled
 from worker.engine.pipelines.input_videos import decode_video
 from worker.engine.protocol import Audio, InputFiles
 
@@ -32,7 +32,8 @@ _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
     control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
-    the image to start from. `video` has the frames that the job uses; `audio` is the sound to start from."""
+    the image to start from. `video` has the frames that the job uses; `audio` is the sound to start from, and
+    `audio_rates` has it at the rates of models."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -43,6 +44,15 @@ class InputImages:
     latents: torch.Tensor | None = None
     video: tuple[Image.Image, ...] = ()
     audio: Audio | None = None
+    audio_rates: dict[int, Audio] = field(default_factory=dict, compare=False)
+
+    def audio_at(self, rate: int) -> Audio | None:
+        """Return the sound to start from at a rate; it is resampled once for all images of a job."""
+        if self.audio is None:
+            return None
+        if rate not in self.audio_rates:
+            self.audio_rates[rate] = resampled(self.audio, rate)
+        return self.audio_rates[rate]
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:

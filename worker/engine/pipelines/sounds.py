@@ -13,6 +13,7 @@ from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.input_audio import at_rate
+from worker.engine.pipelines.input_images import InputImages
 from worker.engine.protocol import Audio
 
 DURATIONS = ("audio_duration", "duration", "audio_end_in_s", "audio_length_in_s", "audio_duration_s")
@@ -44,15 +45,18 @@ def does_sound(task: Task, accepted: Mapping[str, inspect.Parameter]) -> bool:
     return not only_repaints and not accepted.keys().isdisjoint(_STARTS)
 
 
-def sound_arguments(pipeline: Pipeline, job: Job, start: Audio | None) -> dict[str, Any]:
+def sound_arguments(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, Any]:
     """Return the length of a job's sound, and the sound that it starts from, under all names of them."""
+    if job.task.takes_audio and inputs.audio is None:
+        raise InferenceFailed(f"audio: {job.task.value} needs a sound", param="audio")
     if job.duration_s is None:
         return {}
     seconds = _whole_latents(pipeline, job.duration_s)
     values: dict[str, Any] = dict.fromkeys(DURATIONS, seconds)
-    if start is None:
+    if inputs.audio is None:
         return values
     rate = sample_rate(pipeline)
+    start = inputs.audio_at(rate) or inputs.audio
     samples = torch.from_numpy(at_rate(start, rate, _channels(pipeline), seconds))
     values |= {"src_audio": samples, "audio": samples[None], "initial_audio_waveforms": samples[None]}
     values |= {"initial_audio_sampling_rate": rate}

@@ -253,6 +253,14 @@ def test_large_images_of_one_tenant_do_not_hold_up_small_ones_of_another(monkeyp
     harness.held["greedy"].release(20)
 
 
+def test_a_long_sound_of_text_has_nothing_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = DecoderHarness(monkeypatch)
+    job = a_job("song", task=Task.TEXT_TO_AUDIO, width=0, height=0, duration_s=600.0)
+    harness.decoder.submit([(EngineRequest("song", job, a_spec(Path("tiny"))), 0)])
+    assert [done.request.claim_key for done in harness.results.get_nowait()] == ["song"]
+    harness.decoder.close()
+
+
 def test_images_of_jobs_that_were_canceled_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = DecoderHarness(monkeypatch)
     harness.canceled.add("a canceled")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import diffusers
 import numpy as np
 import pytest
@@ -15,7 +18,9 @@ from harness.engine import an_audio_file
 from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
 from shared.job import Job
 from shared.job_fields import Task
+from worker.engine.pipelines import input_images
 from worker.engine.pipelines.input_audio import at_rate, decode_audio
+from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.sounds import check_lyrics, cut_to, sound_arguments, to_audio
 from worker.engine.pipelines.task_pipelines import call_parameters, supports
 from worker.engine.protocol import Audio
@@ -35,17 +40,17 @@ def sound_job(make_job: Callable[..., Job]) -> Callable[..., Job]:
 def test_the_length_of_ace_step_is_one_that_it_rounds_alike(count: int, sound_job: Callable[..., Job]) -> None:
     """It fails for 2.2 seconds otherwise: it makes noise of 56 latents, and everything else of 55."""
     job = sound_job(duration_s=count / 25)
-    made = sound_arguments(SimpleNamespace(vae=CODEC, latents_per_second=25.0), job, None)["audio_duration"]
+    made = sound_arguments(SimpleNamespace(vae=CODEC, latents_per_second=25.0), job, InputImages())["audio_duration"]
     latents = int(np.ceil(made * 25.0))
     assert np.ceil(latents / 25.0 * 25.0) == latents
     assert count <= latents <= count + 3
-    assert sound_arguments(SimpleNamespace(vae=CODEC), job, None)["audio_duration"] == job.duration_s
+    assert sound_arguments(SimpleNamespace(vae=CODEC), job, InputImages())["audio_duration"] == job.duration_s
 
 
 def test_a_sound_to_start_from_is_as_long_as_the_result(sound_job: Callable[..., Job]) -> None:
     start = decode_audio(an_audio_file(seconds=1.5), 2.0)
     job = sound_job(Task.AUDIO_INPAINT, repaint_start_s=0.5)
-    made = sound_arguments(SimpleNamespace(vae=CODEC), job, start)
+    made = sound_arguments(SimpleNamespace(vae=CODEC), job, InputImages(audio=start))
     assert made["src_audio"].shape == (2, 16_000)
     assert made["audio"].shape == (1, 2, 16_000)
     assert not made["src_audio"][:, 12_000:].any()
@@ -55,7 +60,8 @@ def test_a_sound_to_start_from_is_as_long_as_the_result(sound_job: Callable[...,
 
 def test_the_strength_is_how_much_is_changed(sound_job: Callable[..., Job]) -> None:
     start = decode_audio(an_audio_file(), 2.0)
-    made = sound_arguments(SimpleNamespace(vae=CODEC), sound_job(Task.AUDIO_TO_AUDIO, strength=0.25), start)
+    job = sound_job(Task.AUDIO_TO_AUDIO, strength=0.25)
+    made = sound_arguments(SimpleNamespace(vae=CODEC), job, InputImages(audio=start))
     assert (made["init_noise_level"], made["audio_cover_strength"]) == (0.25, 0.75)
 
 
@@ -71,6 +77,53 @@ def test_another_rate_keeps_the_pitch_and_the_loudness(channels: int) -> None:
 def test_a_sound_is_cut_at_the_end_that_is_needed() -> None:
     assert decode_audio(an_audio_file(seconds=1.5), 1.0).samples.shape == (2, 8000)
     assert cut_to(Audio(np.zeros((2, 17_000), np.float32), 8000), 2.0).duration_s == 2.0
+
+
+def test_a_sound_is_decoded_at_48_khz_at_most_and_held_once() -> None:
+    """Silence of 240 seconds at 192 kHz is a file of 51 KB, and took 1.6 GB."""
+    data = silence(rate=192_000, seconds=20)
+    sound = decode_audio(data, 15.0)
+    assert (sound.rate, sound.samples.shape) == (48_000, (2, 720_000))
+    tracemalloc.start()
+    decode_audio(data, 15.0)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1.3 * sound.nbytes
+
+
+def silence(rate: int, seconds: int) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="flac") as container:
+        stream = container.add_stream("flac", rate=rate, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 2 * rate), np.int16), format="s16", layout="stereo")
+        frame.sample_rate = rate
+        for _ in range(seconds):
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def test_a_sound_is_resampled_once_for_all_images_of_a_job(
+    sound_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, resampled = [], input_images.resampled
+
+    def counted(sound: Audio, rate: int) -> Audio:
+        calls.append(rate)
+        return resampled(sound, rate)
+
+    monkeypatch.setattr(input_images, "resampled", counted)
+    inputs = InputImages(audio=Audio(np.ones((2, 44_100), np.float32), 44_100))
+    first, second = (sound_arguments(SimpleNamespace(vae=CODEC), sound_job(), inputs) for _ in range(2))
+    assert calls == [8000]
+    first["src_audio"].zero_()  # a pipeline may
+    assert second["src_audio"].any()
+
+
+def test_a_task_that_changes_a_sound_fails_without_one(sound_job: Callable[..., Job]) -> None:
+    with pytest.raises(InferenceFailed) as failed:
+        sound_arguments(SimpleNamespace(vae=CODEC), sound_job(Task.AUDIO_TO_AUDIO), InputImages())
+    assert failed.value.param == "audio"
 
 
 def test_a_damaged_file_names_the_field() -> None:
