@@ -94,6 +94,9 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
     }
     if inputs.audio is not None and request.duration_s is None:
         changes["duration_s"] = _duration_of(inputs.audio, spec)
+    if inputs.audio is not None and resolved.task is Task.AUDIO_INPAINT:
+        seconds = changes.get("duration_s", resolved.duration_s)
+        changes["repaint_end_s"] = _repaint_end_of(request, seconds or 0.0)
     if resolved.task is Task.EDIT:
         sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
         changes["reference_sizes"] = tuple(sizes)
@@ -118,6 +121,14 @@ def _duration_of(audio: InputRef, spec: ModelSpec) -> float:
         )
         raise InvalidRequest(message, param="audio")
     return max(seconds, spec.limits.min_duration_s)
+
+
+def _repaint_end_of(request: JobRequest, seconds: float) -> float | None:
+    """Return where the part that is made anew ends in a sound, or raise `InvalidRequest` if it begins after it."""
+    if (start := request.repaint_start_s or 0.0) >= seconds:
+        message = f"repaint_start_s: {start:g}; the sound has {seconds:g} seconds"
+        raise InvalidRequest(message, param="repaint_start_s")
+    return None if request.repaint_end_s is None else min(request.repaint_end_s, seconds)
 
 
 def _size_of_latents(latents: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> tuple[int, int]:

@@ -219,6 +219,9 @@ def _audio_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[
         message = f"duration_s must be {least:g} to {most:g}, not {request.duration_s:g}"
         yield InvalidRequest(message, param="duration_s")
     start, end = request.repaint_start_s or 0.0, request.repaint_end_s
+    if request.duration_s is not None and start >= request.duration_s:
+        message = f"repaint_start_s: {start:g}; the sound has {request.duration_s:g} seconds"
+        yield InvalidRequest(message, param="repaint_start_s")
     if end is not None and end <= start:
         yield InvalidRequest(
             f"repaint_end_s must be above repaint_start_s {start:g}, not {end:g}", param="repaint_end_s"

@@ -77,6 +77,7 @@ def test_sounds_of_one_length_can_share_forwards() -> None:
         ({"task": "audio_to_audio", "audio": AUDIO, "repaint_end_s": 1}, "repaint_end_s"),
         ({"task": "audio_inpaint", "audio": AUDIO}, "repaint_start_s"),
         ({"audio": AUDIO, "repaint_start_s": 2, "repaint_end_s": 1}, "repaint_end_s"),
+        ({"audio": AUDIO, "repaint_start_s": 5, "duration_s": 5}, "repaint_start_s"),
     ],
 )
 def test_a_field_that_a_sound_does_not_have_is_named(fields: dict[str, Any], param: str) -> None:
@@ -94,7 +95,7 @@ def test_an_image_refuses_the_fields_of_sounds(fields: dict[str, Any]) -> None:
 
 def with_audio(seconds: float, **fields: Any) -> Job:
     request = parse({"model": "band", "prompt": "a waltz", "audio": AUDIO, **fields})
-    assert task_of(request, SPEC) is Task.AUDIO_TO_AUDIO
+    assert task_of(request, SPEC) in (Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
     ref = InputRef(id=AUDIO, key="k", content_type="audio/wav", bytes=1, width=0, height=0, duration_s=seconds)
     return with_inputs(resolve_for_model(request, SPEC, "t", 0), request, SPEC, Inputs(audio=ref))
 
@@ -104,6 +105,19 @@ def test_a_sound_made_from_one_is_as_long() -> None:
     assert with_audio(7.5, duration_s=5).duration_s == 5
     assert with_audio(0.2).duration_s == 1.0
     assert with_audio(90, duration_s=5).duration_s == 5
+
+
+def test_a_part_that_begins_after_the_sound_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="repaint_start_s: 50; the sound has 5 seconds") as refused:
+        with_audio(5, repaint_start_s=50)
+    assert refused.value.param == "repaint_start_s"
+
+
+def test_a_part_that_ends_after_the_sound_ends_with_it() -> None:
+    assert with_audio(5, repaint_start_s=2, repaint_end_s=50).repaint_end_s == 5
+    assert with_audio(5, repaint_start_s=2).repaint_end_s is None
+    continued = with_audio(5, repaint_start_s=5, repaint_end_s=50, duration_s=8)
+    assert (continued.duration_s, continued.repaint_end_s) == (8, 8)
 
 
 def test_a_sound_longer_than_the_model_makes_needs_a_length() -> None:
