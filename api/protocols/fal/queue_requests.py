@@ -13,6 +13,7 @@ from api.protocols.adapter_names import LoraWeight, adapters_of
 from api.protocols.field_names import FieldNames
 from api.protocols.job_logs import logs
 from api.protocols.model_names import owner_and_name
+from api.protocols.single_results import check_single
 from shared.config.models_file import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import Artifact, JobRecord, Progress, State
@@ -102,7 +103,9 @@ def parse_input(body: Any, spec: ModelSpec, defaults: Mapping[str, Any]) -> tupl
     parts = {"loras": {"id": "path", "url": "path", "hub": "path"}}
     renaming = FieldNames(names, prefix="", scalars=("image_size",), kept=(*EXCLUDED, "input"), parts=parts)
     with renaming.in_errors():
-        job_request, _ = parse_checked({**defaults, **request, **converted, "model": spec.id}, lambda _: spec, faults)
+        body = {**defaults, **request, **converted, "model": spec.id}
+        job_request, task = parse_checked(body, lambda _: spec, faults)
+        check_single(job_request, task)
     return job_request, renaming
 
 

@@ -23,7 +23,7 @@ from api.protocols.replicate.predictions import PREFIX, model_version
 from api.protocols.text_errors import TextProblem
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
-from shared.job_fields import Medium
+from shared.job_fields import Medium, Task
 
 problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(
@@ -95,9 +95,34 @@ def _input_schema(spec: ModelSpec) -> dict[str, Any]:
     """Return the schema of an input, with Replicate's field names and the model's defaults."""
     job = JobRequest.model_json_schema(ref_template="#/components/schemas/Input/$defs/{model}", by_alias=False)
     defaults = spec.defaults.model_dump(exclude_none=True)
+    unused = _unused_fields(spec)
     properties: dict[str, Any] = {}
     for name, schema in {**job["properties"], **ReplicateFields.model_json_schema()["properties"]}.items():
-        if name not in EXCLUDED:
+        if name not in EXCLUDED and name not in unused:
             own = {"default": defaults[name]} if name in defaults else {}
             properties[REPLICATE_NAMES.get(name, name)] = {**schema, **own}
     return {"type": "object", "title": "Input", "required": ["prompt"], "properties": properties, "$defs": job["$defs"]}
+
+
+_SIDES = ("width", "height", "size", "aspect_ratio", "megapixels")
+_MASKS = ("mask", "mask_blur", "mask_padding", "keep_unmasked")
+
+
+def _unused_fields(spec: ModelSpec) -> set[str]:
+    """Return the fields that no task of a model takes."""
+    tasks, media = spec.tasks, {task.medium for task in spec.tasks}
+    taken = {
+        _SIDES: bool(media & {Medium.IMAGE, Medium.VIDEO}),
+        ("image", "images"): any(task.takes_image for task in tasks),
+        _MASKS: Task.INPAINT in tasks,
+        ("last_image",): Task.IMAGE_TO_VIDEO in tasks,
+        ("controls",): any(task.takes_controls for task in tasks),
+        ("strength",): any(task.has_strength for task in tasks),
+        ("frames", "fps"): Medium.VIDEO in media,
+        ("video",): any(task.takes_video for task in tasks),
+        ("layers",): Medium.IMAGE in media,
+        ("duration_s", "lyrics"): Medium.AUDIO in media,
+        ("audio",): any(task.takes_audio for task in tasks),
+        ("repaint_start_s", "repaint_end_s"): Task.AUDIO_INPAINT in tasks,
+    }
+    return {name for names, is_taken in taken.items() for name in names if not is_taken}

@@ -11,6 +11,7 @@ from api.jobs.request import JobRequest, valid_fields
 from api.jobs.resolve import parse_checked
 from api.protocols.adapter_names import MAX_CHARS, adapter_named
 from api.protocols.field_names import FieldNames
+from api.protocols.single_results import check_single
 from shared.config.models_file import ModelSpec
 from shared.config.refiners import NONE
 from shared.errors import Faults, InvalidRequest
@@ -111,7 +112,8 @@ def parse_input(
     renamed = {**aliases, **{field: name for field, name in sources.items() if field.partition(".")[0] in converted}}
     names = FieldNames(renamed, "input.", scalars=tuple(ReplicateFields.model_fields), kept=(*EXCLUDED, "input"))
     with names.in_errors():
-        request, _ = parse_checked({**defaults, **body, "model": spec.id}, lambda _: spec, faults)
+        request, task = parse_checked({**defaults, **body, "model": spec.id}, lambda _: spec, faults)
+        check_single(request, task)
     return request, names
 
 

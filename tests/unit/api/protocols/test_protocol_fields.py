@@ -238,3 +238,16 @@ def test_adapters_of_hugging_face_reach_the_job_request() -> None:
 def test_the_size_of_hugging_face_reaches_the_job_request() -> None:
     request = hugging_face({"model": "painter", "prompt": "x", "target_size": {"width": 128, "height": 256}})
     assert (request.width, request.height) == (128, 256)
+
+
+@pytest.mark.parametrize(("parser", "field"), [(fal, "num_images"), (replicate, "num_outputs")])
+def test_several_sounds_or_videos_are_refused_where_a_response_has_one(
+    parser: Callable[[Body], JobRequest], field: str
+) -> None:
+    by_medium = {task.medium.value: spec.id for spec in CATALOG for task in spec.tasks}
+    for medium in ("audio", "video"):
+        body = {"model": by_medium[medium], "prompt": "x"}
+        assert parser(body).n == 1
+        with pytest.raises(InvalidRequest, match=f"has one {medium}") as refused:
+            parser({**body, field: 2})
+        assert (refused.value.param or "").removeprefix("input.") == field

@@ -9,6 +9,7 @@ from harness.http_server import ROOT
 
 from api.jobs.request import JobRequest
 from api.protocols.model_names import find_model, owner_and_name
+from api.protocols.replicate.model_routes import version_object
 from api.protocols.replicate.prediction_inputs import parse_input, size_for
 from api.protocols.replicate.predictions import model_of_version, model_version
 from shared.config import models_file
@@ -211,3 +212,29 @@ def test_the_path_of_a_folder_does_not_change_the_version() -> None:
     versions = [model_version(spec) for spec in files]
     assert versions[0] == versions[1]
     assert len({model_version(DEMO), *versions}) == 3
+
+
+@pytest.mark.parametrize(
+    ("tasks", "offered", "left_out"),
+    [
+        (
+            (Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO),
+            {"audio", "duration_s", "lyrics", "prompt_strength", "seed"},
+            {"width", "height", "aspect_ratio", "image", "mask", "num_frames", "video", "controls", "repaint_end_s"},
+        ),
+        (
+            (Task.TEXT_TO_IMAGE, Task.INPAINT),
+            {"width", "height", "aspect_ratio", "image", "mask", "mask_blur", "prompt_strength"},
+            {"audio", "duration_s", "num_frames", "last_image"},
+        ),
+        ((Task.TEXT_TO_VIDEO,), {"width", "num_frames", "fps"}, {"image", "video", "audio", "prompt_strength"}),
+    ],
+)
+def test_the_schema_offers_the_fields_that_a_model_takes(
+    tasks: tuple[Task, ...], offered: set[str], left_out: set[str]
+) -> None:
+    limits = Limits(max_frames=81, max_duration_s=60)
+    version = version_object(ModelSpec(id="one", source="x", tasks=tasks, limits=limits))
+    properties = version["openapi_schema"]["components"]["schemas"]["Input"]["properties"]
+    assert offered <= properties.keys()
+    assert not left_out & properties.keys()
