@@ -227,7 +227,15 @@ REQUESTS = """async () => {
         clip_skip: 2,
     };
     const again = changes => bodyOf({ ...job, ...changes }, model);
+    const band = {
+        ...model, tasks: ["text_to_audio", "audio_to_audio", "audio_inpaint"],
+        limits: { ...demo.limits, max_duration_s: 60 }, defaults: { ...demo.defaults, duration_s: 10 },
+    };
+    const repainted = { model: model.id, prompt: "a solo", audio: "in_3", duration_s: 5, repaint_start_s: 2 };
+    const twice = body => bodyFrom(valuesFrom(body, [band]), band);
     return {
+        to_the_end: twice(repainted).repaint_end_s ?? "none",
+        to_a_second: twice({ ...repainted, repaint_end_s: 4 }).repaint_end_s,
         plain: from({}),
         negative: from({ negative_prompt: "" }).negative_prompt,
         edit: from({ task: "edit", images: [image] }),
@@ -257,6 +265,7 @@ def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: 
     assert found["inpaint"] == "inpaint", "the service names the missing mask"
     assert (found["all_steps"], found["strong"], found["light"]) == ("off", "strong", "none")
     assert (found["unrefined"], found["refined"], found["without_refiner"]) == (1, 0.6, "none")
+    assert (found["to_the_end"], found["to_a_second"]) == ("none", 4)
     again, result = found["again"], found["result"]
     assert (again["negative_prompt"], again["output_quality"], again["images"]) == ("", 50, ["in_1", "in_2"])
     assert again["clip_skip"] == 2, "the form has no input for it"

@@ -31,15 +31,16 @@ export const Check = ({ label, name, value, onChange }) => html`
     <input type="checkbox" name=${name} checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>
 `;
 
-/** A number with a slider and a field; the field also takes what the slider's steps leave out. */
-export function Range({ label, name, value, min, max, step, onChange, fault }) {
-  const read = (event) => event.target.value !== "" && onChange(Number(event.target.value));
+/** A number with a slider and a field; the field also takes what the slider's steps leave out. With `unset`, an empty
+ * field means that, which is the slider's end. */
+export function Range({ label, name, value, min, max, step, onChange, fault, unset = "" }) {
+  const read = ({ target }) => (target.value !== "" || (unset && !target.validity.badInput)) && onChange(target.value && Number(target.value));
   return html`
     <div class="field range ${fault ? "is-faulty" : ""}" role="group" aria-label=${label}>
       <span aria-hidden="true">${label}</span>
       <div class="joined">
-        <input type="range" tabindex="-1" aria-label="${label}, slider" min=${min} max=${max} step=${step} value=${value} onInput=${read} />
-        <input type="number" name=${name} aria-label=${label} min=${min} max=${max} step=${step} value=${value} onInput=${read} aria-invalid=${Boolean(fault)} />
+        <input type="range" tabindex="-1" aria-label="${label}, slider" min=${min} max=${max} step=${step} value=${value === "" ? max : value} onInput=${read} />
+        <input type="number" name=${name} aria-label=${label} min=${min} max=${max} step=${step} value=${value} placeholder=${unset} onInput=${read} aria-invalid=${Boolean(fault)} />
       </div>
       ${fault && html`<em class="fault" role="alert">${fault}</em>`}
     </div>

@@ -23,8 +23,8 @@ export const enlarge = (images, index = 0) => lightbox.set({ images, index });
 /** What a result shows, in words. */
 const subject = (job) => job.prompt || words(job.task);
 
-/** The address of a picture of a result; null for a mesh without a thumbnail, as it was sent elsewhere. */
-const still = (artifact) => artifact.thumbnail_url ?? (isMesh(artifact) ? null : artifact.url);
+/** The address of a picture of a result; null for a mesh or sound without a thumbnail, as it was sent elsewhere. */
+const still = (artifact) => artifact.thumbnail_url ?? (isMesh(artifact) || isSound(artifact) ? null : artifact.url);
 
 /** A finished image, or a picture of a video, sound or mesh, as a button that enlarges it; large, a sound has its
  * player. */

@@ -182,7 +182,7 @@ function Sound({ model, values, set, field, has }) {
   const choose = (audio) =>
     set((before) => {
       const seconds = audio?.duration_s && Math.min(limits.max_duration_s, Math.max(limits.min_duration_s, audio.duration_s));
-      return { audio, ...(seconds ? { duration_s: seconds, repaint_end_s: seconds } : { duration_s: before.duration_s }) };
+      return { audio, ...(seconds ? { duration_s: seconds, repaint_end_s: "" } : { duration_s: before.duration_s }) };
     });
   return html`
     ${has.audio && html`<${Drop} label="Audio" name="audio" kind="audio" image=${values.audio} fault=${field("audio").fault} onChange=${choose} />`}
@@ -195,7 +195,7 @@ function Sound({ model, values, set, field, has }) {
         has.repaint &&
         html`
         <${Range} label="Made anew from second" ...${field("repaint_start_s")} min=${0} max=${values.duration_s} step=${0.1} />
-        <${Range} label="Made anew to second" ...${field("repaint_end_s")} min=${0.1} max=${values.duration_s} step=${0.1} />
+        <${Range} label="Made anew to second" ...${field("repaint_end_s")} min=${0.1} max=${values.duration_s} step=${0.1} unset="the end" />
       `
       }
     </div>

@@ -76,7 +76,7 @@ export function blank(model, before = null, modelBefore = null) {
     lyrics: before?.lyrics ?? "",
     audio: before?.audio ?? null,
     repaint_start_s: 0,
-    repaint_end_s: defaults.duration_s,
+    repaint_end_s: "", // the end, however long the sound is
     layers: defaults.layers,
     seed: "",
     adapters: {},
@@ -110,7 +110,10 @@ export function bodyFrom(values, model) {
     put("lyrics", values.lyrics);
   }
   if (has.audio && values.audio) body.audio = values.audio.id;
-  if (has.repaint) Object.assign(body, { repaint_start_s: values.repaint_start_s, repaint_end_s: values.repaint_end_s });
+  if (has.repaint) {
+    body.repaint_start_s = values.repaint_start_s;
+    put("repaint_end_s", values.repaint_end_s);
+  }
   // A result of an image without sides gets those of the image, whatever the form shows.
   if (has.image && has.size && !has.frames) Object.assign(body, { width: values.width, height: values.height });
   put("seed", values.seed === "" ? "" : Number(values.seed));
@@ -163,7 +166,7 @@ const controlOf = ({ key: _, image, ...rest }) => (image ? { ...rest, image: ima
 /** Whether the other fields leave several tasks of the model, or another one, so that the request must name its task. */
 function isAmbiguous(task, body, model) {
   if (makesSound(task)) {
-    const repaints = "repaint_end_s" in body;
+    const repaints = "repaint_start_s" in body;
     return !model.tasks.every(makesSound) || "audio" in body !== WITH_AUDIO.includes(task) || repaints !== (task === "audio_inpaint");
   }
   const image = "image" in body || "images" in body;
@@ -195,7 +198,7 @@ export function valuesFrom(body, models) {
   values.audio = body.audio ? reference(body.audio) : null;
   values.duration_s = body.duration_s ?? model.defaults.duration_s;
   values.repaint_start_s = body.repaint_start_s ?? 0;
-  values.repaint_end_s = body.repaint_end_s ?? values.duration_s;
+  values.repaint_end_s = body.repaint_end_s ?? "";
   values.mask = body.mask ? reference(body.mask) : null;
   values.last_image = body.last_image ? reference(body.last_image) : null;
   values.video = body.video ? reference(body.video) : null;
