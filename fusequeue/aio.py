@@ -99,7 +99,7 @@ class AsyncClient:
         on_progress: OnProgress | None = None,
         **params: Unpack[SubmitParams],
     ) -> Result:
-        """Submit a job, wait for it, and return its images, videos or meshes, also saved in `folder`.
+        """Submit a job, wait for it, and return its images, videos, sounds or meshes, also saved in `folder`.
 
         Raises `JobFailed` if the job ends without a result, and `WaitTimeout` after `timeout_s`; it then continues.
         """

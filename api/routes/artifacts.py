@@ -1,4 +1,4 @@
-"""Routes that return artifacts, the finished images, videos and sounds of a job."""
+"""Routes that return artifacts, the finished images, videos, sounds and meshes of a job."""
 
 import hashlib
 import re
@@ -64,7 +64,7 @@ async def get_artifact(
     conditions: ConditionsDep,
     redirect: Redirect = False,
 ) -> Response:
-    """Read an image, video or sound of a job, or a part of it."""
+    """Read an image, video, sound or mesh of a job, or a part of it."""
     image_or_video = _artifact(await context.find_job(job_id), index)
     return await object_response(
         request,
@@ -82,7 +82,7 @@ async def get_artifact(
     response_class=Response,
     responses=OBJECT_RESPONSES
     | {
-        200: {"description": "A JPEG of the video's first frame, or a PNG of the sound's waveform.", **_THUMBNAILS},
+        200: {"description": "A JPEG of the video's first frame or the mesh, or a PNG of the waveform.", **_THUMBNAILS},
         206: {"description": "The part of it that `Range` requests.", **_THUMBNAILS},
     },
 )
