@@ -1,4 +1,4 @@
-"""Decodes of large videos in pieces, so that other calls run in between."""
+"""Decodes of large videos and of meshes in pieces, so that other calls run in between."""
 
 import copy
 from collections.abc import Iterator
@@ -16,6 +16,10 @@ MAX_DECODE_PIXELS = 4 * 1024 * 1024
 # Seconds of sounds decoded together: the last layers of a VAE hold some 100 channels of each sample, so 48 kHz take
 # half a gigabyte for each layer.
 MAX_DECODE_S = 30.0
+
+
+IN_CHUNKS = "geo_decoder"
+"""The component that decodes a mesh in chunks of points, of which each call is a piece."""
 
 
 def decode_limit(job: Job) -> int:
@@ -53,6 +57,11 @@ class _DecoderProxy(ModuleProxy):
     def modules(self) -> Iterator[torch.nn.Module]:
         """Yield the decoder's modules: VAEs count them."""
         return iter(self._module.modules())
+
+
+def is_piece(method: SharedMethod) -> bool:
+    """Return whether each call of a method is a piece of a decode."""
+    return method.component == IN_CHUNKS or isinstance(method.module, DecoderPieces)
 
 
 def divide_decodes(vae: ModuleProxy, pieces: SharedMethod) -> ModuleProxy:

@@ -9,7 +9,7 @@ from shared.job_fields import Priority
 from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
-from worker.engine.pipelines.decode_pieces import DecoderPieces, decode_limit
+from worker.engine.pipelines.decode_pieces import decode_limit, is_piece
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import ForwardKind, MemoryLimits
 from worker.engine.scheduling.timing import ForwardTimer
@@ -146,8 +146,8 @@ class TaskCall(NamedTuple):
 
     @property
     def is_piece(self) -> bool:
-        """Whether the call decodes a piece of a large video."""
-        return isinstance(self.parked_call.shared_method.module, DecoderPieces)
+        """Whether the call decodes a piece of a large video or a mesh."""
+        return is_piece(self.parked_call.shared_method)
 
 
 class CallSelector:

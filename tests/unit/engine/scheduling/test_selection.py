@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from worker.engine.fusion.module_proxy import SharedMethod
+from worker.engine.pipelines.decode_pieces import is_piece
 from worker.engine.scheduling.selection import (
     Candidate,
     aged_rank,
@@ -241,3 +244,9 @@ def test_pieces_of_a_decode_take_as_long_as_a_forward(
     piece_s: float | None, forward_s: float | None, pieces: int
 ) -> None:
     assert pieces_per_forward(piece_s, forward_s) == pieces
+
+
+@pytest.mark.parametrize(("component", "expected"), [("geo_decoder", True), ("shape_vae", False)])
+def test_the_chunks_of_a_mesh_let_steps_of_batch_mates_in_between(component: str, expected: bool) -> None:
+    """A mesh has 57 million points in chunks of some thousands, for all of which its batch mates waited."""
+    assert is_piece(SharedMethod(component, "forward", torch.nn.Identity())) is expected
