@@ -68,6 +68,7 @@ class SharedMethod:
         self.architecture = type(module).__name__
         self.stage = _stage(component, method)
         self.pads = True
+        self.fills_lists = False  # of its arguments, for the caller
         self._rules = ARCHITECTURES.get(self.architecture, {}).get(method)
         self.use_own_rules()
         self.lean = lean and (self.stage >= Stage.CONTROL or method == "decode")
@@ -272,7 +273,9 @@ class ParkedCall:
 
     def run(self) -> Any:
         """Run this call by itself, with the pipeline's own arguments; lists are copied, as some modules empty them."""
-        kwargs = {name: list(value) if type(value) is list else value for name, value in self.kwargs.items()}
+        kwargs = dict(self.kwargs)
+        if not self.shared_method.fills_lists:
+            kwargs = {name: list(value) if type(value) is list else value for name, value in kwargs.items()}
         with applied(self.changes), self.rng_state:
             return self.shared_method.run(*self.args, **kwargs)
 

@@ -50,7 +50,9 @@ def decoder_pieces(vae: torch.nn.Module | None) -> SharedMethod | None:
     decoder = getattr(vae, "decoder", None)
     if type(vae).__name__ not in DIVISIBLE or not isinstance(decoder, torch.nn.Module):
         return None
-    return SharedMethod("vae", "decode", DecoderPieces(decoder))
+    pieces = SharedMethod("vae", "decode", DecoderPieces(decoder))
+    pieces.fills_lists = True  # with the frames that the next piece needs
+    return pieces
 
 
 class _DecoderProxy(ModuleProxy):
