@@ -18,6 +18,7 @@ CODECS = {
 """Decoders by the name of a format in the file."""
 
 MAX_BOXES = 10_000
+MAX_TRACKS = 100
 MAX_RATES = 100_000
 """Entries of the table of durations, one for each change of the frame rate."""
 
@@ -56,11 +57,9 @@ def strip(data: bytes) -> StrippedVideo:
     movie = _only(boxes, b"moov")
     if any(box.name == b"mvex" for box in _boxes(data, movie.body, movie.end)):
         raise FormatFault("is fragmented; save it as one piece: ffmpeg -i IN -c copy OUT.mp4")
-    tracks = [box for box in boxes if box.name == b"trak"]
-    track = next((box for box in tracks if _is_video(data, _inside(boxes, box))), None)
-    if track is None:
+    inside = next((inside for inside in _tracks(boxes) if _is_video(data, inside)), None)
+    if inside is None:
         raise FormatFault("has no video track")
-    inside = _inside(boxes, track)
     width, height = _size(data, _only(inside, b"stsd"))
     frames, fps = _timing(data, inside, _field(data, _only(boxes, b"mvhd"), (12, 20)))
     if _is_sideways(data, _only(inside, b"tkhd")):
@@ -98,8 +97,14 @@ def _boxes(data: bytes, at: int, end: int) -> Iterator[_Box]:
         at = stop
 
 
-def _inside(boxes: list[_Box], parent: _Box) -> list[_Box]:
-    return [box for box in boxes if parent.body <= box.start < parent.end]
+def _tracks(boxes: list[_Box]) -> Iterator[list[_Box]]:
+    """Yield the boxes inside each track; they follow it, as parents come before their children."""
+    tracks = [at for at, box in enumerate(boxes) if box.name == b"trak"]
+    if len(tracks) > MAX_TRACKS:
+        raise damaged(f"it has {len(tracks)} tracks")
+    for at in tracks:
+        last = next((after for after in range(at + 1, len(boxes)) if boxes[after].start >= boxes[at].end), len(boxes))
+        yield boxes[at + 1 : last]
 
 
 def _only(boxes: list[_Box], name: bytes) -> _Box:

@@ -75,6 +75,14 @@ def test_other_files_are_refused_with_the_reason(data: bytes, words: str) -> Non
     assert refused.value.param == "video"
 
 
+def test_a_file_of_many_tracks_is_refused() -> None:
+    """Each could be the one with the video."""
+    tracks = struct.pack(">I4s", 8, b"trak") * 9_000
+    data = VIDEO[:32] + struct.pack(">I4s", 8 + len(tracks), b"moov") + tracks
+    with pytest.raises(InputRejected, match="9000 tracks"):
+        inspect(data, **LIMITS)
+
+
 def test_a_fragmented_file_is_refused() -> None:
     """As browsers record them: only its parts say how many frames it has."""
     boxes = VIDEO.replace(b"moov", b"MOOV", 1)
