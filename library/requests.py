@@ -119,6 +119,7 @@ def _reference(file: ImageFile) -> InputRef:
         height=file.height,
         frames=file.frames,
         fps=file.fps,
+        hidden_frames=file.hidden_frames,
         duration_s=file.duration_s,
     )
 

@@ -83,8 +83,8 @@ class InputRef(_Frozen):
     """A validated and stored input image or video, or latents, of which the sides are their own; or a sound, without
     sides.
 
-    Its id is derived from its content. Videos have `frames`, and `fps`, their mean rate; these are omitted without any,
-    so that older programs can read the rest.
+    Its id is derived from its content. Videos have `frames`, and `fps`, their mean rate, and maybe `hidden_frames`,
+    which are decoded and not shown; these are omitted without any, so that older programs can read the rest.
     """
 
     id: str
@@ -95,6 +95,7 @@ class InputRef(_Frozen):
     height: int
     frames: Annotated[int, Field(exclude_if=lambda frames: not frames)] = 0
     fps: Annotated[float | None, Field(exclude_if=lambda fps: fps is None)] = None
+    hidden_frames: Annotated[int, Field(exclude_if=lambda frames: not frames)] = 0
     duration_s: Annotated[float | None, Field(exclude_if=lambda duration_s: duration_s is None)] = None
 
     @property

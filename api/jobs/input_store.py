@@ -193,6 +193,7 @@ def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:
         height=image.height,
         frames=image.frames,
         fps=image.fps,
+        hidden_frames=image.hidden_frames,
         duration_s=image.duration_s,
     )
 

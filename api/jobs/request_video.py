@@ -29,8 +29,9 @@ def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelS
 
 def _faults(video: InputRef, spec: ModelSpec) -> Iterator[InvalidRequest]:
     limits = spec.limits
+    hidden = f", {video.hidden_frames} of them hidden by its edit list" if video.hidden_frames else ""
     amounts = (
-        ("frames", video.frames, limits.max_input_frames),
+        (f"frames{hidden}", video.frames + video.hidden_frames, limits.max_input_frames),
         ("pixels in a frame", video.width * video.height, limits.max_input_video_pixels),
         ("bytes", video.bytes, limits.max_input_video_bytes),
     )

@@ -43,6 +43,7 @@ class ImageFile:
     data: bytes
     frames: int = 0
     fps: float | None = None
+    hidden_frames: int = 0
     duration_s: float | None = None
 
 
@@ -101,7 +102,9 @@ def _inspect_video(data: bytes, param: str) -> ImageFile:
     if width * height > MAX_VIDEO_PIXELS:
         message = f"{param}: a video of {width}x{height} pixels; at most {MAX_VIDEO_PIXELS} are allowed"
         raise InputRejected(message, param=param)
-    return ImageFile(VIDEO_TYPES[video.is_quicktime], width, height, video.data, video.frames, video.fps)
+    return ImageFile(
+        VIDEO_TYPES[video.is_quicktime], width, height, video.data, video.frames, video.fps, video.hidden_frames
+    )
 
 
 def _kind(data: bytes, param: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from fractions import Fraction
 from functools import lru_cache
 
@@ -56,6 +57,15 @@ def turned(video: bytes) -> bytes:
     at = video.index(b"tkhd") + 4 + 40
     quarter = b"".join(number.to_bytes(4, "big", signed=True) for number in (0, 65536, 0, -65536, 0))
     return video[:at] + quarter + video[at + len(quarter) :]
+
+
+def hidden(video: bytes, frames: int, fps: int = 8) -> bytes:
+    """Return a video whose edit list hides its first frames."""
+    at, scale_at = video.index(b"elst") + 4, video.index(b"mdhd") + 4 + 12
+    (length, _), (scale,) = struct.unpack_from(">Ii", video, at + 8), struct.unpack_from(">I", video, scale_at)
+    (movie_scale,) = struct.unpack_from(">I", video, video.index(b"mvhd") + 4 + 12)
+    edit = struct.pack(">Ii", length - frames * movie_scale // fps, frames * scale // fps)
+    return video[: at + 8] + edit + video[at + 16 :]
 
 
 def a_plain_video(colour: str, frames: int = 3, size: tuple[int, int] = (64, 64)) -> bytes:

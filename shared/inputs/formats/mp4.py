@@ -29,12 +29,14 @@ _PARENTS = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"})
 
 @dataclass(frozen=True)
 class StrippedVideo:
-    """A video file without metadata; width and height are upright. `fps` is the mean rate of its frames."""
+    """A video file without metadata; width and height are upright. `fps` is the mean rate of its frames; its edit list
+    hides `hidden_frames` more, which can take as long to decode."""
 
     width: int
     height: int
     frames: int
     fps: float
+    hidden_frames: int
     is_quicktime: bool
     data: bytes
 
@@ -61,10 +63,10 @@ def strip(data: bytes) -> StrippedVideo:
     if inside is None:
         raise FormatFault("has no video track")
     width, height = _size(data, _only(inside, b"stsd"))
-    frames, fps = _timing(data, inside, _field(data, _only(boxes, b"mvhd"), (12, 20)))
+    frames, fps, samples = _timing(data, inside, _field(data, _only(boxes, b"mvhd"), (12, 20)))
     if _is_sideways(data, _only(inside, b"tkhd")):
         width, height = height, width
-    return StrippedVideo(width, height, frames, fps, data[8:12] == b"qt  ", _blanked(data, boxes))
+    return StrippedVideo(width, height, frames, fps, samples - frames, data[8:12] == b"qt  ", _blanked(data, boxes))
 
 
 def _tree(data: bytes) -> list[_Box]:
@@ -153,8 +155,8 @@ def _is_sideways(data: bytes, box: _Box) -> bool:
     return a == 0 and d == 0
 
 
-def _timing(data: bytes, inside: list[_Box], movie_scale: int) -> tuple[int, float]:
-    """Return the number of frames that are shown, and their mean rate."""
+def _timing(data: bytes, inside: list[_Box], movie_scale: int) -> tuple[int, float, int]:
+    """Return the number of frames that are shown, their mean rate, and the number of all."""
     scale = _field(data, _only(inside, b"mdhd"), (12, 20))
     table = _only(inside, b"stts")
     (count,) = _numbers(data, table, 4, ">I")
@@ -170,7 +172,7 @@ def _timing(data: bytes, inside: list[_Box], movie_scale: int) -> tuple[int, flo
     fps = samples * scale / duration
     edited_s = _edited_s(data, inside, movie_scale)
     frames = samples if edited_s is None else min(samples, max(1, round(edited_s * fps)))
-    return frames, fps
+    return frames, fps, samples
 
 
 def _edited_s(data: bytes, inside: list[_Box], movie_scale: int) -> float | None:

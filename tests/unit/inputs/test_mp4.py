@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from harness.videos import a_plain_video, a_video_file, turned
+from harness.videos import a_plain_video, a_video_file, hidden, turned
 
 from shared.errors import InputRejected
 from shared.inputs.validation import ImageFile, inspect
@@ -30,6 +30,11 @@ def test_the_rate_of_varying_frames_is_their_mean() -> None:
     video = inspect(a_video_file(4, 10, times_s=(0.0, 0.1, 0.5, 0.7)), **LIMITS)
     assert video.frames == 4
     assert video.fps == pytest.approx(4 / 0.8, rel=0.15)  # the last one lasts as long as the encoder chooses
+
+
+def test_frames_that_an_edit_list_hides_are_counted_apart() -> None:
+    video = inspect(hidden(a_video_file(9), 7), **LIMITS)
+    assert (video.frames, video.hidden_frames) == (2, 7)
 
 
 def test_metadata_are_overwritten() -> None:

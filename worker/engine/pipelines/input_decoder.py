@@ -1,4 +1,4 @@
-"""Threads that decode the input images of jobs: small ones at once, large ones in turns of their tenants."""
+"""Threads that decode the inputs of jobs: small images at once, large ones and videos in turns of their tenants."""
 
 import threading
 from collections import deque
@@ -49,9 +49,9 @@ class InputDecoder:
 
     def submit(self, numbered: list[tuple[EngineRequest, int]]) -> None:
         """Decode the images of requests; those without images are done on the calling thread if all are."""
-        small = [item for item in numbered if _pixels(item[0]) <= _MAX_SMALL_PIXELS]
+        small = [item for item in numbered if not _is_large(item[0])]
         for item in numbered:
-            if _pixels(item[0]) > _MAX_SMALL_PIXELS:
+            if _is_large(item[0]):
                 with self._lock:
                     self._waiting.setdefault(item[0].job.tenant, deque()).append(item)
                 self._large.submit(self._decode_next)
@@ -106,9 +106,10 @@ class InputDecoder:
             raise InferenceFailed(message, param=param) from error
 
 
-def _pixels(request: EngineRequest) -> int:
-    """Return the pixels that are decoded for a request, of a video at least those of the frames that its job uses."""
-    frames = {"video": request.job.frames}
-    pixels = sum(ref.width * ref.height * frames.get(name, 1) for name, ref in request.job.inputs.items())
+def _is_large(request: EngineRequest) -> bool:
+    """Return whether a request takes long to decode. A video can: what its file says of its frames can be wrong."""
+    if request.job.video is not None:
+        return True
+    pixels = sum(ref.width * ref.height for ref in request.job.inputs.values())
     seconds = 0.0 if request.job.audio is None else request.job.duration_s or 0.0
-    return pixels + int(PIXELS_PER_SECOND * seconds)
+    return pixels + PIXELS_PER_SECOND * seconds > _MAX_SMALL_PIXELS

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 import av
+from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace
@@ -42,7 +43,7 @@ def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...
             stream = container.streams.video[0]
             _limit(stream)
             has_sound = bool(container.streams.audio)
-            picked = _picked(_timed(container.decode(stream), ref.fps), job, ref.frames, ref.fps)
+            picked = _picked(_timed(_decoded(container, stream), ref.fps), job, ref.frames, ref.fps)
             frames = tuple(picked)
     except (av.error.FFmpegError, IndexError, ValueError, MemoryError) as error:
         raise UnusableInput(f"the video cannot be decoded: {error}"[:300], param="video") from error
@@ -63,13 +64,19 @@ def _limit(stream: VideoStream) -> None:
     context.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}
 
 
-def _timed(frames: Iterator[VideoFrame], fps: float) -> Iterator[tuple[float, VideoFrame]]:
-    """Yield each frame with its time in seconds from that of the first one; raises `UnusableInput` after too long."""
-    start: float | None = None
+def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """Yield the frames that are shown; raises `UnusableInput` after too long, also of frames that are not."""
     ends_s = time.monotonic() + LONGEST_S
-    for at, frame in enumerate(frames):
+    for packet in container.demux(stream):
         if time.monotonic() > ends_s:
             raise UnusableInput(f"the video takes more than {LONGEST_S:.0f} s to decode", param="video")
+        yield from packet.decode()
+
+
+def _timed(frames: Iterator[VideoFrame], fps: float) -> Iterator[tuple[float, VideoFrame]]:
+    """Yield each frame with its time in seconds from that of the first one."""
+    start: float | None = None
+    for at, frame in enumerate(frames):
         shown = at / fps if frame.time is None else float(frame.time)
         start = shown if start is None else start
         yield shown - start, frame

@@ -283,6 +283,15 @@ def test_the_model_bounds_the_video(limits: dict[str, Any], words: str) -> None:
     assert refused.value.param == "video"
 
 
+def test_frames_that_a_video_hides_count_as_well() -> None:
+    """They are decoded too."""
+    limits = Limits(max_frames=81, frames_multiple=4, max_input_frames=100)
+    spec = CATALOG.get("remix").model_copy(update={"limits": limits})
+    request = parse({"prompt": "x", "model": "remix", "video": "v"})
+    with pytest.raises(InvalidRequest, match="it has 101 frames, 61 of them hidden by its edit list; model 'remix'"):
+        with_inputs(resolve_for_model(request, spec, "t", 0), request, spec, Inputs(video=a_video(hidden_frames=61)))
+
+
 def test_a_video_gets_the_length_and_rate_of_its_model() -> None:
     """It is an MP4 by default; images have no length and rate."""
     silent = job_of({"model": "film"})

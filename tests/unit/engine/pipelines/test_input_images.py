@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fuzz import hostile_images
 from harness.engine import a_job, a_spec
+from harness.videos import a_video_file
 from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed, UnexpectedError
@@ -258,6 +259,20 @@ def test_a_long_sound_of_text_has_nothing_to_decode(monkeypatch: pytest.MonkeyPa
     job = a_job("song", task=Task.TEXT_TO_AUDIO, width=0, height=0, duration_s=600.0)
     harness.decoder.submit([(EngineRequest("song", job, a_spec(Path("tiny"))), 0)])
     assert [done.request.claim_key for done in harness.results.get_nowait()] == ["song"]
+    harness.decoder.close()
+
+
+def test_a_video_of_any_size_does_not_hold_up_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its file says of its frames can be less than what a decoder finds."""
+    harness = DecoderHarness(monkeypatch, "greedy")
+    data = a_video_file(2)
+    video = InputRef(id="in_1", key="k", content_type="video/mp4", bytes=1, width=96, height=80, frames=2, fps=8)
+    job = a_job("film", tenant="greedy", task=Task.VIDEO_TO_VIDEO, video=video, frames=2, fps=8)
+    harness.decoder.submit([(EngineRequest("greedy 1", job, a_spec(Path("tiny")), InputFiles(video=data)), 0)])
+    harness.submit("modest 1")
+    assert harness.next() == ["modest 1"]
+    harness.held["greedy"].release()
+    assert harness.next() == ["greedy 1"]
     harness.decoder.close()
 
 

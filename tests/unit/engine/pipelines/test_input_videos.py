@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.engine import a_job
-from harness.videos import a_plain_video, a_video_file, turned
+from harness.videos import a_plain_video, a_video_file, hidden, turned
 from PIL import Image
 
 from shared.errors import UnusableInput
@@ -16,7 +18,8 @@ from shared.inputs.validation import inspect
 from shared.inputs.video_timing import frames_at, usual_fps
 from shared.job import InputRef, Job
 from shared.job_fields import Task
-from worker.engine.pipelines.input_videos import decode_video
+from worker.engine.pipelines import input_videos
+from worker.engine.pipelines.input_videos import LONGEST_S, decode_video
 
 
 def job_of(data: bytes, **fields: Any) -> Job:
@@ -123,6 +126,20 @@ def test_frames_that_are_no_video_are_refused() -> None:
     with pytest.raises(UnusableInput) as refused:
         decode_video(broken, job_of(data))
     assert refused.value.param == "video"
+
+
+def test_the_time_for_frames_that_are_hidden_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is read before each packet: it passes after 5 of the 8 that only the last frame needs."""
+    data = hidden(a_video_file(9), 8)
+    job = job_of(data)
+    assert job.video is not None
+    assert job.video.frames == 1
+    clock = itertools.count()
+    passing = SimpleNamespace(monotonic=lambda: next(clock) * LONGEST_S / 4.5)
+    monkeypatch.setattr(input_videos, "time", passing)
+    with pytest.raises(UnusableInput, match="takes more than 120 s"):
+        decode_video(data, job)
+    assert next(clock) == 6
 
 
 def test_a_coding_that_is_not_known_is_refused() -> None:
