@@ -405,7 +405,9 @@ def images_of(pipeline: Pipeline, arguments: dict[str, Any], result: Any) -> tor
     if frames is not None:
         is_one = getattr(frames, "ndim", 5) == 4 or isinstance(frames[0], Image.Image)  # Cosmos 3, not a list of one
         video = frames if is_one else _only(pipeline, frames)
-        return _stack(pipeline, video)[: arguments.get("num_frames")]  # Helios: whole chunks of 33
+        sent = arguments.get("video")
+        # Helios makes whole chunks of 33; CogVideoX decodes an even number of latents to 3 frames more than it got.
+        return _stack(pipeline, video)[: arguments.get("num_frames", None if sent is None else len(sent))]
     only = _only(pipeline, getattr(result, "images", getattr(result, "image", None)))
     if isinstance(only, list) or getattr(only, "ndim", 3) == 4:
         return list(_stack(pipeline, only))  # layers

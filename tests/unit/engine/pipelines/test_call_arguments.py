@@ -210,6 +210,19 @@ def test_each_pipeline_gets_its_own_argument_names(
     assert called(pipeline, a_job("x", **fields), inputs) == expected
 
 
+def test_a_changed_video_is_as_long_as_the_frames_of_it_that_were_sent() -> None:
+    """CogVideoX decodes the two latents of 5 frames to 8."""
+
+    class Longer:
+        def __call__(self, prompt: str, video: list[Any]) -> Any:
+            return SimpleNamespace(frames=torch.zeros(1, 8, 3, 8, 8))
+
+    job = a_job("x", task=Task.VIDEO_TO_VIDEO, frames=5, fps=8)
+    arguments = arguments_for(Longer(), job, 0, InputImages(video=(IMAGE,) * 5))
+    (output,) = make_results(Longer(), arguments)
+    assert len(output.pixels) == 5
+
+
 class Chunks:
     """A pipeline that returns whole chunks of eight frames."""
 
