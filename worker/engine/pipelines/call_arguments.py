@@ -155,7 +155,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
     takes_negative = "negative_prompt" in accepted and not _is_distilled(pipeline, job, accepted)
     unsent = (None, 1.0) if job.task is Task.INPAINT else (None, 1.0, defaults.strength)
     ignored = {
-        "prompt": "prompt" not in accepted,
+        "prompt": bool(job.prompt) and "prompt" not in accepted,
         "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and accepted.keys().isdisjoint(("strength", *SOUND_STRENGTHS)),
         **{name: name not in accepted for name in _call_fields(job) if name not in PARTS},

@@ -121,6 +121,7 @@ SCALE = {"guidance_scale": 4.0}
         ("KandinskyInpaintPipeline", {"task": Task.INPAINT, "strength": 0.7}, ["strength"]),
         ("FluxPipeline", {"negative_prompt": "of the model"}, []),
         ("StableVideoDiffusionPipeline", {"task": Task.IMAGE_TO_VIDEO, "frames": 5, "fps": 7}, ["prompt"]),
+        ("StableVideoDiffusionPipeline", {"task": Task.IMAGE_TO_VIDEO, "prompt": "", "frames": 5, "fps": 7}, []),
         ("Flux2Pipeline", {"task": Task.IMAGE_TO_IMAGE, "strength": 0.6}, ["strength"]),
         ("Flux2Pipeline", {"task": Task.IMAGE_TO_IMAGE, "strength": 0.7}, []),
     ],
