@@ -232,8 +232,9 @@ def _structure(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, A
     if not takes_structure(pipeline):
         return {}
     if len(inputs.images) != 1:
-        raise UnusableInput(f"model {job.model!r} takes one image, not {len(inputs.images)}", param="image")
-    return {"control_image": ImageOps.fit(inputs.images[0], (job.width, job.height), Image.Resampling.LANCZOS)}
+        raise UnusableInput(f"model {job.model!r} takes one image, not {len(inputs.images)}", param="images")
+    image = inputs.structure or inputs.images[0]
+    return {"control_image": ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)}
 
 
 def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, Any]:

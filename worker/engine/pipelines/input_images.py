@@ -33,7 +33,8 @@ class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
     control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
     the image to start from. `video` has the frames that the job uses; `audio` is the sound to start from, and
-    `audio_rates` has it at the rates of models."""
+    `audio_rates` has it at the rates of models. `structure` is the only image to edit, cropped to the job's size, if
+    that of `images` is smaller."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -44,6 +45,7 @@ class InputImages:
     latents: torch.Tensor | None = None
     video: tuple[Image.Image, ...] = ()
     audio: Audio | None = None
+    structure: Image.Image | None = None
     audio_rates: dict[int, Audio] = field(default_factory=dict, compare=False)
 
     def audio_at(self, rate: int) -> Audio | None:
@@ -58,7 +60,8 @@ class InputImages:
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     """Decode a job's input images; raises `UnusableInput` naming the field of one that cannot be decoded.
 
-    Images to edit keep their proportions; all others are cropped to the job's size.
+    Images to edit keep their proportions, and one is cropped too for models that follow it; all others are cropped to
+    the job's size.
     """
     width, height = job.width, job.height
     if job.task.makes_audio:
@@ -67,7 +70,9 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
         return InputImages(tuple(_object_image(data) for data in files.images))
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
-        return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))
+        images = tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized)
+        is_smaller = len(images) == 1 and (images[0].width < width or images[0].height < height)
+        return InputImages(images, structure=fit_image(files.images[0], width, height) if is_smaller else None)
     if job.images and job.images[0].is_latents:
         controls = tuple(_control_image(data, at, job) for at, data in enumerate(files.controls))
         return InputImages(controls=controls, latents=_read_latents(files.images[0]))

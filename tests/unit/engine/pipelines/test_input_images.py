@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diffusers import FluxControlPipeline
 from fuzz import hostile_images
 from harness.engine import a_job, a_spec
 from harness.videos import a_video_file
 from PIL import Image, ImageOps
 
-from shared.errors import InferenceFailed, UnexpectedError
+from shared.errors import InferenceFailed, UnexpectedError, UnusableInput
 from shared.inputs.validation import inspect
 from shared.job import InputRef, Job
 from shared.job_fields import Task
 from worker.engine.pipelines import input_decoder
+from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.input_images import InputImages, decode_inputs, fit_image, fit_mask
 from worker.engine.protocol import EngineRequest, InputFiles
@@ -192,6 +194,25 @@ def test_the_error_names_the_input_that_cannot_be_decoded(param: str) -> None:
     with pytest.raises(InferenceFailed) as caught:
         decode_inputs(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
     assert caught.value.param == param
+
+
+def test_an_image_of_structure_keeps_the_details_of_its_file() -> None:
+    """A model that edits gets about a megapixel of its image; one that follows it, the pixels of the result."""
+    stripes = Image.new("L", (512, 512))
+    stripes.putdata([255 * (at // 2 % 2) for at in range(512)] * 512)
+    job = a_job("x", task=Task.EDIT, width=512, height=512, reference_sizes=((64, 64),), image_count=1)
+    inputs = decode_inputs(job, InputFiles(images=(file_of(stripes.convert("RGB")),)))
+    pipeline = object.__new__(FluxControlPipeline)
+    image = arguments_for(pipeline, job, 0, inputs)["control_image"]
+    assert image.convert("L").tobytes() == stripes.tobytes()
+
+
+def test_several_images_of_structure_are_refused_by_their_own_field() -> None:
+    job = a_job("x", task=Task.EDIT, reference_sizes=((64, 64),) * 2, image_count=2)
+    inputs = decode_inputs(job, InputFiles(images=(file_of(Image.new("RGB", (64, 64))),) * 2))
+    with pytest.raises(UnusableInput, match="takes one image, not 2") as refused:
+        arguments_for(object.__new__(FluxControlPipeline), job, 0, inputs)
+    assert refused.value.param == "images"
 
 
 @pytest.mark.parametrize("fault", [EOFError("no more"), struct.error("unpack"), KeyError("mode"), MemoryError()])
