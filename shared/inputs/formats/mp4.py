@@ -24,6 +24,7 @@ MAX_RATES = 100_000
 
 _IMAGE_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif", b"avis"})
 _METADATA = frozenset({b"udta", b"meta", b"uuid", b"cprt", b"Xtra"})  # places, devices, titles, thumbnails
+_BLANK = bytes(4096)
 _PARENTS = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"})
 
 
@@ -164,15 +165,25 @@ def _timing(data: bytes, inside: list[_Box], movie_scale: int) -> tuple[int, flo
         raise FormatFault("changes its frame rate too often")
     entries = _numbers(data, table, 8, f">{2 * count}I")
     samples = sum(entries[::2])
-    duration = sum(number * each for number, each in zip(entries[::2], entries[1::2], strict=True))
+    decoded = sum(number * each for number, each in zip(entries[::2], entries[1::2], strict=True))
+    # Those times are of decoding: with frames that are coded out of order, they can end before a long last one.
+    duration = max(decoded, _duration(data, _only(inside, b"mdhd")))
     if not samples:
         raise FormatFault("has no frames")
-    if not duration or not scale:
+    if not decoded or not scale:
         raise damaged("the times of its frames")
     fps = samples * scale / duration
     edited_s = _edited_s(data, inside, movie_scale)
     frames = samples if edited_s is None else min(samples, max(1, round(edited_s * fps)))
     return frames, fps, samples
+
+
+def _duration(data: bytes, box: _Box) -> int:
+    """Return the duration of a track by its header; 0 if it is not known."""
+    (version,) = _numbers(data, box, 0, ">B")
+    offset, form = (24, ">Q") if version else (16, ">I")
+    (duration,) = _numbers(data, box, offset, form)
+    return 0 if duration == 256 ** struct.calcsize(form) - 1 else duration
 
 
 def _edited_s(data: bytes, inside: list[_Box], movie_scale: int) -> float | None:
@@ -195,8 +206,15 @@ def _blanked(data: bytes, boxes: list[_Box]) -> bytes:
     metadata = [box for box in boxes if box.name in _METADATA]
     if not metadata:
         return data
-    result = bytearray(data)
+    kept: list[bytes | memoryview] = []
+    at, view = 0, memoryview(data)
     for box in metadata:
-        result[box.start + 4 : box.start + 8] = b"free"
-        result[box.body : box.end] = bytes(box.end - box.body)
-    return bytes(result)
+        kept += [view[at : box.start + 4], b"free", view[box.start + 8 : box.body], *_zeros(box.end - box.body)]
+        at = box.end
+    return b"".join((*kept, view[at:]))
+
+
+def _zeros(size: int) -> Iterator[bytes]:
+    """Yield so many zeros, of few bytes of memory."""
+    yield from [_BLANK] * (size // len(_BLANK))
+    yield _BLANK[: size % len(_BLANK)]

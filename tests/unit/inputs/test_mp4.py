@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -32,6 +33,15 @@ def test_the_rate_of_varying_frames_is_their_mean() -> None:
     assert video.fps == pytest.approx(4 / 0.8, rel=0.15)  # the last one lasts as long as the encoder chooses
 
 
+def test_a_frame_that_shows_for_long_counts_where_frames_are_coded_out_of_order() -> None:
+    """As in recordings of a screen: the table has the times of decoding."""
+    times = (*(at / 8 for at in range(16)), 10.0, 10.125)
+    data = a_video_file(18, 8, times_s=times)
+    assert inspect(data, **LIMITS).fps == pytest.approx(18 / 10.25, rel=0.05)
+    unknown = with_number(data, b"mdhd", 16, 2**32 - 1)
+    assert inspect(unknown, **LIMITS).fps > 2
+
+
 def test_frames_that_an_edit_list_hides_are_counted_apart() -> None:
     video = inspect(hidden(a_video_file(9), 7), **LIMITS)
     assert (video.frames, video.hidden_frames) == (2, 7)
@@ -45,6 +55,19 @@ def test_metadata_are_overwritten() -> None:
     assert b"secret place" not in stripped
     assert len(stripped) == len(video)
     assert inspect(stripped, **LIMITS).data is stripped
+
+
+def test_metadata_take_the_memory_of_one_more_file() -> None:
+    video, head = inspect(a_video_file(3), **LIMITS).data, struct.pack(">I", 8 + 4_000_000)
+    data = video + head + b"uuid" + b"\1" * 4_000_000
+    tracemalloc.start()
+    try:
+        stripped = inspect(data, **LIMITS).data
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stripped == video + head + b"free" + bytes(4_000_000)
+    assert peak < 1.2 * len(data)
 
 
 def with_number(video: bytes, box: bytes, offset: int, number: int) -> bytes:
