@@ -207,12 +207,12 @@ def _no_match(request: JobRequest, spec: ModelSpec) -> InvalidRequest:
         return InvalidRequest(f"video: model {spec.id!r} needs one; its tasks: {_names(spec.tasks)}", param="video")
     decisive = {
         "mask": request.mask is not None,
+        _repaint_field(request): request.repaints_audio,
+        "audio": request.audio is not None,
         "video": request.video is not None,
         "last_image": request.last_image is not None,
         "strength": request.strength is not None and Task.IMAGE_TO_IMAGE in implied,
         "frames": request.frames is not None,
-        _repaint_field(request): request.repaints_audio,
-        "audio": request.audio is not None,
         "duration_s": request.duration_s is not None,
     }
     param = next((name for name, is_sent in decisive.items() if is_sent), _image_field(request))

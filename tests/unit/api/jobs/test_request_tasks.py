@@ -203,6 +203,8 @@ def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[s
         ("mimic", {"image": "i"}, "video"),
         ("mimic", {"image": "i", "video": "v", "strength": 0.5}, "strength"),
         ("editor", {"image": "i", "video": "v"}, "video"),
+        ("film", {"audio": "a", "video": "v"}, "audio"),
+        ("remix", {"repaint_end_s": 2.0, "audio": "a", "video": "v"}, "repaint_end_s"),
         ("remix", {"video": "v", "frames": 45}, "frames"),
         ("remix", {"video": "v", "frames": 16}, "frames"),
     ],
