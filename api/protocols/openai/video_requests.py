@@ -82,6 +82,8 @@ def _set_frames(values: dict[str, Any], fields: VideoFields, spec: ModelSpec) ->
     if fields.seconds is not None:
         if "frames" in values:
             raise InvalidRequest("seconds: send either seconds or frames", param="seconds")
+        if "video" in values and values.get("fps") is None:  # else its own rate, which is not known yet
+            values["fps"] = spec.defaults.fps
         values["frames"] = _frames(fields.seconds, values.get("fps"), spec)
     return () if fields.num_frames is None else _rounded(fields.num_frames, values["frames"])
 

@@ -85,6 +85,17 @@ def read_video(**body: Any) -> JobRequest:
     return parse_video_request({"prompt": "a wave", **body}, FILMS).request
 
 
+def test_the_seconds_of_a_changed_video_are_those_of_the_result() -> None:
+    """Its own rate is not known yet, so it gets that of the model, unless one is sent."""
+    spec = FILMS.get("film")
+    changer = Catalog((spec.model_copy(update={"tasks": (Task.VIDEO_TO_VIDEO,)}),))
+    body = {"prompt": "a wave", "video": IN_A, "seconds": 2}
+    request = parse_video_request(body, changer).request
+    assert (request.frames, request.fps) == (round((2 * spec.defaults.fps - 1) / 4) * 4 + 1, spec.defaults.fps)
+    sent = parse_video_request(body | {"fps": 8}, changer).request
+    assert (sent.frames, sent.fps) == (17, 8)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
