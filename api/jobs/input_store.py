@@ -32,7 +32,7 @@ Read = Callable[[], Awaitable[bytes]]
 INPUT_ID = re.compile(r"in_[0-9a-f]{32}")
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 _ARTIFACT = re.compile(r"(job_[0-9a-hjkmnp-tv-z]{26})/artifacts/(\d{1,4})(?:\?[^#]*)?")
-_MEDIA = r"(?:image|audio)/[a-z0-9.+-]+|video/(?:mp4|quicktime)|application/safetensors"
+_MEDIA = r"(?:image|audio)/[a-z0-9.+-]+|video/(?:mp4|quicktime|x-m4v)|application/safetensors"
 _DATA_URL = re.compile(rf"data:({_MEDIA})?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
 KINDS: Mapping[str, str] = {
     "image": "an image",
@@ -208,7 +208,8 @@ async def _is_stored(ref: InputRef, storage: Storage) -> bool:
 def _from_data_url(value: str, max_bytes: int, param: str) -> bytes:
     head, comma, payload = value[:200].partition(",")
     if not comma or not _DATA_URL.fullmatch(head):
-        raise InputRejected(f"{param}: invalid data URL; use data:image/png;base64,...", param=param)
+        example = {"video": "video/mp4", "audio": "audio/wav"}.get(param, "image/png")
+        raise InputRejected(f"{param}: invalid data URL; use data:{example};base64,...", param=param)
     payload = value[len(head) + 1 :]
     limit = 4 * -(-max_bytes // 3)
     # Checked before unescaping, when a character can take three, and after.

@@ -47,7 +47,9 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
-ACCEPTED = "image/png, image/jpeg, image/webp, video/mp4, video/quicktime, application/safetensors"
+ACCEPTED = (
+    "image/png, image/jpeg, image/webp, video/mp4, video/quicktime, video/x-m4v, audio/*, application/safetensors"
+)
 
 
 @dataclass(frozen=True)

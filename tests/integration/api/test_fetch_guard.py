@@ -79,6 +79,8 @@ async def test_the_checked_address_is_called_with_the_host_header_of_the_url() -
         assert heads[0].startswith(b"get /a.png?b=1 http/1.1\r\n")
         assert f"\r\nhost: images.example:{port}\r\n".encode() in heads[0]
         assert b"\r\naccept-encoding: identity\r\n" in heads[0]
+        (accepted,) = (line for line in heads[0].split(b"\r\n") if line.startswith(b"accept:"))
+        assert all(kind in accepted for kind in (b"image/png", b"video/mp4", b"audio/*"))
 
 
 async def test_a_name_that_changes_its_address_is_resolved_once() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fuzz.hostile_images import SECRET, with_metadata
+from harness.videos import a_plain_video
 from PIL import Image
 
 from api.jobs.input_store import InputStore
@@ -244,6 +245,16 @@ async def test_a_url_is_fetched_and_stored_like_an_upload(inputs: InputHarness) 
         ref = await inputs.resolve(f"http://images.example:{port}/a", guard=guard)
     assert ref.content_type == "image/webp"
     assert await inputs.store(data) == ref
+
+
+@pytest.mark.parametrize(("param", "kind"), [("image", "image/png"), ("video", "video/mp4"), ("audio", "audio/wav")])
+async def test_a_wrong_data_url_is_refused_with_one_of_its_field(inputs: InputHarness, param: str, kind: str) -> None:
+    with pytest.raises(InputRejected, match=f"{param}: invalid data URL; use data:{kind};base64"):
+        await InputStore("default", **inputs.parts).resolve("data:text/html;base64,AAAA", param)
+
+
+async def test_a_data_url_can_name_the_type_that_browsers_give_to_m4v_files(inputs: InputHarness) -> None:
+    assert (await inputs.resolve(_data_url(a_plain_video("red"), "video/x-m4v"))).content_type == "video/mp4"
 
 
 async def test_an_image_uploaded_during_its_sweep_stays(inputs: InputHarness) -> None:
