@@ -16,12 +16,13 @@ from shared.errors import UnusableInput
 from shared.inputs.formats.mp4 import CODECS
 from shared.inputs.validation import MAX_VIDEO_PIXELS
 from shared.inputs.video_timing import frames_at, seconds_per_frame, tolerance_s
-from shared.job import FieldWarning, Job
+from shared.job import FieldWarning, InputRef, Job
 from shared.job_fields import Task
 
 DECODER_THREADS = 2  # per video; each holds frames of its own
 LONGEST_S = 120.0
 LARGEST_FOLLOWED = 2  # times the larger side of the job: pipelines scale frames once more
+_PADDING = 16  # pixels: frames are coded in blocks
 _HD_HEIGHT = 720  # from which on untagged colours are those of BT.709
 _TAGGED = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601}
 
@@ -43,7 +44,7 @@ def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...
             stream = container.streams.video[0]
             _limit(stream)
             has_sound = bool(container.streams.audio)
-            picked = _picked(_timed(_decoded(container, stream), ref.fps), job, ref.frames, ref.fps)
+            picked = _picked(_timed(_decoded(container, stream, ref), ref.fps), job, ref.frames, ref.fps)
             frames = tuple(picked)
     except (av.error.FFmpegError, IndexError, ValueError, MemoryError) as error:
         raise UnusableInput(f"the video cannot be decoded: {error}"[:300], param="video") from error
@@ -64,13 +65,23 @@ def _limit(stream: VideoStream) -> None:
     context.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}
 
 
-def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+def _decoded(container: InputContainer, stream: VideoStream, ref: InputRef) -> Iterator[VideoFrame]:
     """Yield the frames that are shown; raises `UnusableInput` after too long, also of frames that are not."""
     ends_s = time.monotonic() + LONGEST_S
     for packet in container.demux(stream):
         if time.monotonic() > ends_s:
             raise UnusableInput(f"the video takes more than {LONGEST_S:.0f} s to decode", param="video")
-        yield from packet.decode()
+        for frame in packet.decode():
+            _check_size(frame, ref)
+            yield frame
+
+
+def _check_size(frame: VideoFrame, ref: InputRef) -> None:
+    """Raise `UnusableInput` for a frame that is larger than the file says, by which the model's limits were checked."""
+    said, coded = sorted((ref.width, ref.height)), sorted((frame.width, frame.height))
+    if any(side > most + _PADDING for side, most in zip(coded, said, strict=True)):
+        message = f"the video has frames of {frame.width}x{frame.height} pixels; its file says {ref.width}x{ref.height}"
+        raise UnusableInput(message, param="video")
 
 
 def _timed(frames: Iterator[VideoFrame], fps: float) -> Iterator[tuple[float, VideoFrame]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,6 +125,17 @@ def test_frames_that_are_no_video_are_refused() -> None:
     broken = data[:at] + b"\xa5" * (size - 8) + data[at - 8 + size :]
     with pytest.raises(UnusableInput) as refused:
         decode_video(broken, job_of(data))
+    assert refused.value.param == "video"
+
+
+@pytest.mark.parametrize("turn", [bytes, turned])
+def test_frames_that_are_larger_than_the_file_says_are_refused(turn: Callable[[bytes], bytes]) -> None:
+    data = turn(a_video_file(3, size=(128, 64)))
+    at = data.index(b"stsd") + 4 + 40
+    assert len(decode_video(data, job_of(data))[0]) == 3
+    smaller = data[:at] + (96).to_bytes(2, "big") + data[at + 2 :]
+    with pytest.raises(UnusableInput, match="frames of 128x64 pixels; its file says") as refused:
+        decode_video(smaller, job_of(smaller))
     assert refused.value.param == "video"
 
 
