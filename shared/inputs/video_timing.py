@@ -9,8 +9,11 @@ def usual_fps(fps: float) -> int:
 
 
 def seconds_per_frame(video_fps: float, fps: int) -> float:
-    """Return the time between two frames that a job uses: at the video's own rate, it uses each of them."""
-    return 1 / video_fps if fps == usual_fps(video_fps) else 1 / fps
+    """Return the time between two frames that a job uses: at the video's own rate, it uses each of them.
+
+    A rate that no job can have is none, or the result would be slower or faster than the video.
+    """
+    return 1 / video_fps if fps == round(video_fps) else 1 / fps
 
 
 def tolerance_s(video_fps: float, fps: int) -> float:

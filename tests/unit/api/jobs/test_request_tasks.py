@@ -255,7 +255,8 @@ def test_what_a_model_of_meshes_cannot_have_is_refused(fields: dict[str, Any]) -
         ({"frames": 5}, {}, 5, 30),
         ({"fps": 15}, {}, 17, 15),  # 20 frames of every second one
         ({"fps": 60}, {}, 77, 60),
-        ({}, {"fps": 0.2}, 37, 1),
+        ({}, {"fps": 0.2}, 81, 1),
+        ({}, {"fps": 240.0}, 17, 120),
     ],
 )
 def test_length_and_rate_follow_from_the_video(

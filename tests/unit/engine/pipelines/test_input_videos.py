@@ -61,6 +61,14 @@ def test_rates_that_are_no_whole_numbers_use_each_frame() -> None:
     assert numbers(data, fps=30, frames=9) == list(range(9))
 
 
+def test_frames_of_rates_that_no_job_has_are_picked_by_time() -> None:
+    """Else the result would be slower than the video, or faster."""
+    slow = a_video_file(3, 1, times_s=(0.0, 3.0, 6.0))
+    assert numbers(slow, fps=1, frames=7) == [0, 0, 0, 1, 1, 1, 2]
+    fast = a_video_file(9, 240)
+    assert numbers(fast, fps=120, frames=4) == [0, 2, 4, 6]
+
+
 def test_varying_frames_show_as_long_as_in_the_video() -> None:
     data = a_video_file(4, 10, times_s=(0.0, 0.4, 0.5, 0.6))
     assert numbers(data, fps=10, frames=6) == [0, 0, 0, 0, 1, 2]
