@@ -21,7 +21,9 @@ from shared.job_fields import Task
 
 DECODER_THREADS = 2  # per video; each holds frames of its own
 LONGEST_S = 120.0
-LARGEST_FOLLOWED = 2  # times the larger side of the job: pipelines scale frames once more
+LARGEST_FOLLOWED = 2  # times the larger side of the job: pipelines scale frames once more; 1 if they take much memory
+_MUCH_BYTES = 128 * 1024 * 1024
+MAX_DECODED_BYTES = 2 * 1024 * 1024 * 1024
 _PADDING = 16  # pixels: frames are coded in blocks
 _HD_HEIGHT = 720  # from which on untagged colours are those of BT.709
 _TAGGED = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601}
@@ -33,11 +35,12 @@ def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...
     """Return the frames of a video at the times of the job's own, and warnings about what of it has no effect.
 
     Those to change are cropped to the job's size. Those to follow keep their proportions, as pipelines fit them into
-    the image, and have at most twice the job's sides. Raises `UnusableInput`.
+    the image, and have at most twice the job's sides. Raises `UnusableInput`, also for too many frames in memory.
     """
     ref = job.video
     if ref is None or ref.fps is None or job.fps is None:
         raise UnusableInput("the video has no frame rate", param="video")
+    _check_memory(job, ref)
     try:
         # Nothing but the file itself is read: a MOV can name others.
         with av.open(io.BytesIO(data), "r", format="mov", options={"enable_drefs": "0"}) as container:
@@ -52,6 +55,18 @@ def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...
         message = f"the video has {len(frames)} frames that can be decoded, fewer than the {job.frames} of the job"
         raise UnusableInput(message, param="video")
     return frames, _warnings(job, frames_at(ref.frames, ref.fps, job.fps), has_sound=has_sound)
+
+
+def _check_memory(job: Job, ref: InputRef) -> None:
+    """Raise `UnusableInput` if the frames that a job uses take too much memory."""
+    pixels = job.width * job.height
+    if job.task is Task.ANIMATE:
+        scale = min(1.0, max(job.width, job.height) / max(ref.width, ref.height))
+        pixels = int(ref.width * ref.height * scale**2)
+    size = 3 * pixels * job.frames
+    if size > MAX_DECODED_BYTES:
+        message = f"the {job.frames} frames of the job take {size >> 20} MiB; make fewer, or smaller ones: at most "
+        raise UnusableInput(f"{message}{MAX_DECODED_BYTES >> 20} MiB of a video are decoded", param="video")
 
 
 def _limit(stream: VideoStream) -> None:
@@ -129,7 +144,9 @@ def _picture(frame: VideoFrame, job: Job) -> Image.Image:
     if frame.rotation:
         image = image.rotate(frame.rotation, expand=True)
     if job.task is Task.ANIMATE:
-        image.thumbnail((LARGEST_FOLLOWED * max(job.width, job.height),) * 2, Image.Resampling.LANCZOS)
+        side = max(job.width, job.height)
+        is_much = 3 * job.frames * (LARGEST_FOLLOWED * side) ** 2 > _MUCH_BYTES
+        image.thumbnail((side if is_much else LARGEST_FOLLOWED * side,) * 2, Image.Resampling.LANCZOS)
         return image
     return ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)
 

@@ -91,6 +91,21 @@ def test_frames_to_follow_keep_their_proportions() -> None:
         assert [frame.size for frame in frames] == [expected] * 2
 
 
+def test_many_frames_to_follow_have_the_size_of_the_job() -> None:
+    """Twice its sides would be some hundred MiB for a usual job, of a file of some KiB."""
+    data = a_video_file(30, size=(2048, 1024))
+    frames, _ = decode_video(data, job_of(data, task=Task.ANIMATE, width=1024, height=512, frames=13))
+    assert {frame.size for frame in frames} == {(1024, 512)}
+
+
+def test_a_job_of_more_frames_than_memory_holds_is_refused() -> None:
+    data = a_video_file(2)
+    job = job_of(data).model_copy(update={"frames": 3000, "width": 1280, "height": 720})
+    with pytest.raises(UnusableInput, match="the 3000 frames of the job take 7910 MiB; make fewer") as refused:
+        decode_video(data, job)
+    assert refused.value.param == "video"
+
+
 @pytest.mark.parametrize("colour", ["red", "green", "blue", "white", "black"])
 def test_colours_are_those_of_the_file(colour: str) -> None:
     data = a_plain_video(colour)
