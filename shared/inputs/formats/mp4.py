@@ -24,6 +24,7 @@ MAX_RATES = 100_000
 
 _IMAGE_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif", b"avis"})
 _METADATA = frozenset({b"udta", b"meta", b"uuid", b"cprt", b"Xtra"})  # places, devices, titles, thumbnails
+_DELAY = 4  # frames: encoders add as many to a track's duration for those that are coded out of order
 _BLANK = bytes(4096)
 _PARENTS = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"})
 
@@ -167,7 +168,8 @@ def _timing(data: bytes, inside: list[_Box], movie_scale: int) -> tuple[int, flo
     samples = sum(entries[::2])
     decoded = sum(number * each for number, each in zip(entries[::2], entries[1::2], strict=True))
     # Those times are of decoding: with frames that are coded out of order, they can end before a long last one.
-    duration = max(decoded, _duration(data, _only(inside, b"mdhd")))
+    whole = _duration(data, _only(inside, b"mdhd"))
+    duration = whole if (whole - decoded) * samples > _DELAY * decoded else decoded
     if not samples:
         raise FormatFault("has no frames")
     if not decoded or not scale:

@@ -38,6 +38,7 @@ def test_a_frame_that_shows_for_long_counts_where_frames_are_coded_out_of_order(
     times = (*(at / 8 for at in range(16)), 10.0, 10.125)
     data = a_video_file(18, 8, times_s=times)
     assert inspect(data, **LIMITS).fps == pytest.approx(18 / 10.25, rel=0.05)
+    assert inspect(VIDEO, **LIMITS).fps == 8.0  # 3 frames, in a track that is as long as 4
     unknown = with_number(data, b"mdhd", 16, 2**32 - 1)
     assert inspect(unknown, **LIMITS).fps > 2
 

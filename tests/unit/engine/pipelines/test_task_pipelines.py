@@ -106,7 +106,7 @@ def test_a_pipeline_that_follows_structure_takes_one_image_of_the_size_of_the_re
     assert arguments_for(pipeline, job, 0, inputs)["control_image"].size == (96, 48)
     with pytest.raises(UnusableInput, match="takes one image, not 2") as error:
         arguments_for(pipeline, job, 0, InputImages(inputs.images * 2))
-    assert error.value.param == "image"
+    assert error.value.param == "images"
 
 
 def test_a_task_without_a_pipeline_is_refused() -> None:
