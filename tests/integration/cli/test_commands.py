@@ -250,11 +250,11 @@ async def test_refused_lines_of_a_backfill_are_failures_of_those_lines(run: Run,
 
 
 async def test_options_of_a_backfill_are_fields_of_the_lines_without_them(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a", "steps": 902}\n')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a", "steps": 902}\n{"steps": 2}\n')
     assert (await run("backfill", "prompts.jsonl", "--out", "out", "--steps", "901")).exit_code == 1
     manifest = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
-    for row, steps in zip(manifest, ("901", "902"), strict=True):
-        assert steps in row["error"]
+    for row, cause in zip(manifest, ("901", "902", "prompt"), strict=True):
+        assert cause in row["error"]
 
 
 async def test_models_queues_and_workers_are_listed(run: Run) -> None:

@@ -171,7 +171,7 @@ def test_results_are_saved_in_the_format_of_the_job(engine: Engine, tmp_path: Pa
     with Image.open(paths[1]) as image:
         assert image.size == (64, 64)
     assert result._repr_png_().startswith(b"\x89PNG")
-    assert "0x" not in repr(result)
+    assert " at 0x" not in repr(result)
 
 
 async def test_the_asynchronous_engine_leaves_the_loop_to_others() -> None:
