@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from harness import model_pool
+from harness.videos import SIZE as VIDEO_SIZE
 from harness.videos import a_video_file
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
@@ -91,9 +92,9 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
     if job.task is Task.INPAINT and job.mask is None:
         values["mask"] = ref
     if job.task.takes_video and job.video is None:
-        values["video"] = ref.model_copy(
-            update={"content_type": VIDEO_TYPES[0], "frames": job.frames, "fps": float(job.fps or 1)}
-        )
+        width, height = VIDEO_SIZE
+        shown = {"width": width, "height": height, "frames": job.frames, "fps": float(job.fps or 1)}
+        values["video"] = ref.model_copy(update={"content_type": VIDEO_TYPES[0], **shown})
     if job.controls and not job.control_images:
         values["control_images"] = (ref,) * len(job.controls)
     if job.task is Task.EDIT and not job.reference_sizes:

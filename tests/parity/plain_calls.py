@@ -376,10 +376,13 @@ def _images(job: Job) -> dict[str, Any]:
 
 
 def _structure(job: Job) -> dict[str, Any]:
-    """Return the image that FLUX.1 Depth and its like follow, in the size of the result."""
+    """Return the image that FLUX.1 Depth and its like follow, in the size of the result; one that is larger than that
+    is first scaled to the size of edits."""
     image = _images(job).get("image") if job.task is Task.EDIT else None
     if not isinstance(image, Image.Image):
         return {}
+    if image.width < job.width or image.height < job.height:
+        image = _opened(input_files(job).images[0]).convert("RGB")
     return {"control_image": ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)}
 
 

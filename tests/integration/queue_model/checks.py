@@ -20,6 +20,7 @@ SUBSCRIBED = {"b": (State.SUCCEEDED, State.FAILED)}
 
 KEPT = {
     "dead_letters",
+    "dead_letters_added",
     "events",
     "footprint",
     "inputs:a",
@@ -36,7 +37,7 @@ KEPT = {
     "webhook_outbox:c",
 }
 """Keys without a TTL that may remain when every job has ended and is forgotten: streams and sets with a maximal length,
-what is yet to be sent, what users have set, and rows that a later sweep removes."""
+a counter, what is yet to be sent, what users have set, and rows that a later sweep removes."""
 
 
 DEPTHS_EVERY = 4
