@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _own_logs() -> Iterator[None]:
     """Undo what an engine sets for the logs of its process, which later tests read."""
     yield
