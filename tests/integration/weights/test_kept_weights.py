@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,9 @@ def test_an_evicted_model_comes_back_without_a_load_and_with_the_same_result(
 
 
 @pytest.mark.parametrize("family", ["flux", "sdxl", "cast", "refined"])
-def test_results_are_the_same_after_copies(family: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_the_same_after_copies(
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Text encoders with shared weights, a VAE of another dtype, and layers that cast their own weights.
 
     On a CPU the last bits depend on the alignment of the weights, which are not aligned in their files.
@@ -80,9 +82,9 @@ def test_results_are_the_same_after_copies(family: str, tiny_models: Path, monke
         "flux": {},
         "sdxl": {"dtype": "bfloat16"},
         "cast": {"layerwise_casting": "float8_e4m3fn"},
-        "refined": {"refiner": RefinerSpec(source=str(tiny_models / "sdxl-refiner"))},
+        "refined": {"refiner": RefinerSpec(source=str(tiny_model("sdxl-refiner")))},
     }[family]
-    folder = tiny_models / {"cast": "flux", "refined": "sdxl"}.get(family, family)
+    folder = tiny_model({"cast": "flux", "refined": "sdxl"}.get(family, family))
     spec, other = a_spec(folder, model="one", **changes), a_spec(folder, model="two", **changes)
     budget = int(1.2 * load(spec, folder, CPU).nbytes)
     harness = EngineHarness(spec, other, gpu_memory_bytes=budget, cpu_memory_bytes=GIB)
