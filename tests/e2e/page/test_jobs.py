@@ -114,6 +114,17 @@ def test_a_request_is_submitted_once_however_often_it_is_asked_for(open_page: An
     assert len([job for job in working.read("/v1/jobs")["data"] if job["prompt"] == "a grey square"]) == 1
 
 
+def test_an_address_that_changes_while_the_page_is_drawn_is_followed(open_page: Any, working: Any) -> None:
+    page = open_page(working.url)
+    page.add_init_script("""new MutationObserver((_, observer) => {
+        if (!document.querySelector("#app > :not(noscript)")) return;
+        observer.disconnect();
+        location.hash = "#/playground";
+    }).observe(document, { childList: true, subtree: true });""")
+    page.reload()
+    expect(page.get_by_role("button", name="Generate")).to_be_visible()
+
+
 def test_images_of_two_uploads_at_once_are_both_used(open_page: Any, working: Any, tmp_path: Path, hold: Any) -> None:
     """Also when a control before them is removed meanwhile, and with the same file twice."""
     picked = tmp_path / "edges.png"
@@ -128,7 +139,7 @@ def test_images_of_two_uploads_at_once_are_both_used(open_page: Any, working: An
 
     page = open_page(working.url)
     page.route("**/v1/models", with_controls)
-    page.goto(f"{working.url}/#/playground")
+    page.goto(f"{working.url}/#/playground")  # only the fragment is another: the page is not loaded again
     held = hold(page, "**/v1/inputs")
     for _ in range(3):
         page.get_by_role("button", name="Add canny").click()

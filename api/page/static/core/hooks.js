@@ -1,11 +1,12 @@
 // What several views need of Preact and the browser.
 
-import { useCallback, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 
 /** The route of the address: `#/jobs/job_1?x=y` is `{ path: ["jobs", "job_1"], params }`. */
 export function useRoute() {
   const [route, setRoute] = useState(parseRoute);
-  useEffect(() => {
+  // Before the next event: the address may change between the first drawing and an effect after it.
+  useLayoutEffect(() => {
     const changed = () => setRoute(parseRoute());
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
@@ -82,7 +83,7 @@ export function useTick(everyMs) {
 /** Render again when a store of `createStore` changes, and return its value. */
 export function useStore(store) {
   const [, render] = useState(0);
-  useEffect(() => store.subscribe(() => render((count) => count + 1)), [store]);
+  useLayoutEffect(() => store.subscribe(() => render((count) => count + 1)), [store]);
   return store.value;
 }
 
