@@ -12,6 +12,7 @@ import pytest
 from harness.adapter_host import AdapterHost, Answer, adapter_host
 from harness.api_thread import ApiThread
 from harness.http_server import BODY, bearer, claimed, deliver, serving
+from harness.queue import names_left
 from integration.api.adapter_requests import ALLOWED, INK, adapter_of, refusal, submit
 from tiny.safetensors_file import demo_lora, file_of
 
@@ -49,7 +50,7 @@ async def test_a_url_becomes_an_adapter_of_the_tenant(
     assert claim.job.adapters[0].id == adapter_id
     await deliver(queue, tmp_path, claim)
     assert (await api.delete(f"/v1/adapters/{adapter_id}")).status_code == 204
-    assert not [name async for name in queue.client.redis.scan_iter("*adapter_source*")]
+    assert not [name for name in await names_left(queue) if name.startswith("adapter_source")]
     again = await adapter_of(await submit(api, {"url": host.url(f"{INK}?token=secret")}))
     assert again != adapter_id
     assert host.asked(INK) == 2

@@ -54,7 +54,7 @@ def test_the_status_reaches_the_worker(harness: EngineHarness) -> None:
     assert "nowhere" in failure.reason
     assert failure.permanent
     assert status.memory_bytes > status.models_bytes > 0
-    assert not status.activity.busy
+    wait_until(lambda: not harness.engine.status().activity.busy, "the status says that no job runs")
     assert ModelLoadFailed("missing") in harness.recorder.model_events
 
 
