@@ -4,11 +4,13 @@ import hashlib
 import json
 import sqlite3
 import uuid
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,10 @@ class EntryState(StrEnum):
     SUBMITTED = "submitted"  # `job` is set
     DONE = "done"
     FAILED = "failed"
+
+
+_PROGRESS = (EntryState.DONE, EntryState.SUBMITTED, EntryState.NEW, EntryState.FAILED)
+"""Which of identical lines stay when a corrected file has fewer of them."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +137,18 @@ class Ledger:
 
     def _correct(self, rows: Sequence[tuple[int, str]], source: str) -> Corrections:
         """Replace the lines of the folder by those of a corrected file."""
+        copies = Counter(body for _, body in rows)
         states: defaultdict[str, deque[tuple[Any, ...]]] = defaultdict(deque)
-        kept_columns = _KEPT.replace("place", "coalesce(place, number)")
-        for body, *state in self._db.execute(f"SELECT body, {kept_columns} FROM line ORDER BY number"):
-            states[body].append(tuple(state))
-        before = sum(map(len, states.values()))
+        before = 0
+        for body, same in groupby(self._by_progress(), key=itemgetter(0)):
+            found = [(number, state) for _, number, *state in same]
+            before += len(found)
+            states[body].extend(tuple(state) for _, state in sorted(found[: copies[body]], key=itemgetter(0)))
+        kept = sum(map(len, states.values()))
         new = self.edition + 1
         corrected = [
             (*row, *(states[row[1]].popleft() if states.get(row[1]) else (*_NOTHING, new, row[0]))) for row in rows
         ]
-        kept = before - sum(map(len, states.values()))
         if 2 * kept < before and not self.is_untouched():
             raise LedgerError(
                 f"the folder holds another backfill: the prompts or the options changed, and only {kept} of its "
@@ -153,6 +161,18 @@ class Ledger:
             self._insert(corrected)
             self._db.execute("UPDATE run SET source = ?, edition = ?", (source, self.edition))
         return Corrections(kept, added=len(rows) - kept, removed=before - kept)
+
+    def _by_progress(self) -> sqlite3.Cursor:
+        """Return (body, number, state...) of all lines; of identical ones, what is nearest to an image is first.
+
+        Then the order of submits counts: a line that was sent just before a kill is still new.
+        """
+        progress = " ".join(f"WHEN '{state}' THEN {at}" for at, state in enumerate(_PROGRESS))
+        columns = _KEPT.replace("place", "coalesce(place, number)")
+        return self._db.execute(
+            f"SELECT body, number, {columns} FROM line "
+            f"ORDER BY body, CASE state {progress} END, failed_attempts, number"
+        )
 
     def key(self, chunk: int, attempt: int, edition: int = 0) -> str:
         """Return the idempotency key of an attempt of a chunk of an edition of the file."""

@@ -105,6 +105,36 @@ def test_lines_of_a_corrected_file_keep_their_state_wherever_they_stand(tmp_path
         assert file_name(2, "b", ledger.edition) == "000002.1-b"
 
 
+@pytest.mark.parametrize(
+    ("recorded", "job"),
+    [
+        pytest.param([(2, "job_2", None)], "job_2", id="the second one is submitted"),
+        pytest.param([(1, "job_1", None)], "job_1", id="the first one is submitted"),
+        pytest.param([(1, None, "too long"), (2, "job_2", None)], "job_2", id="the first one was refused"),
+    ],
+)
+def test_of_identical_lines_the_one_with_a_job_stays(
+    tmp_path: Path, recorded: list[tuple[int, str | None, str | None]], job: str
+) -> None:
+    """Else the other one, which stays in its place, would make the image again."""
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin([(1, {"prompt": "a"}), (2, {"prompt": "a"}), (3, {"prompt": "b"})])
+        ledger.submitted(recorded)
+        assert ledger.begin([(1, {"prompt": "a"}), (2, {"prompt": "b"})]) == Corrections(kept=2, added=0, removed=1)
+        assert [(one.number, one.job) for one in ledger.entries(EntryState.SUBMITTED)] == [(1, job)]
+        assert [one.number for one in ledger.entries(EntryState.NEW)] == [2]
+
+
+def test_of_identical_new_lines_the_one_that_a_kill_may_have_sent_stays(tmp_path: Path) -> None:
+    """The one with fewer failed attempts is sent first; its idempotency key finds its job."""
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin([(1, {"prompt": "a"}), (2, {"prompt": "a"}), (3, {"prompt": "b"})])
+        ledger.submitted([(1, "job_1", None)])
+        ledger.failed([(ledger.entries(EntryState.SUBMITTED)[0], "lost", True)])
+        ledger.begin([(1, {"prompt": "a"}), (2, {"prompt": "b"})])
+        assert [(one.place, one.failed_attempts) for one in ledger.entries(EntryState.NEW)] == [(2, 0), (3, 0)]
+
+
 def test_lines_that_were_never_submitted_can_all_be_replaced(tmp_path: Path) -> None:
     """As when an option is wrong for each of them."""
     with closing(Ledger(tmp_path)) as ledger:
