@@ -16,7 +16,9 @@ from fusequeue.errors import (
     FieldError,
     Invalid,
     InvalidArgument,
+    InvalidDelivery,
     JobFailed,
+    JobsFailed,
     NotFound,
     RefusedError,
     Unauthorized,
@@ -34,6 +36,7 @@ from fusequeue.job_fields import (
     PriorityName,
     TaskName,
 )
+from fusequeue.mapping import Prompt
 from fusequeue.params import (
     AdapterParams,
     ControlParams,
@@ -117,6 +120,7 @@ from fusequeue.service import (
     WorkerInfo,
 )
 from fusequeue.sync import Client, SyncAdapters, SyncBatches, SyncMatching, SyncOperations, SyncWebhooks
+from fusequeue.webhooks import WebhookEvent
 
 __all__ = [
     "AdapterInfo",
@@ -162,6 +166,7 @@ __all__ = [
     "InputVideo",
     "Invalid",
     "InvalidArgument",
+    "InvalidDelivery",
     "Job",
     "JobAdapter",
     "JobControl",
@@ -174,6 +179,7 @@ __all__ = [
     "JobSchedulerOptions",
     "JobState",
     "JobStepCache",
+    "JobsFailed",
     "LetterFilters",
     "Limits",
     "LineFailure",
@@ -193,6 +199,7 @@ __all__ = [
     "Pause",
     "PriorityName",
     "Progress",
+    "Prompt",
     "QueueDepth",
     "QueuePosition",
     "RefinerInfo",
@@ -221,6 +228,7 @@ __all__ = [
     "WaitTimeout",
     "WebhookDelivery",
     "WebhookEndpoint",
+    "WebhookEvent",
     "WebhookSecret",
     "WorkerInfo",
 ]

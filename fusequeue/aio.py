@@ -15,11 +15,14 @@ import httpx
 
 from fusequeue.arguments import callback, finite_seconds, folder_path, key, mapping, path_of, seconds, whole
 from fusequeue.bulk_lines import BulkLines, bulk_lines
-from fusequeue.errors import Busy, Unauthorized, Unreachable, WaitTimeout
+from fusequeue.errors import Busy, InvalidArgument, Unauthorized, Unreachable, WaitTimeout
 from fusequeue.event_stream import read_events
 from fusequeue.image_sources import content, with_references
 from fusequeue.job_fields import PriorityName
+from fusequeue.mapping import JobMap, Prompt, job_parameters
+from fusequeue.parameter_texts import with_parameters
 from fusequeue.params import ImageFile, StrPath, SubmitParams
+from fusequeue.progress_bar import ProgressBar
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
@@ -88,6 +91,7 @@ class AsyncClient:
         """Close the connections."""
         await self._http.client.aclose()
 
+    @with_parameters
     async def run(
         self,
         /,
@@ -108,10 +112,50 @@ class AsyncClient:
         if folder is not None:  # a folder that cannot be is found before the job, not after it
             await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
         job = await self.submit(model, prompt, **params)
-        done = (await self.wait(job, timeout_s=timeout_s, on_progress=on_progress)).require_success()
-        result = Result(done, tuple([await self.read(one) for one in done.artifacts if not one.was_sent]))
+        result = await self._result(await self.wait(job, timeout_s=timeout_s, on_progress=on_progress))
         return result if folder is None else await asyncio.to_thread(result.save, folder)
 
+    async def _result(self, job: Job) -> Result:
+        done = job.require_success()
+        return Result(done, tuple([await self.read(one) for one in done.artifacts if not one.was_sent]))
+
+    @with_parameters
+    async def map(
+        self,
+        /,
+        model: str,
+        prompts: Iterable[Prompt],
+        *,
+        folder: StrPath | None = None,
+        progress: bool = True,
+        at_once: int = 64,
+        timeout_s: float | None = None,
+        **params: Unpack[SubmitParams],
+    ) -> AsyncGenerator[Result]:
+        """Run a job for each prompt and yield the results in the order of the prompts, with a bar of the jobs.
+
+        A prompt is a text, or the parameters in which its job differs. In `folder` the results are `00000-0.png` and so
+        on. At most `at_once` jobs are queued or running; `prompts` can be endless. A job that fails does not end the
+        others: `JobsFailed` is raised after the last result. Jobs that have been submitted continue when the loop is
+        left early; a rerun with the same `idempotency_key` finds them.
+        """
+        seconds("timeout_s", timeout_s)
+        if whole("at_once", at_once) == 0:
+            raise InvalidArgument("at_once: 0 runs no job; use at least 1")
+        parent = None if folder is None else folder_path("folder", folder)
+        if parent is not None:
+            await asyncio.to_thread(parent.mkdir, parents=True, exist_ok=True)
+        jobs = job_parameters(prompts, {"model": model, **params})
+
+        async def finish(job: Job) -> Result:
+            return await self._result(await self.wait(job, timeout_s=timeout_s))
+
+        job_map = JobMap(lambda fields: self.submit(**fields), finish, parent, at_once)
+        async with aclosing(job_map.run(jobs, ProgressBar(prompts, progress))) as results:
+            async for result in results:
+                yield result
+
+    @with_parameters
     async def submit(self, /, model: str, prompt: str | None = None, **params: Unpack[SubmitParams]) -> Job:
         """Submit a job and return it, queued. Images that the service cannot read itself are uploaded.
 

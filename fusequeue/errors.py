@@ -7,14 +7,17 @@ ClientError
 ├── RefusedError             an error response
 │   ├── Unauthorized, NotFound, Invalid, Busy
 ├── JobFailed                a job ended without a result
+├── JobsFailed               some jobs of `map` did
 ├── WaitTimeout              a job has not ended in time
-└── BatchTimeout             a batch has not
+├── BatchTimeout             a batch has not
+└── InvalidDelivery          a webhook is not from the service
 """
 
 from __future__ import annotations
 
 import copyreg
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +111,19 @@ class JobFailed(ClientError):
         reason = f": {FieldError(job.error.param, job.error.message)} ({job.error.code})" if job.error else ""
         super().__init__(f"job {job.id} {job.status}{reason}")
         self.job = job
+
+
+class JobsFailed(ClientError):
+    """Some jobs of `map` ended without a result; `failures` has them by their number among the prompts."""
+
+    def __init__(self, failures: Mapping[int, JobFailed], total: int) -> None:
+        number, first = next(iter(failures.items()))
+        super().__init__(f"{len(failures)} of {total} jobs failed; number {number}: {first}")
+        self.failures = dict(failures)
+
+
+class InvalidDelivery(ClientError):
+    """A delivery of a webhook is not from the service, too old, or no event."""
 
 
 class WaitTimeout(ClientError):

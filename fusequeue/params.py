@@ -103,26 +103,37 @@ class JobParams(SentFields, total=False):
     """Parameters of a job, as in `POST /v1/jobs`; None is the same as leaving one out."""
 
     scheduler: str | SchedulerParams | None
+    """The noise scheduler: a class of diffusers or a short name; with options a mapping. Unset: the model's."""
     scheduler_options: SchedulerOptionsParams | None
+    """Options of the noise scheduler."""
     step_cache: CacheLevelName | StepScheduleParams | None
+    """Skip steps and extrapolate them: faster, less exact."""
     adapters: Sequence[AdapterParams] | None
+    """LoRA adapters and embeddings, each with its `scale`."""
     image: ImageSource | None
+    """What is changed or edited, or the first frame of a video."""
     images: Sequence[ImageSource] | None
+    """Several images, for models that edit with them."""
     mask: ImageSource | None
+    """Where `image` is repainted: white."""
     last_image: ImageSource | None
+    """The last frame of a video."""
     video: ImageSource | None
+    """What is changed, or moves the person of `image`."""
     audio: ImageSource | None
+    """A sound that is changed."""
     controls: Sequence[ControlParams] | None
+    """Control images of the model's ControlNets and IP-Adapters."""
     output: OutputParams | None
+    """Where the results go, if not to the service's storage."""
     webhook_events: Sequence[JobEventName] | None
+    """Events that `webhook` receives. Unset: those that end a job."""
 
 
 class SubmitParams(JobParams, total=False):
-    """Parameters of a job, and two of its request.
-
-    Submits with one `idempotency_key` make one job; by default each call is one. `extra_body` are fields that this
-    version does not know, sent as they are.
-    """
+    """Parameters of a job, and two of its request."""
 
     idempotency_key: str | None
+    """Submits with the same one make one job. Unset: each call is one."""
     extra_body: Mapping[str, object] | None
+    """Fields that this version does not know, sent as they are."""

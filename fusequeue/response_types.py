@@ -249,12 +249,13 @@ class Event(Resource):
 class Result:
     """A succeeded job with the bytes of its images or videos, and their `files` if they were saved.
 
-    What was sent to a PUT URL is not among them.
+    What was sent to a PUT URL is not among them. `index` is the number of its prompt in `map`.
     """
 
     job: Job
     data: tuple[bytes, ...]
     files: tuple[Path, ...] = ()
+    index: int = 0
 
     def __repr__(self) -> str:
         """Return what it is in a line, without its bytes."""

@@ -51,6 +51,7 @@ class Client(Blocking[AsyncClient]):
             yield from self._thread.call(self._asynchronous._submit_lines(lines))
 
     run = blocking(AsyncClient.run)
+    map = iterating(AsyncClient.map)
     submit = blocking(AsyncClient.submit)
     upload = blocking(AsyncClient.upload)
     get = blocking(AsyncClient.get)

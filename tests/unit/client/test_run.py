@@ -22,6 +22,7 @@ from fusequeue import (
     Job,
     JobFailed,
     OutputParams,
+    SubmitParams,
     Unreachable,
     WaitTimeout,
 )
@@ -238,3 +239,12 @@ async def test_a_job_is_accepted_wherever_its_id_is(api: AsyncClient, work: Work
     for job in jobs:
         await api.delete(job)
     assert [job async for job in api.jobs()] == []
+
+
+@pytest.mark.parametrize("method", [Client.run, Client.submit, Client.map, AsyncClient.run])
+def test_help_has_each_parameter_with_its_text(method: Callable[..., Any]) -> None:
+    text = inspect.getdoc(method) or ""
+    assert "\nsteps: int\n    Denoising steps.\n" in text
+    assert "\nmask: ImageSource\n    Where `image` is repainted: white.\n" in text
+    for name in SubmitParams.__annotations__:
+        assert f"\n{name}: " in text

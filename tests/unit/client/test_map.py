@@ -1,0 +1,140 @@
+"""Jobs for many prompts, with results in order, against the real API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.http_server import working
+
+from fusequeue import AsyncClient, Invalid, InvalidArgument, JobsFailed, Prompt, Result
+from fusequeue.progress_bar import bar_line
+from shared.queue import Queue
+
+Work = Callable[..., Awaitable[bytes]]
+
+
+async def collected(results: AsyncGenerator[Result]) -> list[Result]:
+    return [result async for result in results]
+
+
+async def count_jobs(api: AsyncClient) -> int:
+    return len([job async for job in api.jobs()])
+
+
+async def test_results_are_in_order_and_saved_under_their_numbers(
+    api: AsyncClient, work: Work, eventually: Callable[..., Awaitable[None]], tmp_path: Path
+) -> None:
+    """Prompts are texts or the parameters in which a job differs; here the second one is made first."""
+    prompts: list[Prompt] = ["a red circle", {"prompt": "a blue cross", "seed": 9, "priority": "interactive"}]
+    running = asyncio.create_task(collected(api.map("demo", prompts, folder=tmp_path / "out", seed=7, steps=4)))
+
+    async def both_are_queued() -> bool:
+        return await count_jobs(api) == 2
+
+    await eventually(both_are_queued)
+    for _ in prompts:
+        await work()
+    results = await running
+    assert [(one.index, one.job.prompt, one.job.seed, one.job.steps) for one in results] == [
+        (0, "a red circle", 7, 4),
+        (1, "a blue cross", 9, 4),
+    ]
+    assert [file.name for one in results for file in one.files] == ["00000-0.png", "00001-0.png"]
+    assert results[0].files[0].read_bytes() == results[0].data[0]
+
+
+async def test_a_job_that_fails_ends_no_other(api: AsyncClient, work: Work) -> None:
+    """Which of them have failed is known after the last result."""
+    results: list[Result] = []
+
+    async def read() -> None:
+        async for result in api.map("demo", ["a", "b", "c"], at_once=1):
+            results.append(result)
+
+    running = asyncio.create_task(read())
+    for failure in (None, "NaN", None):
+        await work(failure)
+    with pytest.raises(JobsFailed, match=r"1 of 3 jobs failed; number 1: .*NaN") as caught:
+        await running
+    assert [one.index for one in results] == [0, 2]
+    assert caught.value.failures[1].job.prompt == "b"
+
+
+async def test_endless_prompts_are_read_as_jobs_end(api: AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    read: list[int] = []
+
+    def prompts() -> Iterator[str]:
+        while True:
+            read.append(len(read))
+            yield "a red circle"
+
+    async with working(fake_queue, tmp_path), aclosing(api.map("demo", prompts(), at_once=2)) as results:
+        async for result in results:
+            if result.index == 3:
+                break
+    assert len(read) <= 3 + 2 + 1
+
+
+async def test_prompts_that_wait_hold_up_no_result(api: AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    """They are read on a thread: here the second one waits for the first one's result."""
+    first_is_there = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def prompts() -> Iterator[str]:
+        yield "a red circle"
+        asyncio.run_coroutine_threadsafe(first_is_there.wait(), loop).result(60)
+        yield "a blue cross"
+
+    async with working(fake_queue, tmp_path):
+        async for _ in api.map("demo", prompts()):
+            first_is_there.set()
+    assert await count_jobs(api) == 2
+
+
+async def test_a_repeated_map_finds_its_jobs(api: AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    async with working(fake_queue, tmp_path):
+        runs = [await collected(api.map("demo", ["a", "b"], idempotency_key="nightly")) for _ in range(2)]
+    assert [one.job.id for one in runs[0]] == [one.job.id for one in runs[1]]
+    assert await count_jobs(api) == 2
+
+
+async def test_what_is_wrong_for_all_jobs_is_raised_at_once(api: AsyncClient) -> None:
+    with pytest.raises(Invalid, match="steps"):
+        await collected(api.map("demo", ["a", "b"], steps=0))
+    assert await count_jobs(api) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("a red circle", {}, "prompts: 'a red circle' is no list"),
+        ([3], {}, "prompts: 3 is no text"),
+        (["a"], {"at_once": 0}, "at_once: 0 runs no job"),
+        (["a"], {"timeout_s": -1}, "timeout_s: -1 is not"),
+        (["a"], {"idempotency_key": "ä"}, "idempotency_key: 'ä-0' is not"),
+    ],
+)
+async def test_arguments_that_cannot_be_meant_are_named(
+    api: AsyncClient, prompts: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        await collected(api.map("demo", prompts, **options))
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "passed_s", "line"),
+    [
+        (0, 24, 0.0, "░░░░░░░░░░░░░░░░░░░░░░░░ 0/24 0:00"),
+        (6, 24, 61.0, "██████░░░░░░░░░░░░░░░░░░ 6/24 1:01, 3:03 left"),
+        (24, 24, 3601.0, "████████████████████████ 24/24 1:00:01"),
+        (0, 0, 0.0, "████████████████████████ 0/0 0:00"),
+        (5, None, 9.0, "5 done, 0:09"),  # of an iterator
+    ],
+)
+def test_a_bar_has_counts_and_times(done: int, total: int | None, passed_s: float, line: str) -> None:
+    assert bar_line(done, total, passed_s) == line
