@@ -25,9 +25,9 @@ _GROUPS = {
     """,
     "api, chores": """
         presign_expires_s file_retention_s max_body_bytes max_input_bytes fetch_timeout_s fetch_allow_networks
-        fetch_allow_http fetch_ports webhook_allow_networks webhook_allow_http webhook_ports public_url
-        max_adapter_bytes max_adapters_per_tenant max_adapters adapter_hosts adapter_hub_url adapter_fetch_timeout_s
-        adapter_recheck_s
+        fetch_allow_http fetch_ports webhook_allow_networks webhook_allow_loopback webhook_allow_http
+        webhook_ports public_url max_adapter_bytes max_adapters_per_tenant max_adapters adapter_hosts adapter_hub_url
+        adapter_fetch_timeout_s adapter_recheck_s
     """,
     "api, cli": "auth",
     "worker, cli": "drain_timeout_s torch_threads",

@@ -224,6 +224,9 @@ class Settings(BaseSettings):
     fetch_ports: Ports = _setting((443, 8443), "Ports allowed in URLs of images and adapters, comma-separated.")
     webhook_timeout_s: float = _setting(20.0, "Timeout of one webhook delivery attempt.", gt=0, le=30)
     webhook_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed for webhooks, comma-separated.")
+    webhook_allow_loopback: bool = _setting(
+        False, "Allow webhooks to this machine, by http and on any port: for development."
+    )
     webhook_allow_http: bool = _setting(False, "Allow plain http for webhooks.")
     webhook_ports: Ports = _setting((443, 8443), "Ports allowed for webhooks, comma-separated.")
     output_timeout_s: float = _setting(30.0, "Timeout of one PUT of an output to a URL of its job.", gt=0, le=120)

@@ -32,6 +32,8 @@ Sink = Callable[[bytes], Awaitable[None]]
 MAX_URL_CHARS = 2048
 INTERNAL_NAMES = (".svc", ".cluster.local", ".internal")
 """Names that resolve in clusters and clouds only; a cluster's Services can have public addresses."""
+THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
+LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 _MAX_ADDRESSES = 16  # per host name
 _CONNECT_ATTEMPTS = 2  # one per address
@@ -67,6 +69,8 @@ class FetchRules:
     """Private networks that are allowed, but for those in `refused`."""
     refused: tuple[Network, ...] = ()
     max_url_chars: int = MAX_URL_CHARS
+    loopback: bool | None = None
+    """Whether this machine is allowed by its usual names, by http and on any port; None: as any other host."""
 
     @classmethod
     def for_inputs(cls, settings: Settings) -> FetchRules:
@@ -99,7 +103,8 @@ class FetchRules:
             max_bytes=0,
             ports=settings.webhook_ports,
             allow_http=settings.webhook_allow_http,
-            networks=settings.webhook_allow_networks,
+            networks=settings.webhook_allow_networks + (LOOPBACK if settings.webhook_allow_loopback else ()),
+            loopback=settings.webhook_allow_loopback,
             refused=settings.refuse_networks,
         )
 
@@ -187,7 +192,8 @@ class FetchGuard:
         parsed = self._parse(url)
         port = (443 if parsed.scheme == "https" else 80) if parsed.port is None else parsed.port
         host = parsed.raw_host.decode("ascii").lower().removesuffix(".")
-        if port not in self.rules.ports and not (port == 80 and self.rules.allow_http):
+        allows_port = port in self.rules.ports or (port == 80 and self.rules.allow_http)
+        if not allows_port and not self._opens_loopback(host):
             raise FetchRefused(f"port not allowed: {port}; use one of {', '.join(map(str, sorted(self.rules.ports)))}")
         literal = _literal_address(host)
         if literal:
@@ -252,6 +258,15 @@ class FetchGuard:
         if reason is not None:
             raise FetchRefused(f"host not allowed: {host} is {reason}")
 
+    def _opens_loopback(self, host: str) -> bool:
+        """Return whether `host` is this machine and open; raises `FetchRefused` that names the setting."""
+        if self.rules.loopback is None or host not in THIS_MACHINE:
+            return False
+        if not self.rules.loopback and not any(is_within(one, self.rules.networks) for one in THIS_MACHINE[:2]):
+            remedy = "FUSEQUEUE_WEBHOOK_ALLOW_LOOPBACK=1 allows it"
+            raise FetchRefused(f"host not allowed: {host} is this machine; {remedy}")
+        return self.rules.loopback
+
     def _parse(self, url: str) -> httpx.URL:
         if len(url) > self.rules.max_url_chars:
             raise FetchRefused(f"the URL has more than {self.rules.max_url_chars} characters")
@@ -262,7 +277,8 @@ class FetchGuard:
             host = parsed.host  # decodes it
         except (httpx.InvalidURL, UnicodeError) as error:
             raise FetchRefused("the URL is invalid") from error
-        if parsed.scheme != "https" and not (parsed.scheme == "http" and self.rules.allow_http):
+        allows_http = self._opens_loopback(host.lower()) or self.rules.allow_http
+        if parsed.scheme != "https" and not (parsed.scheme == "http" and allows_http):
             raise FetchRefused("the URL must start with https://")
         if parsed.userinfo or "@" in re.split("[/?#]", url.partition("//")[2])[0]:
             raise FetchRefused("the URL must not have a user or password")

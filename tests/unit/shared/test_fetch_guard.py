@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused
 from shared.inputs.addresses import refusal
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
@@ -191,3 +192,37 @@ async def test_addresses_of_the_system_resolver_are_checked() -> None:
     """`localhost` is refused."""
     with pytest.raises(FetchRefused, match="loopback"):
         await FetchGuard(FetchRules(timeout_s=5, max_bytes=1000)).resolve_url("https://localhost/")
+
+
+LOCAL_URLS = ["http://localhost:9000/hook", "http://127.0.0.1:9000/", "https://[::1]:9000/", "http://LOCALHOST/"]
+
+
+@pytest.mark.parametrize("url", LOCAL_URLS)
+def test_one_setting_opens_this_machine_for_webhooks_and_the_refusal_names_it(url: str) -> None:
+    with pytest.raises(FetchRefused, match="is this machine; FUSEQUEUE_WEBHOOK_ALLOW_LOOPBACK=1 allows it"):
+        FetchGuard(FetchRules.for_webhooks(Settings())).check_url(url)
+    opened = Settings(webhook_allow_loopback=True)
+    assert FetchGuard(FetchRules.for_webhooks(opened)).check_url(url).host in ("localhost", "127.0.0.1", "::1")
+    with pytest.raises(FetchRefused):
+        FetchGuard(FetchRules.for_inputs(opened)).check_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/",
+        "https://example.com:9000/",
+        "http://10.0.0.1/",
+        "https://169.254.169.254/",
+        "ftp://[::1]/",
+    ],
+)
+def test_an_open_machine_opens_no_other_host(url: str) -> None:
+    with pytest.raises(FetchRefused):
+        FetchGuard(FetchRules.for_webhooks(Settings(webhook_allow_loopback=True))).check_url(url)
+
+
+def test_a_network_that_the_operator_refuses_stays_refused() -> None:
+    refused = Settings(webhook_allow_loopback=True, refuse_networks=(ipaddress.ip_network("127.0.0.0/8"),))
+    with pytest.raises(FetchRefused, match="operator refuses"):
+        FetchGuard(FetchRules.for_webhooks(refused)).check_url("http://127.0.0.1:9000/")
