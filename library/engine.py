@@ -8,8 +8,9 @@ import numbers
 import os
 import queue
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -274,7 +275,7 @@ class AsyncEngine(_Base):
         """Yield the result of each prompt as it is done, as `Engine.stream` does."""
         self._session.check_usable()
         await asyncio.to_thread(self._check, fields)
-        source = aiter(prompts if isinstance(prompts, AsyncIterable) else _async_of(prompts))
+        source = aiter(prompts) if isinstance(prompts, AsyncIterable) else _read_on_thread(prompts)
         most, items = self._most(fields), _Items(self._session, (previews, on_progress, on_preview))
         running, has_more = set[asyncio.Future[Result]](), True
         reading: asyncio.Task[asyncio.Future[Result] | None] | None = None
@@ -296,6 +297,8 @@ class AsyncEngine(_Base):
             items.cancel()
             if reading is not None:
                 await cancel_and_wait((reading,))
+            if isinstance(source, AsyncGenerator):
+                await source.aclose()
 
     async def _start_next(
         self, source: AsyncIterator[Prompt], fields: Fields, items: _Items
@@ -323,6 +326,21 @@ class AsyncEngine(_Base):
         await self.close()
 
 
-async def _async_of(prompts: Iterable[Prompt]) -> AsyncIterator[Prompt]:
-    for prompt in prompts:
-        yield prompt
+async def _read_on_thread(prompts: Iterable[Prompt]) -> AsyncGenerator[Prompt]:
+    """Yield prompts that are read on a thread: a source that waits does not hold up the event loop."""
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Read | Ended]()
+
+    def put(event: Read | Ended) -> None:
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    source, state = Source(prompts, put), _Reading()
+    try:
+        while True:
+            source.ask()
+            read = state.take(await events.get())
+            if read is None:
+                return
+            yield read.prompt
+    finally:
+        source.close()

@@ -16,7 +16,7 @@ ImageLike: TypeAlias = Image.Image | bytes | str | Path | np.ndarray
 _MAX_BYTES = 1 << 30
 _PATHS_ONLY = ("audio", "video")  # and bytes
 _MODES_OF_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
-_MODES_WITH_ALPHA = ("PA", "RGBa")
+_MODES_WITH_ALPHA = {"PA": "RGBA", "RGBa": "RGBA", "La": "LA"}
 
 
 def file_of(value: ImageLike, param: str, max_pixels: int) -> ImageFile:
@@ -48,7 +48,7 @@ def _png(value: Image.Image | np.ndarray, param: str) -> bytes:
     try:
         image = Image.fromarray(value) if isinstance(value, np.ndarray) else value
         if image.mode not in _MODES_OF_PNG:
-            image = image.convert("RGBA" if image.mode in _MODES_WITH_ALPHA else "RGB")
+            image = image.convert(_MODES_WITH_ALPHA.get(image.mode, "RGB"))
         image.save(file, "PNG", compress_level=1)
     except (OSError, TypeError, ValueError, SystemError) as error:  # an array of five channels, a truncated file
         raise InvalidRequest(f"{param}: it cannot be read as an image: {error}", param=param) from error

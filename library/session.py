@@ -88,8 +88,12 @@ class Session:
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
         self._engine.start()
         self._started = True
-        threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
-        self._engine.warm_up()
+        try:
+            threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
+            self._engine.warm_up()
+        except BaseException:  # Ctrl-C: nobody has the engine that could close it
+            self.close()
+            raise
         failures = self._engine.status().unavailable_models
         for model, failure in failures.items():
             self.close()

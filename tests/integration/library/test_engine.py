@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -196,6 +198,26 @@ def test_a_closed_engine_leaves_no_thread(tmp_path: Path) -> None:
     wait_until(lambda: set(threading.enumerate()) <= before, "its threads have ended")
     with pytest.raises(ConfigurationError, match="the engine is closed"):
         next(engine.stream([CIRCLE]))
+
+
+def test_an_engine_that_is_interrupted_while_it_loads_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C in a notebook, where nothing has the engine that could be closed."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr("worker.engine.engine.Engine.warm_up", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(DEMO, device="cpu")
+    wait_until(lambda: set(threading.enumerate()) <= before, "its threads have ended")
+
+
+def test_a_process_with_an_engine_prints_no_warnings_of_libraries() -> None:
+    """Such as torchao's, which diffusers and transformers import in each."""
+    script = "from fusequeue import Engine; from diffusers import StableDiffusionPipeline"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -57,7 +57,7 @@ def test_an_item_of_another_kind_fails_alone(engine: Engine, item: Any, param: s
     assert second.error.param == param
 
 
-@pytest.mark.parametrize("mode", ["1", "CMYK", "YCbCr", "HSV", "LAB", "F", "I;16", "PA", "RGBa"])
+@pytest.mark.parametrize("mode", ["1", "CMYK", "YCbCr", "HSV", "LAB", "F", "I;16", "PA", "RGBa", "La"])
 def test_an_image_can_have_any_mode(engine: Engine, mode: str) -> None:
     (result,) = engine.stream([CIRCLE], image=Image.new(mode, (64, 64)), strength=0.5, **FIELDS)
     assert (result.error, result.images[0].size) == (None, (64, 64))

@@ -146,6 +146,24 @@ async def test_an_asynchronous_source_can_wait_for_results() -> None:
         assert indexes == [0, 1, 2]
 
 
+async def test_a_source_that_blocks_leaves_the_event_loop_to_others() -> None:
+    """Here the second prompt waits for the first result, which the loop has to pass on."""
+    seen, before = threading.Event(), set(threading.enumerate())
+
+    def prompts() -> Iterator[str]:
+        yield CIRCLE
+        assert seen.wait(30), "the loop waits for the second prompt"
+        yield CIRCLE
+
+    async with AsyncEngine(DEMO, max_batch=4, device="cpu") as engine, asyncio.timeout(60):
+        indexes = []
+        async for result in engine.stream(prompts(), **FIELDS):
+            seen.set()
+            indexes.append(result.index)
+        assert indexes == [0, 1]
+    assert "prompts" not in {one.name for one in set(threading.enumerate()) - before}
+
+
 async def test_leaving_an_asynchronous_stream_ends_its_source() -> None:
     ended = asyncio.Event()
 
