@@ -8,10 +8,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import httpx
@@ -19,19 +17,17 @@ import typer
 from rich.markup import escape
 
 from cli.client_options import CommandConsole, Exit, Json
+from cli.findings import FAILED, OK, WARNING, Finding, Verdict
+from cli.model_checks import model_findings
 from cli.operators.keys import DATA, DataDir
 from cli.up import environment
 from fusequeue import InvalidArgument
 from fusequeue.transport import open_client
 from shared.config import settings
-from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders
-from shared.config.shape_folder import is_shape_folder
 from shared.errors import FusequeueError
 from shared.runtime.python_command import python_command
 
 if TYPE_CHECKING:
-    from shared.config.models_file import ModelSpec
-    from shared.config.refiners import RefinerSpec
     from shared.config.settings import Settings
 
 MIN_FREE_BYTES = 2 * 2**30
@@ -39,24 +35,7 @@ TIMEOUT_S = 15.0
 DEVICE_TIMEOUT_S = 300  # importing torch and diffusers from a cold disk is slow
 
 
-class Verdict(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-OK, WARNING, FAILED = Verdict
 _MARKS = {OK: "[green]ok[/]", WARNING: "[yellow]warning[/]", FAILED: "[red]failed[/]"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check; `remedy` is empty if nothing is wrong."""
-
-    name: str
-    verdict: Verdict
-    seen: str
-    remedy: str = ""
 
 
 def doctor(data_dir: DataDir = DATA, as_json: Json = False) -> None:
@@ -88,69 +67,8 @@ def deployment_findings() -> Iterator[Finding]:
     settings.withhold_permissions(config)  # the check of the storage can create its folder
     for message in settings.unknown_variables(os.environ):
         yield Finding("settings", WARNING, message, "correct its name, or unset it")
-    yield from _models(config)
+    yield from model_findings(config.models, config.batch_rules)
     yield from asyncio.run(_services(config))
-
-
-def _models(config: Settings) -> Iterator[Finding]:
-    from shared.config import models_file
-
-    try:
-        catalog = models_file.load(config.models, config.batch_rules)
-    except FusequeueError as error:
-        yield Finding("models file", FAILED, error.message, "correct the file, or set FUSEQUEUE_MODELS to another")
-        return
-    yield Finding("models file", OK, f"{config.models}: {', '.join(spec.id for spec in catalog)}")
-    for spec in catalog:
-        yield _source(spec)
-        yield from _files(spec)
-        if spec.refiner is not None:
-            yield _source_of(f"refiner of {spec.id}", spec.refiner, ("vae", "text_encoder_2", "tokenizer_2"))
-
-
-def _files(spec: ModelSpec) -> Iterator[Finding]:
-    """Check the files that replace weights of the source, as far as their headers say what is wrong."""
-    from shared.config.checkpoints import checkpoint_fault, vae_fault
-
-    checks = {"checkpoint": (spec.checkpoint, checkpoint_fault), "vae": (spec.vae, vae_fault)}
-    for key, (path, check) in checks.items():
-        if path is not None:
-            fault = check(Path(path), Path(spec.source) if spec.is_folder else None)
-            seen, _, remedy = (fault or "").partition("; ")
-            verdict = OK if fault is None else FAILED
-            found = path if fault is None else f"{path}: {seen}"
-            yield Finding(f"{key} of {spec.id}", verdict, found, remedy or (fault and f"correct `{key}`") or "")
-
-
-def _source(spec: ModelSpec) -> Finding:
-    replaced = {"vae"} if spec.vae else set()
-    unwanted = set() if spec.safety_checker else {"safety_checker"}
-    return _source_of(f"model {spec.id}", spec, replaced | unwanted, has_checkpoint=spec.checkpoint is not None)
-
-
-def _source_of(
-    name: str, spec: ModelSpec | RefinerSpec, left_out: Collection[str], *, has_checkpoint: bool = False
-) -> Finding:
-    """Check a source, without the parts of its index that are not loaded from it."""
-    if not spec.is_folder:
-        if spec.source.startswith((".", "/")) or spec.source.count("/") != 1:
-            return Finding(name, FAILED, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
-        if spec.revision:
-            return Finding(name, OK, f"{spec.source} of the hub at {spec.revision}")
-        remedy = "pin a `revision`, so that every worker loads the same weights"
-        return Finding(name, WARNING, f"{spec.source} of the hub", remedy)
-    folder = Path(spec.source)
-    if index_file(folder) is None and not is_shape_folder(folder):
-        return Finding(
-            name, FAILED, f"{folder} has no {CLASSIC}, nor {MODULAR}", "set `source` to a folder of save_pretrained"
-        )
-    missing = [] if has_checkpoint else [one for one in missing_folders(folder) if one not in left_out]
-    if missing:
-        lacks = f"{folder} has no folder {' and '.join(missing)}, which its index lists"
-        return Finding(name, FAILED, lacks, "copy or download the whole model again")
-    if not has_checkpoint and not next(folder.rglob("*.safetensors"), None):
-        return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
-    return Finding(name, OK, str(folder))
 
 
 async def _services(config: Settings) -> list[Finding]:

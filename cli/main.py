@@ -120,7 +120,7 @@ def load(name: str) -> Any:
     return cast(TyperGroup, get_command(parent)).commands[name]
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, **OPTIONS)
+app = typer.Typer(cls=Commands, no_args_is_help=True, **(OPTIONS | {"add_completion": True}))
 
 
 def _print_version(value: bool) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from cli.findings import FAILED
+from cli.model_checks import model_findings
 from cli.up import cores, environment, folder_lock, ports, redis_server
 from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
@@ -78,6 +80,8 @@ async def up(
                 processes.append(redis)
             environment.record(data_dir, env, url, own_redis=bool(processes))
         print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
+        for line in model_faults(models):
+            print_status(line)
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             workers_env = environment.worker_environments(workers, env, specs.devices)
             needs, probes = "redis" if processes else None, Probes(client)
@@ -97,6 +101,13 @@ async def up(
             finally:
                 placing.cancel()
                 await asyncio.gather(placing, return_exceptions=True)
+
+
+def model_faults(models: Path) -> Iterator[str]:
+    """Yield a line for each model that no worker can load, and what to do; the others are served."""
+    for finding in model_findings(models):
+        if finding.verdict is FAILED:
+            yield f"{finding.name} failed: {finding.seen}; {finding.remedy}"
 
 
 def first_key(data_dir: Path) -> str:

@@ -14,7 +14,8 @@ from harness.odd_s3 import KEEPS_FRAMES, odd_s3
 from redis import Redis
 from tiny.safetensors_file import demo_lora, file_of
 
-from cli.doctor import Finding, Verdict, deployment_findings
+from cli.doctor import deployment_findings
+from cli.findings import Finding, Verdict
 from shared.queue.redis_keys import RedisKeys
 
 Findings = dict[str, Finding]

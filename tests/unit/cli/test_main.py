@@ -26,3 +26,16 @@ def test_help_imports_no_large_module() -> None:
     help_text, _, modules = run.stdout.rstrip().rpartition("\n")
     assert all(f"  {name} " in help_text for name in COMMANDS)
     assert not LARGE & set(modules.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("fusequeue wor", "worker workers"), ("fusequeue jobs --st", "--status"), ("fusequeue zz", "")],
+)
+def test_a_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_FUSEQUEUE_COMPLETE": "complete_bash"}
+    code = "from cli.main import app; app(prog_name='fusequeue')"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=words, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.stdout.split() == completed.split(), run.stderr

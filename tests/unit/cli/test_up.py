@@ -326,3 +326,11 @@ def test_gpus_are_the_visible_ones_else_all(tmp_path):
     assert environment.gpus({}, tmp_path) == ["0", "1", "2", "10"]
     assert environment.gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}, tmp_path) == ["3", "1"]
     assert environment.gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+def test_a_model_whose_folder_is_missing_is_named_before_the_start(tmp_path):
+    models = tmp_path / "models.toml"
+    models.write_text('[[model]]\nid = "gone"\nsource = "./nowhere"\n\n[[model]]\nid = "hub"\nsource = "a/b"\n')
+    (line,) = command.model_faults(models)
+    assert "model gone failed" in line
+    assert "set `source` to a folder" in line
