@@ -72,7 +72,7 @@ attack: $(READY)
 parity: $(READY)
 	$(BIN)/pytest -q -m "not gpu and not parity_more" tests/parity --compatibility-page docs/compatibility.md
 
-# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md): nine minutes on two cores.
+# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md): some twelve minutes on two cores.
 # `make parity-more ROWS=krea-2` replaces the lines of some rows, by part of the name of their tiny pipeline.
 parity-more: $(READY)
 	$(BIN)/pytest -q $(if $(ROWS),-k "$(ROWS)",-n 2 --dist worksteal) -m "not gpu" tests/parity/more \

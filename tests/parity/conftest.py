@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +35,45 @@ def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+@dataclass
+class PageOutcomes:
+    """Outcomes of cells by id: of their mixed batches, and of their continued jobs."""
+
+    mixed: dict[str, Any] = field(default_factory=dict)
+    continued: dict[str, Any] = field(default_factory=dict)
+
+
 @pytest.fixture(scope="session")
-def keep(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], None]]:
-    """Store the outcome of each cell, and write the page when there is one for every line that it gets."""
+def page_outcomes(request: pytest.FixtureRequest) -> Iterator[PageOutcomes]:
+    """Write the page when there is an outcome for every line that it gets, or only continued jobs have run."""
     from parity.grid import GRID
     from parity.page import is_complete, write
 
-    outcomes: dict[str, object] = {}
-    yield outcomes.__setitem__
+    outcomes = PageOutcomes()
+    yield outcomes
     page = request.config.getoption(OPTION, default=None)
-    if page is not None and is_complete(GRID, outcomes):
-        write(page, GRID, outcomes)  # type: ignore[arg-type]
+    only_continued = outcomes.continued and not outcomes.mixed
+    if page is not None and (only_continued or is_complete(GRID, outcomes.mixed)):
+        write(page, GRID, outcomes.mixed, outcomes.continued)
+
+
+@pytest.fixture
+def keep(page_outcomes: PageOutcomes) -> Callable[[str, object], None]:
+    return page_outcomes.mixed.__setitem__
+
+
+@pytest.fixture
+def keep_continued(page_outcomes: PageOutcomes) -> Callable[[str, object], None]:
+    return page_outcomes.continued.__setitem__
+
+
+@pytest.fixture(scope="session")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """The process that continues jobs."""
+    from parity.resuming import another_process
+
+    with another_process() as process:
+        yield process
 
 
 class SharedOutcomes:
@@ -74,9 +104,9 @@ def more_outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     outcomes = SharedOutcomes((base.parent if is_one_of_several else base) / "outcomes")
     yield outcomes
     page = request.config.getoption(MORE_OPTION, default=None)
-    findings, mingled = outcomes.read("findings"), outcomes.read("mingled")
+    findings, mingled, continued = map(outcomes.read, ("findings", "mingled", "continued"))
     if page is not None and (is_complete(findings, mingled) or not is_one_of_several):
-        write(page, findings, mingled)
+        write(page, findings, mingled, continued)
 
 
 @pytest.fixture
@@ -87,3 +117,8 @@ def keep_more(more_outcomes: SharedOutcomes) -> Callable[[str, object], None]:
 @pytest.fixture
 def keep_mates(more_outcomes: SharedOutcomes) -> Callable[[str, object], None]:
     return functools.partial(more_outcomes.keep, "mingled")
+
+
+@pytest.fixture
+def keep_more_continued(more_outcomes: SharedOutcomes) -> Callable[[str, object], None]:
+    return functools.partial(more_outcomes.keep, "continued")

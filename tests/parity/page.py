@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from parity.cells import Cell
+from parity.resuming import Difference as Continued
 from parity.running import CACHED_STEPS, TOLERANCE, Outcome
+from parity.tables import heading, line_of, read_rows
 from parity.variants import Difference
 
 HEAD = """\
@@ -33,6 +36,9 @@ graph after the warm-up, traced by torch's compiler and run as it is (backend `e
 in one batch with `devices = 2`, two ranks on the CPU, to their solo runs on one device. All three once for each
 model.
 
+*Continued*: the largest difference of a job of each task that is stopped at half of its steps and continues from its
+checkpoint in another process, to the same job without a stop; or why jobs begin anew.
+
 Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
 
@@ -43,11 +49,18 @@ Versions: {versions}. Rows that need torchvision name those they ran with; they 
 """
 COLUMNS = (
     *("family", "models", "pipelines", "tasks", "largest difference", "rows", "joined"),
-    *("step caching", "ControlNet", "int8", "blocks", "two devices", "not supported"),
+    *("step caching", "ControlNet", "int8", "blocks", "two devices", "continued", "not supported"),
 )
+VERSIONS = r"Versions: (.*?)\. Rows "
 WITH = ", with torch "  # before the versions of a row that needs torchvision
 # Requested, but not in diffusers.
-ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | | | | it makes meshes and is not in diffusers |",)
+ABSENT = {
+    "family": "Hunyuan3D",
+    "models": "Hunyuan3D-2",
+    "pipelines": "none",
+    "tasks": "none",
+    "not supported": "it makes meshes and is not in diffusers",
+}
 
 
 def is_complete(grid: Sequence[Cell], outcomes: Collection[str]) -> bool:
@@ -56,19 +69,27 @@ def is_complete(grid: Sequence[Cell], outcomes: Collection[str]) -> bool:
     return {cell.id for cell in grid} == {*outcomes} or needing == {*outcomes}
 
 
-def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome | str]) -> None:
-    """Write the page to `path`; rows that have not run keep those of an earlier page, or say why.
+def write(
+    path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome | str], continued: Mapping[str, Continued] = {}
+) -> None:
+    """Write the page to `path`; cells that have not run keep those of an earlier page, or say why.
 
-    So does the head, if only rows that need torchvision have run: they name their own versions.
+    So does the head, if only some rows have run; those that need torchvision name their own versions.
     """
     earlier = path.read_text("utf-8") if path.exists() else ""
-    kept = {_key(line): line for line in earlier.splitlines() if line.startswith("| ")}
-    lines = [_line(cell, outcomes.get(cell.id, ""), kept) for cell in grid]
-    columns = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
-    head = HEAD.format(tolerance=TOLERANCE, versions=versions(), steps=CACHED_STEPS, columns=columns)
-    if len(outcomes) < len(grid):
-        head = earlier[: earlier.index(columns)] + columns + "\n"
-    path.write_text(head + "\n".join([*lines, *ABSENT]) + "\n")
+    kept = {(row["family"], row["models"]): row for row in read_rows(earlier) if "models" in row}
+    ran_with = versions()
+    if len(outcomes) < len(grid) and (known := re.search(VERSIONS, earlier)):
+        ran_with = known[1]
+        if ran_with != versions() and any(cell.id in continued and not cell.needs_torchvision for cell in grid):
+            raise ValueError(f"{path} is not of the versions {versions()}; run the whole grid")
+    rows = [_row(cell, outcomes.get(cell.id, ""), kept.get((cell.family, cell.models), {})) for cell in grid]
+    for cell, row in zip(grid, rows, strict=True):
+        if cell.id in continued:
+            row["continued"] = shown_continued(continued[cell.id])
+    head = HEAD.format(tolerance=TOLERANCE, versions=ran_with, steps=CACHED_STEPS, columns=heading(COLUMNS))
+    lines = [line_of(row.get(column, "") for column in COLUMNS) for row in (*rows, ABSENT)]
+    path.write_text(head + "\n".join(lines) + "\n")
 
 
 def versions() -> str:
@@ -76,30 +97,36 @@ def versions() -> str:
     return ", ".join((*libraries, f"Python {platform.python_version()}"))
 
 
-def _key(line: str) -> str:
-    """Return the family and the models of a row."""
-    return "|".join(line.split("|")[:3])
-
-
-def _shown(difference: Difference) -> str:
+def shown(difference: Difference) -> str:
     return difference.replace("|", "\\|") if isinstance(difference, str) else f"{difference:.1e}"
 
 
-def _line(cell: Cell, outcome: Outcome | str, kept: Mapping[str, str]) -> str:
+def shown_continued(difference: Continued) -> str:
+    return "0.0" if difference == 0.0 else shown(difference)
+
+
+def _row(cell: Cell, outcome: Outcome | str, kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the cells of a row by column; `kept` are those of an earlier page, "" is the outcome of a row that has
+    not run."""
+    row = {"family": cell.family, "models": cell.models, "pipelines": cell.pipelines, "not supported": cell.limits}
+    difference = kept.get("largest difference", "")
     if isinstance(outcome, str):
-        first = f"| {cell.family} | {cell.models} | {cell.pipelines} |"
-        line = kept.get(_key(first), "")
-        return line if WITH in line or not outcome else f"{first} | not run: {outcome} | | | | | | | | {cell.limits} |"
-    tasks = ", ".join(task.replace("_", "-") for task in outcome.tasks)
-    rows = " ".join(map(str, outcome.rows))
+        is_of_torchvision = WITH in difference
+        return dict(kept) if is_of_torchvision or not outcome else row | {"largest difference": f"not run: {outcome}"}
     difference = f"{outcome.largest_difference:.1e}"
     if cell.needs_torchvision:
         difference += f"{WITH}{version('torch')}, torchvision {version('torchvision')}"
-    cached = f"{' and '.join(map(str, outcome.skipped))} skipped, {outcome.cached_difference:.1e}"
     refusals = (f"{name} ({' '.join(error.split())})" for name, error in outcome.refusals.items())
-    limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")
-    controlled = "" if outcome.controlled_difference is None else f"{outcome.controlled_difference:.1e}"
-    figures = (difference, rows, str(outcome.joined), cached, controlled)
-    variants = map(_shown, (outcome.int8, outcome.blocks, outcome.two_devices))
-    fields = (cell.family, cell.models, cell.pipelines, tasks, *figures, *variants, limits)
-    return "| " + " | ".join(fields) + " |"
+    return row | {
+        "tasks": ", ".join(task.replace("_", "-") for task in outcome.tasks),
+        "largest difference": difference,
+        "rows": " ".join(map(str, outcome.rows)),
+        "joined": str(outcome.joined),
+        "step caching": f"{' and '.join(map(str, outcome.skipped))} skipped, {outcome.cached_difference:.1e}",
+        "ControlNet": "" if outcome.controlled_difference is None else f"{outcome.controlled_difference:.1e}",
+        "int8": shown(outcome.int8),
+        "blocks": shown(outcome.blocks),
+        "two devices": shown(outcome.two_devices),
+        "continued": kept.get("continued", ""),
+        "not supported": "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|"),
+    }

@@ -10,8 +10,9 @@ import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY
 from parity.cells import Cell
 from parity.grid import GRID
-from parity.page import versions, write
+from parity.page import COLUMNS, versions, write
 from parity.running import Outcome, run
+from parity.tables import heading, line_of, read_rows
 from tiny.registry import torchvision_fault
 
 pytestmark = [
@@ -66,3 +67,24 @@ def test_rows_that_need_torchvision_keep_their_versions_on_the_page(tmp_path: Pa
     assert f"Versions: {versions()}." in text
     write(page, cells, {plain: outcome, vision: "torchvision is not installed"})
     assert page.read_text() == text
+
+
+def test_continued_jobs_fill_their_column_and_keep_the_others(tmp_path: Path) -> None:
+    """Also on a page of an earlier version, without the column; a page of other libraries is not mixed with them."""
+    page, cells = tmp_path / "page.md", [cell for cell in GRID if not cell.needs_torchvision][:3]
+    first, second, third = (cell.id for cell in cells)
+    outcome = Outcome(2.5e-6, [3, 2], ["edit"], 1, {}, [1, 1], 0.0, None, 0.0, "it names | no blocks", 0.0)
+    write(page, cells, dict.fromkeys((first, second, third), outcome))
+    earlier = [column for column in COLUMNS if column != "continued"]
+    head, table = page.read_text().split("| family ")[0], list(read_rows(page.read_text()))
+    lines = [heading(earlier), *(line_of(row[column] for column in earlier) for row in table)]
+    page.write_text(head + "\n".join(lines) + "\n")
+    write(page, cells, {}, {first: 0.0, second: "its steps | are its own"})
+    rows = {row["models"]: row for row in read_rows(page.read_text()) if "models" in row}
+    assert [rows[cell.models]["continued"] for cell in cells] == ["0.0", r"its steps \| are its own", ""]
+    assert {rows[cell.models]["blocks"] for cell in cells} == {r"it names \| no blocks"}
+    text = page.read_text()
+    write(page, cells, dict.fromkeys((first, second, third), outcome))
+    assert page.read_text() == text
+    with patch("parity.page.version", lambda name: f"{name}-2"), pytest.raises(ValueError, match="not of the versions"):
+        write(page, cells, {}, {first: 0.0})

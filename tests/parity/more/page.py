@@ -10,9 +10,11 @@ from parity.more.grid import GRID
 from parity.more.mates import Mingled
 from parity.more.mixtures import FAMILIES
 from parity.more.running import Finding
-from parity.page import versions
+from parity.page import shown_continued, versions
 from parity.plain import NUDGE
+from parity.resuming import Difference
 from parity.running import TOLERANCE
+from parity.tables import heading, line_of, read_rows
 
 HEAD = """\
 # Families beyond the listed ones
@@ -24,16 +26,16 @@ image is compared with the PIL image that plain diffusers makes of the same job 
 where both can be seen before it, else after. A row that differs by more than {tolerance:g} of the image's range fails
 the run, unless a change of each output of the text encoders and denoisers by {nudge:g} of its largest value has as much
 effect in plain diffusers (*amplified*). *Rows* are the images in each denoiser forward, in order, without the doubling
-by guidance.
+by guidance. *Continued* is the largest difference of a job of each task that is stopped at half of its steps and
+continues from its checkpoint in another process, to the same job without a stop; or why jobs begin anew.
 
 {count} families: {fused} share forwards, {solo} run solo.
 
 Versions: {versions}.
 
-| family | pipeline | task | shares forwards | largest difference | rows |
-|---|---|---|---|---|---|
+{columns}
 """
-
+COLUMNS = ("family", "pipeline", "task", "shares forwards", "largest difference", "rows", "continued")
 
 MATES_HEAD = """
 ## Random batch mates
@@ -52,42 +54,60 @@ def is_complete(findings: Mapping[str, object], mingled: Mapping[str, object]) -
     return findings.keys() >= {one.tiny for one in GRID} and mingled.keys() >= {one.tiny for one in FAMILIES}
 
 
-def write(path: Path, findings: Mapping[str, Finding | str], mingled: Mapping[str, Mingled]) -> None:
-    """Write the page to `path`; rows that have not run keep their lines, which must be of the same versions."""
-    earlier = path.read_text("utf-8").splitlines() if path.exists() else []
+def write(
+    path: Path,
+    findings: Mapping[str, Finding | str],
+    mingled: Mapping[str, Mingled],
+    continued: Mapping[str, Difference],
+) -> None:
+    """Write the page to `path`; cells that have not run keep their texts, which must be of the same versions."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    earlier = text.splitlines()
     if not is_complete(findings, mingled) and f"Versions: {versions()}." not in earlier:
         raise ValueError(f"{path} is not of the versions {versions()}; run the whole grid")
-    lines = [
-        _line(family, findings[family.tiny])
-        if family.tiny in findings
-        else _kept(earlier, f"| {family.family} | {family.pipelines} | ")
+    kept = {(row["family"], row["pipeline"]): row for row in read_rows(text) if "pipeline" in row}
+    found = [
+        _row(family, findings.get(family.tiny), kept.get((family.family, family.pipelines), {}), continued)
         for family in GRID
     ]
+    lines = [line_of(row.get(column, "") for column in COLUMNS) for row in found if row]
     rows = [
         _mates_line(family.tiny, mingled[family.tiny])
         if family.tiny in mingled
         else _kept(earlier, f"| {family.tiny} | ")
         for family in FAMILIES
     ]
-    fused, solo = (sum(f" | {outcome}" in line for line in lines) for outcome in ("yes |", "no: "))
+    fused, solo = (
+        sum(row.get("shares forwards", "").startswith(outcome) for row in found) for outcome in ("yes", "no: ")
+    )
     values = {"tolerance": TOLERANCE, "nudge": NUDGE, "versions": versions()}
-    head = HEAD.format(**values, count=fused + solo, fused=fused, solo=solo)
+    head = HEAD.format(**values, count=fused + solo, fused=fused, solo=solo, columns=heading(COLUMNS))
     mates = MATES_HEAD.format(tolerance=TOLERANCE)
-    path.write_text(head + "\n".join(filter(None, lines)) + "\n" + mates + "\n".join(filter(None, rows)) + "\n")
+    path.write_text(head + "\n".join(lines) + "\n" + mates + "\n".join(filter(None, rows)) + "\n")
 
 
 def _kept(lines: Iterable[str], start: str) -> str:
     return next((line for line in lines if line.startswith(start)), "")
 
 
-def _line(family: Family, finding: Finding | str) -> str:
-    task = ", ".join(task.value.replace("_", "-") for task in family.tasks)
+def _row(
+    family: Family, finding: Finding | str | None, kept: Mapping[str, str], continued: Mapping[str, Difference]
+) -> dict[str, str]:
+    """Return the cells of a row by column: of `kept` those that have not run; none of a row that never has."""
+    row = dict(kept)
+    if finding is not None:
+        task = ", ".join(task.value.replace("_", "-") for task in family.tasks)
+        row |= {"family": family.family, "pipeline": family.pipelines, "task": task}
     if isinstance(finding, str):
-        return f"| {family.family} | {family.pipelines} | {task} | not run: {finding} | | |"
-    reason = " ".join((finding.reason or "").split()).replace("|", "\\|")
-    shares = "yes" if finding.reason is None else f"no: {reason}"
-    fields = (family.family, family.pipelines, task, shares, _difference(finding), " ".join(map(str, finding.rows)))
-    return "| " + " | ".join(fields) + " |"
+        row |= {"shares forwards": f"not run: {finding}", "largest difference": "", "rows": ""}
+    elif finding is not None:
+        reason = " ".join((finding.reason or "").split()).replace("|", "\\|")
+        shares = "yes" if finding.reason is None else f"no: {reason}"
+        rows = " ".join(map(str, finding.rows))
+        row |= {"shares forwards": shares, "largest difference": _difference(finding), "rows": rows}
+    if row and family.tiny in continued:
+        row["continued"] = shown_continued(continued[family.tiny])
+    return row
 
 
 def _difference(finding: Finding) -> str:
