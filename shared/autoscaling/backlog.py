@@ -15,7 +15,8 @@ class SignatureLoad:
     `queued_slots` are those of interactive and standard jobs; the oldest of these that no quota holds back has waited
     for `waiting_s`. `bulk_slots` are those of bulk jobs, the oldest of which has waited for `bulk_age_s`. `slot_s` are
     GPU-seconds of one slot in forwards of `rows` rows on average, None if not measured yet. `cost_curve` holds seconds
-    per forward by rows.
+    per forward by rows. Of the work of queued slots, checkpoints spare that of `spared_slots` and of
+    `spared_bulk_slots`.
     """
 
     signature: str
@@ -29,6 +30,17 @@ class SignatureLoad:
     slot_s: float | None = None
     rows: float = 1.0
     cost_curve: Mapping[int, float] | None = None
+    spared_slots: float = 0.0
+    spared_bulk_slots: float = 0.0
+
+    @property
+    def work_slots(self) -> float:
+        """The work that is left of queued interactive and standard jobs, in slots that begin anew."""
+        return max(0.0, self.queued_slots - self.spared_slots)
+
+    @property
+    def bulk_work_slots(self) -> float:
+        return max(0.0, self.bulk_slots - self.spared_bulk_slots)
 
 
 @dataclass(frozen=True)

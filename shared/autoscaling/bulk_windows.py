@@ -26,12 +26,12 @@ def bulk_share(backlog: Backlog, window_s: float, start_s: float) -> float:
     """
     costs: dict[str, list[tuple[SignatureLoad, SlotCost]]] = {}
     for load in backlog.loads:
-        if load.bulk_slots and (cost := slot_cost(load)) is not None:
+        if load.bulk_work_slots and (cost := slot_cost(load)) is not None:
             costs.setdefault(load.model, []).append((load, cost))
     works: list[DueWork] = []
     for model, known in costs.items():
-        slots = sum(load.bulk_slots for load, _ in known)
-        mean_s, rows = (sum(load.bulk_slots * cost[at] for load, cost in known) / slots for at in (0, 1))
+        slots = sum(load.bulk_work_slots for load, _ in known)
+        mean_s, rows = (sum(load.bulk_work_slots * cost[at] for load, cost in known) / slots for at in (0, 1))
         dated = [one for one in backlog.dated if one.model == model]
         due = [(max(due_s - start_s, start_s), count) for due_s, count in _due_slots(dated, known, slots, window_s)]
         work = [DueWork(due_s, count * mean_s) for due_s, count in due]
@@ -45,7 +45,8 @@ def _due_slots(
 ) -> Iterator[tuple[float, float]]:
     """Yield the seconds until bulk slots of a model are due, and their number.
 
-    `slots` are all queued ones. Those in `dated` come from a sample, which can exceed them.
+    `slots` are all queued ones, as far as their work is left. Those in `dated` come from a sample, which can exceed
+    them.
     """
     sampled = sum(one.queued for one in dated)
     scale = min(1.0, slots / sampled) if sampled else 0.0
@@ -53,7 +54,7 @@ def _due_slots(
         yield one.due_s, one.queued * scale + one.in_files
     without_deadline = 1 - sampled * scale / slots
     for load, _ in loads:
-        yield max(window_s - load.bulk_age_s, window_s * SOONEST), load.bulk_slots * without_deadline
+        yield max(window_s - load.bulk_age_s, window_s * SOONEST), load.bulk_work_slots * without_deadline
 
 
 def _usable_part(backlog: Backlog, model: str, slots: float, rows: float, workers: float) -> float:

@@ -111,7 +111,7 @@ def _urgent_share(served: Backlog, fleet: Fleet, within_s: float) -> float:
     parts, share = startable_parts(served), 0.0
     for load in served.loads:
         if (cost := slot_cost(load, parts[load.model])) is not None:
-            slots = load.queued_slots * parts[load.model] + 0.5 * load.running_slots * (1 - fleet.bulk_part)
+            slots = load.work_slots * parts[load.model] + 0.5 * load.running_slots * (1 - fleet.bulk_part)
             share += slots * cost.seconds / (within_s + cost.rows * cost.seconds)
     return share
 
@@ -156,7 +156,7 @@ def _slots(load: SignatureLoad) -> int:
 def _seconds(loads: Sequence[SignatureLoad]) -> tuple[float, float]:
     """Return the GPU-seconds of queued and of running jobs of known cost."""
     costs = [(load, cost.seconds) for load in loads if (cost := slot_cost(load)) is not None]
-    queued_s = sum((load.queued_slots + load.bulk_slots) * seconds for load, seconds in costs)
+    queued_s = sum((load.work_slots + load.bulk_work_slots) * seconds for load, seconds in costs)
     return queued_s, sum(0.5 * load.running_slots * seconds for load, seconds in costs)
 
 

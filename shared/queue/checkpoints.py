@@ -6,7 +6,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class StoredImage(BaseModel):
-    """The file of one image: `key` in storage, its size and SHA-256, and the step after which the image continues."""
+    """The file of one image: `key` in storage, its size and SHA-256, and the step after which the image continues.
+
+    `total` are all steps of the image; an earlier version wrote none.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -14,6 +17,12 @@ class StoredImage(BaseModel):
     bytes: int
     sha256: str
     step: int
+    total: int = 0
+
+    @property
+    def left(self) -> float:
+        """The part of its steps that is left, at least one of them: what follows the last step is left, too."""
+        return max(1, self.total - self.step) / self.total if self.total else 1.0
 
 
 class JobCheckpoint(BaseModel):
@@ -45,6 +54,11 @@ class JobCheckpoint(BaseModel):
     def step(self) -> int:
         """Steps of all images that need not be computed again."""
         return sum(image.step for image in self.stored)
+
+    @property
+    def left(self) -> float:
+        """The part of the job's steps that is left, as far as the image with most: its images run together."""
+        return max((1.0 if image is None else image.left for image in self.images), default=1.0)
 
     def wire(self) -> str:
         return self.model_dump_json()

@@ -311,8 +311,8 @@ class Claims(QueueComponent):
 
         Returns `kept`, `stale` if the claim is no longer this worker's, or the quota of the tenant that it exceeds.
         """
-        job_id, text = claim.job.id, checkpoint.wire()
-        return await self._scripts.keep_checkpoint(worker, job_id, claim.epoch, text, checkpoint.size())
+        job_id, text, size = claim.job.id, checkpoint.wire(), checkpoint.size()
+        return await self._scripts.keep_checkpoint(worker, job_id, claim.epoch, text, size, left=checkpoint.left)
 
     async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:
         """Count what a run has used that has lost or returned its claim; False if `settle` has, with the same token."""

@@ -111,7 +111,7 @@ class QueueDepth:
     """Queued and running jobs of one signature; `eta_s` until all have ended, None if unknown.
 
     `waiting_ms` is the age of the oldest interactive or standard job that no quota holds back, `bulk_age_ms` that of
-    the oldest bulk job.
+    the oldest bulk job. Checkpoints spare as much work as `spared_slots` of the queued ones have.
     """
 
     signature: str
@@ -124,6 +124,7 @@ class QueueDepth:
     waiting_ms: int | None = None
     bulk_age_ms: int | None = None
     paused: bool = False
+    spared_slots: Mapping[Priority, float] = field(default_factory=dict)
 
     @property
     def queued_jobs(self) -> int:

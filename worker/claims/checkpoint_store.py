@@ -130,7 +130,7 @@ class CheckpointStore:
         key = checkpoint_key(claim.job.id, claim.epoch, number, index)
         digest = await asyncio.to_thread(_digest, image.data)
         await self._storage.put(key, image.data, CONTENT_TYPE)
-        return StoredImage(key=key, bytes=len(image.data), sha256=digest, step=image.step)
+        return StoredImage(key=key, bytes=len(image.data), sha256=digest, step=image.step, total=image.total)
 
     async def _delete(self, checkpoint: JobCheckpoint, kept: JobCheckpoint) -> None:
         """Delete the files of a checkpoint that another one does not name; the end of the job deletes what stays."""

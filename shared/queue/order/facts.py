@@ -16,7 +16,7 @@ READY_READ = 8
 
 JOB_FIELDS = (
     *("state", "tenant", "entry", "deadline", "src", "epoch", "slots", "arrived", "returned", "start_by", "passed"),
-    *("overtaken", "waiting_worker", "waited", "on_deadline", "steps", "id", "loses_place"),
+    *("overtaken", "waiting_worker", "waited", "on_deadline", "steps", "left", "id", "loses_place"),
 )
 """The row of a job from `read_lanes`: fields of its hash as texts, False where it has none, and two more."""
 
@@ -147,7 +147,8 @@ class PlaceFacts(NamedTuple):
     Of its signature: `jobs` by rank, how many are `running`, and the mean time between completions (`gap_ms`). Of its
     rank in it: when it is ready, `lost` jobs, `tenants` with jobs, and how many of these have used less. Of its lane:
     `returned` jobs with those that have a deadline, and jobs `in_stream`. `before` are those in its own place, where
-    lost ones count together: far ones in a stream also if they were removed meanwhile.
+    lost ones count together: far ones in a stream also if they were removed meanwhile. `spared` is work, in jobs, that
+    the checkpoints of the job and of those before it spare.
     """
 
     id: str
@@ -167,6 +168,7 @@ class PlaceFacts(NamedTuple):
     before: int
     tenants: int
     less_served: int
+    spared: float = 0.0
 
 
 def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:

@@ -40,7 +40,8 @@ class QueuePosition:
 def queue_position(facts: PlaceFacts) -> QueuePosition:
     """Return the position of a job, with the time until its end at the signature's recent rate of completions."""
     before = jobs_before(facts)
-    return QueuePosition(before, expected_s(facts.gap_ms, facts.running + before + 1), _reason(facts, before))
+    jobs = facts.running + before + 1 - min(facts.spared, before + 1)
+    return QueuePosition(before, expected_s(facts.gap_ms, jobs), _reason(facts, before))
 
 
 def jobs_before(facts: PlaceFacts) -> int:
@@ -61,7 +62,7 @@ def jobs_before(facts: PlaceFacts) -> int:
     return above + facts.lost + ahead + min(others, turns)
 
 
-def expected_s(gap_ms: float | None, jobs: int) -> float | None:
+def expected_s(gap_ms: float | None, jobs: float) -> float | None:
     """Return the time until so many jobs of a signature have ended, one each `gap_ms`; None if that is unknown."""
     return None if gap_ms is None else math.ceil(gap_ms * jobs) / 1000
 

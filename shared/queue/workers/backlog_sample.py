@@ -79,7 +79,7 @@ class BacklogSample(QueueComponent):
             ids, weight = await self._dated_jobs()
             async with self._redis.pipeline(transaction=False) as pipe:
                 for job_id, _ in ids:
-                    pipe.hmget(self._keys.job(job_id), "model", "tenant", "rank", "slots", "batch")
+                    pipe.hmget(self._keys.job(job_id), "model", "tenant", "rank", "slots", "batch", "left")
                 jobs = [_DatedJob(*row) for row in await pipe.execute()]
             due = [(job, due_s) for job, (_, due_s) in zip(jobs, ids, strict=True) if job.is_bulk]
             batches = {(job.tenant, job.batch): (job, due_s) for job, due_s in due if job.batch}
@@ -87,7 +87,7 @@ class BacklogSample(QueueComponent):
                 for tenant, batch in batches:
                     pipe.hmget(self._keys.batch(tenant, batch), "status", "total", "read")
                 lines = await pipe.execute()
-        queued = [DatedSlots(job.model, job.tenant, due_s, queued=int(job.slots) * weight) for job, due_s in due]
+        queued = [DatedSlots(job.model, job.tenant, due_s, queued=job.work_slots * weight) for job, due_s in due]
         return queued + [
             DatedSlots(job.model, job.tenant, due_s, in_files=int(job.slots) * (int(total) - int(done or 0)))
             for (job, due_s), (status, total, done) in zip(batches.values(), lines, strict=True)
@@ -126,6 +126,12 @@ class _DatedJob(NamedTuple):
     rank: str
     slots: str
     batch: str | None
+    left: str | None
+
+    @property
+    def work_slots(self) -> float:
+        """Its slots as far as a checkpoint leaves work of them."""
+        return int(self.slots) * float(self.left or 1)
 
     @property
     def is_bulk(self) -> bool:

@@ -22,6 +22,9 @@ _COUNTED_CHUNK = 200
 _OLDEST_READ = 8
 """Lanes of each rank, the oldest first, and jobs with a deadline, the least slack first."""
 
+_RETURNED_READ = 32
+"""Released and lost jobs of a signature, of each kind, that are read for the work that their checkpoints spare."""
+
 _FIELDS = ("model", *(f"{count}:{rank}" for rank in range(len(RANKS)) for count in ("jobs", "slots")), "running")
 
 
@@ -46,6 +49,14 @@ class _Oldest(NamedTuple):
 
     tenant: str
     arrived_ms: float
+
+
+class _Spared(NamedTuple):
+    """A queued job with a checkpoint, and the part of its work that this spares."""
+
+    rank: Priority
+    slots: int
+    part: float
 
 
 class _Moment(NamedTuple):
@@ -83,10 +94,11 @@ class Depths(QueueComponent):
         counts, now = await self._counts(signatures), await self._client.now_ms()
         gaps = await self._replies([("HGET", self._keys.arrivals(signature), "done_gap") for signature in counts])
         oldest = await self._oldest(counts)
+        spared = await self._spared(counts)
         held_back = await self._held_back({one.tenant for rows in oldest.values() for one in rows}, pauses)
         moment = _Moment(now, pauses, held_back)
         return [
-            _depth(signature, one, gap, {rank: oldest[signature, rank] for rank in RANKS}, moment)
+            _depth(signature, one, gap, {rank: oldest[signature, rank] for rank in RANKS}, spared[signature], moment)
             for (signature, one), gap in zip(counts.items(), gaps, strict=True)
         ]
 
@@ -115,6 +127,19 @@ class Depths(QueueComponent):
                 oldest[part].append(_Oldest(tenant, float(arrived)))
         return oldest
 
+    async def _spared(self, counts: Mapping[str, _Counts]) -> dict[str, list[_Spared]]:
+        """Return the first released and lost jobs that have a checkpoint; others cannot have one."""
+        spared: dict[str, list[_Spared]] = {signature: [] for signature in counts}
+        queued = [signature for signature, one in counts.items() if any(one.queued)]
+        names = [(signature, name(signature)) for signature in queued for name in (self._keys.front, self._keys.solo)]
+        replies = await self._replies([("ZRANGE", name, 0, _RETURNED_READ - 1) for _, name in names])
+        jobs = [(signature, job_id) for (signature, _), ids in zip(names, replies, strict=True) for job_id in ids]
+        rows = await self._replies([("HMGET", self._keys.job(job_id), "rank", "slots", "left") for _, job_id in jobs])
+        for (signature, _), (rank, slots, left) in zip(jobs, rows, strict=True):
+            if rank and slots and left:
+                spared[signature].append(_Spared(RANKS[int(rank)], int(slots), 1 - float(left)))
+        return spared
+
     def _oldest_reads(self, signature: str, rank: Priority) -> Iterator[tuple[str | int, ...]]:
         keys, low, high = self._keys, rank.rank * RANK_SPAN, f"({(rank.rank + 1) * RANK_SPAN}"
         yield "ZRANGE", keys.lanes(signature, rank.value), 0, _OLDEST_READ - 1, "WITHSCORES"
@@ -141,12 +166,13 @@ def _depth(
     counts: _Counts,
     gap: str | None,
     oldest: Mapping[Priority, Sequence[_Oldest]],
+    spared: Sequence[_Spared],
     moment: _Moment,
 ) -> QueueDepth:
     paused, bulk = moment.pauses.has_model(counts.model), oldest[Priority.BULK]
     others = [one for rank, rows in oldest.items() if rank is not Priority.BULK for one in rows]
     free = [] if paused else [one for one in others if one.tenant not in moment.held_back]
-    jobs = sum(counts.jobs.values()) + counts.running
+    jobs = sum(counts.jobs.values()) + counts.running - sum(one.part for one in spared)
     return QueueDepth(
         signature=signature,
         model=counts.model,
@@ -154,10 +180,11 @@ def _depth(
         slots=counts.slots,
         running_jobs=counts.running,
         oldest_age_ms=_age_ms([*others, *bulk], moment.now_ms),
-        eta_s=expected_s(None if gap is None else float(gap), jobs),
+        eta_s=expected_s(None if gap is None else float(gap), max(0.0, jobs)),
         waiting_ms=_age_ms(free, moment.now_ms),
         bulk_age_ms=_age_ms(bulk, moment.now_ms),
         paused=paused,
+        spared_slots={rank: sum(one.slots * one.part for one in spared if one.rank is rank) for rank in RANKS},
     )
 
 

@@ -149,6 +149,8 @@ class Workers(QueueComponent):
                 slot_s=cost.slot_s,
                 rows=cost.rows,
                 cost_curve=curve,
+                spared_slots=sum(depth.spared_slots.values()) - depth.spared_slots.get(Priority.BULK, 0.0),
+                spared_bulk_slots=depth.spared_slots.get(Priority.BULK, 0.0),
             )
             for depth, own, curve in zip(load.depths, costs, curves, strict=True)
             for cost in (own if own.slot_s is not None else by_model.get(depth.model, own),)

@@ -271,7 +271,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _keep_checkpoints(self, worker: str, claims: list[Claim], number: int) -> None:
         for one in claims:
             key = checkpoint_key(one.job.id, one.epoch, number, 0)
-            image = StoredImage(key=key, bytes=100 * number, sha256="0" * 64, step=number)
+            image = StoredImage(key=key, bytes=100 * number, sha256="0" * 64, step=number, total=8)
             checkpoint = JobCheckpoint(images=(image, None, image)[:number])
             verdict = self.run(self.queue.claims.keep_checkpoint(worker, one, checkpoint))
             assert verdict == self.model.keep_checkpoint(one.job.id, worker, one.epoch, checkpoint)

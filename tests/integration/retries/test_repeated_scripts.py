@@ -174,7 +174,7 @@ async def claims(queue: Queue, make: Make) -> None:
     await queue.claims.report_progress(
         ProgressReport(one.job.id, one.epoch, Phase.DENOISING, Progress(step=1, total=2))
     )
-    image = StoredImage(key="jobs/x/checkpoints/1-1-0.safetensors", bytes=9, sha256="", step=1)
+    image = StoredImage(key="jobs/x/checkpoints/1-1-0.safetensors", bytes=9, sha256="", step=1, total=2)
     assert await queue.claims.keep_checkpoint("w1", one, JobCheckpoint(images=(image,))) == "kept"
     assert await queue.previews.put(one.job.id, one.epoch, 0, 0, b"x")
     assert await queue.claims.release("w1", {two.job.id: two.epoch}) == 1

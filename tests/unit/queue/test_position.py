@@ -111,3 +111,11 @@ def test_why_a_job_waits(why: str, case: dict[str, Any], reason: QueueReason) ->
 def test_the_estimate_counts_running_jobs_those_before_and_the_job() -> None:
     assert queue_position(facts(jobs=[2, 1, 0], running=3, gap_ms=500.5)).eta_s == expected_s(500.5, 6) == 3.003
     assert queue_position(facts()).eta_s is None, "no job has ended lately"
+
+
+@pytest.mark.parametrize(
+    ("spared", "jobs"),
+    [(0.0, 6), (0.75, 5.25), (2.5, 3.5), (9.0, 3)],  # running jobs count whole
+)
+def test_the_estimate_counts_what_checkpoints_leave_of_queued_jobs(spared: float, jobs: float) -> None:
+    assert queue_position(facts(jobs=[2, 1, 0], running=3, gap_ms=1000, spared=spared)).eta_s == jobs

@@ -84,6 +84,9 @@ def test_slot_cost_follows_the_expected_rows(
         ([load(18)], fleet(start_s=80.0), 2, "start within 80 s with 2.00 workers"),
         ([load(9)], fleet(1, 1, start_s=29.0), 3, "start within 30 s"),  # the target is longer
         ([load(running=1)], fleet(4, 3), 3, "3 workers have jobs"),
+        ([load(9, spared_slots=6.0)], fleet(), 1, "30.0 s queued"),  # checkpoints leave a third of the work
+        ([load(9, spared_slots=4.5)], fleet(), 2, "45.0 s queued"),
+        ([load(1, spared_slots=1.0)], fleet(), 1, "at least 1"),
     ],
 )
 def test_jobs_start_within_the_target(loads: list[SignatureLoad], fleet: Fleet, expected: int, reason: str) -> None:

@@ -1,8 +1,9 @@
 -- NEEDS job_record
 -- RUNS when Redis is full
 -- Name the checkpoint of a running job in its record, instead of an earlier one, if the claim is still this worker's.
--- args     worker, job_id, epoch, checkpoint, size
---          `checkpoint`: its text, none to forget the earlier one; `size`: of its objects, as in footprint
+-- args     worker, job_id, epoch, checkpoint, size, left
+--          `checkpoint`: its text, none to forget the earlier one; `size`: of its objects, as in footprint;
+--          `left`: the part of the job's steps that it leaves
 -- Returns  'kept', 'stale' if the claim is no longer this worker's, or the name of the quota of the tenant that it exceeds
 local id = args.job_id
 local job = job_record.load(id)
@@ -11,5 +12,5 @@ local more, before = footprint.numbers(args.size), footprint.numbers(job.checkpo
 for at = 1, #more do more[at] = more[at] - before[at] end
 local quota = footprint.exceeded(footprint.read(job.tenant), more)
 if quota then return quota end
-job_record.set_checkpoint(id, job, args.checkpoint, args.size)
+job_record.set_checkpoint(id, job, args.checkpoint, args.size, args.left)
 return 'kept'

@@ -13,7 +13,7 @@ local STREAM_READS = 16
 local RETURNED = 32
 -- Of the row of a job, before its id and whether it loses its place; in the order of `JOB_FIELDS` in facts.py.
 local FACTS = {'state', 'tenant', 'entry', 'deadline', 'src', 'epoch', 'slots', 'arrived', 'returned', 'start_by', 'passed',
-  'overtaken', 'waiting_worker', 'waited', 'on_deadline', 'steps'}
+  'overtaken', 'waiting_worker', 'waited', 'on_deadline', 'steps', 'left'}
 local STATE, TENANT, ENTRY, DEADLINE, LOSES_PLACE = 1, 2, 3, 4, #FACTS + 2
 local worker, sig, slots, lowest, page = args.worker, args.signature, args.slots, args.lowest_rank, args.page
 local wanted, now = args.tenant, clock_ms()

@@ -15,7 +15,8 @@ function latest_start.of(deadline, step_ms, steps, rest_ms)
   return math.max(0, math.floor(deadline - (rest_ms or 0) - (step_ms or 0) * steps))
 end
 
-local function steps_of(job) return tonumber(job.steps or nil) or 0 end
+-- The steps that are left of a job: of one with a checkpoint not all.
+local function steps_of(job) return math.ceil((tonumber(job.steps or nil) or 0) * (tonumber(job.left or nil) or 1)) end
 
 -- The least time (ms) that a job takes.
 local function least_ms(job, now) return device_times.bound(device_times.of(job.sig), steps_of(job), now) end

@@ -22,7 +22,7 @@ end
 function claim_job.take(batch, id, job)
   lane_changes.leave(id, job)
   local name = key.job(id)
-  local epoch, cost = (tonumber(job.epoch) or 0) + 1, slot_cost(batch) * job.slots
+  local epoch, cost = (tonumber(job.epoch) or 0) + 1, slot_cost(batch) * job.slots * (tonumber(job.left or nil) or 1)
   redis.call('HSET', name, 'state', 'running', 'worker', batch.worker, 'started', whole(batch.now), 'epoch', epoch,
     'attempts', (tonumber(job.attempts) or 0) + 1, 'charged', string.format('%.9g', cost),
     'event', events.publish(id, job.tenant, 'running', job.webhook))

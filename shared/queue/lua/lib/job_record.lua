@@ -4,7 +4,7 @@
 local job_record = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
-  'charged', 'size', 'start_by', 'on_deadline', 'steps', 'checkpoint', 'checkpoint_size'}
+  'charged', 'size', 'start_by', 'on_deadline', 'steps', 'checkpoint', 'checkpoint_size', 'left'}
 
 -- The fields of a job that scripts need, or nil.
 function job_record.load(id)
@@ -37,10 +37,12 @@ function job_record.resize(id, job, size)
 end
 
 -- Name the checkpoint of a job in its record, instead of an earlier one: its text, and the size of its objects as in footprint.
--- Without a text the record names none.
-function job_record.set_checkpoint(id, job, checkpoint, size)
+-- `left`: the part of the job's steps that is left after it. Without a text the record names none.
+function job_record.set_checkpoint(id, job, checkpoint, size, left)
   job_record.resize(id, job, footprint.replaced(job.size, job.checkpoint_size, size))
-  redis.call('HDEL', key.job(id), 'checkpoint', 'checkpoint_size', 'checkpoint_losses')
-  job.checkpoint, job.checkpoint_size = checkpoint, size
-  if checkpoint then redis.call('HSET', key.job(id), 'checkpoint', checkpoint, 'checkpoint_size', size) end
+  redis.call('HDEL', key.job(id), 'checkpoint', 'checkpoint_size', 'checkpoint_losses', 'left')
+  job.checkpoint, job.checkpoint_size, job.left = checkpoint, size, left
+  if checkpoint then
+    redis.call('HSET', key.job(id), 'checkpoint', checkpoint, 'checkpoint_size', size, 'left', string.format('%.4g', left))
+  end
 end

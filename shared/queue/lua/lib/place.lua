@@ -22,6 +22,20 @@ local function before_of_rank(name, rank, id)
   return math.max(0, (redis.call('ZRANK', name, id) or 0) - redis.call('ZCOUNT', name, '-inf', '(' .. queue.score(rank, 0)))
 end
 
+-- The work, in jobs, that the checkpoints of a job and of jobs before it have spared: of lost ones of its rank, and of those of
+-- its lane that were returned.
+local function spared(id, sig, rank, src, before, returned)
+  local sum, ids = 0, queue.of_rank(key.solo(sig), rank, 0, src == 'solo' and math.min(before, NEAR) or NEAR)
+  local count = src == 'lane' and NEAR or math.min(before, NEAR)
+  for _, one in ipairs(src == 'solo' and {} or redis.call('ZRANGEBYSCORE', returned, '-inf', '(' .. queue.score(2, 0),
+    'LIMIT', 0, count)) do
+    table.insert(ids, one)
+  end
+  table.insert(ids, id)
+  for _, one in ipairs(ids) do sum = sum + 1 - (tonumber(redis.call('HGET', key.job(one), 'left') or nil) or 1) end
+  return sum
+end
+
 -- The facts of a job as JSON of `PlaceFacts` in `shared/queue/order/facts.py`; '' if it is not queued.
 function place.of(id)
   local values, job = redis.call('HMGET', key.job(id), unpack(FACTS)), {}
@@ -45,5 +59,6 @@ function place.of(id)
     gap_ms = tonumber(redis.call('HGET', key.arrivals(sig), 'done_gap') or nil) or cjson.null,
     lost = redis.call('ZCOUNT', key.solo(sig), queue.score(rank, 0), '(' .. queue.score(rank + 1, 0)),
     returned = redis.call('ZCOUNT', returned, '-inf', '(' .. queue.score(2, 0)), in_stream = redis.call('XLEN', lane),
-    before = before, tenants = redis.call('ZCARD', order), less_served = redis.call('ZRANK', order, tenant) or 0})
+    before = before, tenants = redis.call('ZCARD', order), less_served = redis.call('ZRANK', order, tenant) or 0,
+    spared = queue.has_returned(sig) and spared(id, sig, rank, src, before, returned) or 0})
 end
