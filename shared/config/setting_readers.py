@@ -20,8 +20,8 @@ _GROUPS = {
         output_ports
         retention_s input_retention_s usage_retention_days idempotency_s max_queued_jobs max_queued_jobs_per_tenant
         max_running_slots_per_tenant max_kept_jobs_per_tenant max_record_bytes_per_tenant max_stored_objects_per_tenant
-        max_stored_bytes_per_tenant max_attempts lease_ms overdue_ms bulk_share interactive_allowance_s aging_ms
-        sync_wait_s
+        max_stored_bytes_per_tenant max_checkpoint_bytes max_attempts lease_ms overdue_ms bulk_share
+        interactive_allowance_s aging_ms sync_wait_s
     """,
     "api, chores": """
         presign_expires_s file_retention_s max_body_bytes max_input_bytes fetch_timeout_s fetch_allow_networks

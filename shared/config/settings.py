@@ -122,6 +122,9 @@ class Settings(BaseSettings):
     max_record_bytes_per_tenant: Positive = _setting(2 * 1024**3, "Redis memory of one tenant's records, estimated.")
     max_stored_objects_per_tenant: Positive = _setting(2_000_000, "Inputs, results and file parts of one tenant.")
     max_stored_bytes_per_tenant: Positive = _setting(1024**4, "Their size in storage.")
+    max_checkpoint_bytes: Positive = _setting(
+        100 * 1024**3, "Checkpoints of running jobs in storage, of all tenants; beyond it none are stored."
+    )
     max_requests_per_minute_per_tenant: Positive | None = _setting(
         None, "Requests of one tenant over all API processes. Unset: unlimited."
     )

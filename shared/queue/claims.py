@@ -309,7 +309,8 @@ class Claims(QueueComponent):
     async def keep_checkpoint(self, worker: str, claim: Claim, checkpoint: JobCheckpoint) -> str:
         """Name a stored checkpoint in the job's record, instead of an earlier one.
 
-        Returns `kept`, `stale` if the claim is no longer this worker's, or the quota of the tenant that it exceeds.
+        Returns `kept`, `stale` if the claim is no longer this worker's, `full` if those of all tenants have as many
+        bytes as they may, or the quota of the tenant that it exceeds.
         """
         job_id, text, size = claim.job.id, checkpoint.wire(), checkpoint.size()
         return await self._scripts.keep_checkpoint(worker, job_id, claim.epoch, text, size, left=checkpoint.left)

@@ -27,6 +27,7 @@ POLICIES: Mapping[str, Policy] = {
     "max_record_bytes_per_tenant": Policy("max_record_bytes"),
     "max_stored_objects_per_tenant": Policy("max_stored_objects"),
     "max_stored_bytes_per_tenant": Policy("max_stored_bytes"),
+    "max_checkpoint_bytes": Policy("max_checkpoint_bytes"),
     "max_attempts": Policy("max_attempts"),
     "lease_ms": Policy("lease_ms"),
     "overdue_ms": Policy("overdue_ms"),

@@ -24,6 +24,10 @@ log = structlog.get_logger()
 MAX_JOB_BYTES = 512 * 1024 * 1024  # of all images of a job: a video of 81 frames of 1280 x 720 has 77 MB
 READ_S = 30.0
 NAME_S = 10.0
+REFUSALS = {
+    "stale": "the claim is stale",
+    "full": "the checkpoints of all tenants have FUSEQUEUE_MAX_CHECKPOINT_BYTES",
+}
 CONTENT_TYPE = "application/safetensors"
 
 for _reason in ("stored", "read", "resume"):
@@ -118,7 +122,7 @@ class CheckpointStore:
             return "Redis cannot be reached"
         if verdict != "kept":
             await self._delete(checkpoint, kept=earlier)
-            return f"the claim is {verdict}" if verdict == "stale" else f"the quota {verdict} is used up"
+            return REFUSALS.get(verdict, f"the quota {verdict} is used up")
         claimed.checkpoint = checkpoint
         seconds = round(time.monotonic() - started, 3)
         log.info("checkpoint_stored", job_id=claimed.job.id, step=checkpoint.step, bytes=size, seconds=seconds)

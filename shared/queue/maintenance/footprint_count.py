@@ -13,6 +13,7 @@ from shared.queue.connections.errors import translated
 from shared.queue.quotas import PART_RECORD_BYTES
 
 NAMES = tuple(Footprint.__dataclass_fields__)
+CHECKPOINT_BYTES = "checkpoint_bytes"
 _ROWS = 1000
 
 Scan = Callable[[Any], AsyncIterator[tuple[list[str], str]]]
@@ -21,14 +22,20 @@ Scan = Callable[[Any], AsyncIterator[tuple[list[str], str]]]
 
 @dataclass
 class FootprintCount:
-    """What was counted, by name and tenant, with `*` for all tenants."""
+    """What was counted, by name and tenant, with `*` for all tenants; the bytes of checkpoints for all only."""
 
-    totals: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in NAMES})
+    totals: dict[str, Counter[str]] = field(
+        default_factory=lambda: {name: Counter() for name in (*NAMES, CHECKPOINT_BYTES)}
+    )
 
     def add(self, tenant: str, size: Sequence[int]) -> None:
         for name, number in zip(NAMES, size, strict=True):
             self.totals[name][tenant] += number
             self.totals[name]["*"] += number
+
+    def add_checkpoint(self, size: str | None) -> None:
+        if size:
+            self.totals[CHECKPOINT_BYTES]["*"] += _numbers(size)[-1]
 
 
 class FootprintCounter(QueueComponent):
@@ -53,12 +60,13 @@ class FootprintCounter(QueueComponent):
             with translated():
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for job_id in names:
-                        pipe.hmget(self._keys.job(job_id), "state", "tenant", "size")
+                        pipe.hmget(self._keys.job(job_id), "state", "tenant", "size", "checkpoint_size")
                     rows = await pipe.execute()
-            for job_id, (state, tenant, size) in zip(names, rows, strict=True):
+            for job_id, (state, tenant, size, checkpoint_size) in zip(names, rows, strict=True):
                 if state in ("queued", "running") and size and job_id not in self._unfinished:
                     self._unfinished.add(job_id)
                     self._count.add(tenant, _numbers(size))
+                    self._count.add_checkpoint(checkpoint_size)
 
     async def _count_retained(self) -> None:
         cursor = 0

@@ -13,6 +13,7 @@ from shared.queue import Claim, Queue, Submission
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 
 Make = Callable[..., Submission]
+QueueWith = Callable[..., Queue]
 STEPS = 8  # of a job by default
 STEP_MS = 1000.0
 BYTES = 100
@@ -131,3 +132,25 @@ async def test_bulk_slots_with_a_deadline_count_as_far_as_they_are_left(
     await released(queue, make_submission(priority=Priority.BULK, time_limit_ms=60_000), *steps)
     (row,) = (await queue.workers.backlog(await queue.workers.load(), {})).dated
     assert row.queued == slots
+
+
+async def test_checkpoints_of_all_tenants_are_bounded(queue_with: QueueWith, make_submission: Make) -> None:
+    """What is replaced or ends makes room, and nothing fails where there is none."""
+    queue = queue_with(max_checkpoint_bytes=2 * BYTES)
+    await put(queue, *[make_submission(tenant=tenant) for tenant in ("a", "b", "c")])
+    one, two, three = await claim(queue)
+    for claimed in (one, two):
+        await keep(queue, claimed, 4)
+    assert await queue.claims.keep_checkpoint("w1", three, at_step(three, 4)) == "full"
+    assert await queue.claims.keep_checkpoint("w1", two, at_step(two, 5, size=BYTES + 1)) == "full"
+    await keep(queue, two, 6)
+    assert await queue.maintenance.reconcile() == 0
+    assert await end(queue, one)
+    await keep(queue, three, 5)
+    footprint, redis = queue.client.redis_keys.footprint, queue.client.redis
+    await redis.hset(footprint, "*|checkpoint_bytes", 7)
+    assert await queue.maintenance.reconcile() == 1
+    assert int(await redis.hget(footprint, "*|checkpoint_bytes")) == 2 * BYTES
+    assert await end(queue, two)
+    assert await end(queue, three)
+    assert await redis.hget(footprint, "*|checkpoint_bytes") is None

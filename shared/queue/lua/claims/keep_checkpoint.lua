@@ -4,7 +4,8 @@
 -- args     worker, job_id, epoch, checkpoint, size, left
 --          `checkpoint`: its text, none to forget the earlier one; `size`: of its objects, as in footprint;
 --          `left`: the part of the job's steps that it leaves
--- Returns  'kept', 'stale' if the claim is no longer this worker's, or the name of the quota of the tenant that it exceeds
+-- Returns  'kept', 'stale' if the claim is no longer this worker's, 'full' if the checkpoints of all tenants would have more
+--          bytes than they may, or the name of the quota of the tenant that it exceeds
 local id = args.job_id
 local job = job_record.load(id)
 if not job or job.state ~= 'running' or job.worker ~= args.worker or tonumber(job.epoch) ~= args.epoch then return 'stale' end
@@ -12,5 +13,6 @@ local more, before = footprint.numbers(args.size), footprint.numbers(job.checkpo
 for at = 1, #more do more[at] = more[at] - before[at] end
 local quota = footprint.exceeded(footprint.read(job.tenant), more)
 if quota then return quota end
+if more[4] > 0 and footprint.checkpoint_bytes() + more[4] > conf.max_checkpoint_bytes then return 'full' end
 job_record.set_checkpoint(id, job, args.checkpoint, args.size, args.left)
 return 'kept'

@@ -39,6 +39,7 @@ end
 -- Name the checkpoint of a job in its record, instead of an earlier one: its text, and the size of its objects as in footprint.
 -- `left`: the part of the job's steps that is left after it. Without a text the record names none.
 function job_record.set_checkpoint(id, job, checkpoint, size, left)
+  footprint.add_checkpoint(footprint.numbers(size)[4] - footprint.numbers(job.checkpoint_size)[4])
   job_record.resize(id, job, footprint.replaced(job.size, job.checkpoint_size, size))
   redis.call('HDEL', key.job(id), 'checkpoint', 'checkpoint_size', 'checkpoint_losses', 'left')
   job.checkpoint, job.checkpoint_size, job.left = checkpoint, size, left

@@ -26,19 +26,27 @@ function footprint.replaced(size, before, after)
   return table.concat(sum, ',')
 end
 
+local function add(owner, name, number)
+  if number == 0 then return end
+  if recount.in_progress() then recount.note(name .. '|' .. owner, number) end
+  local field = owner .. '|' .. name
+  if redis.call('HINCRBY', key.footprint, field, whole(number)) <= 0 then redis.call('HDEL', key.footprint, field) end
+end
+
 -- Add four numbers, which can be negative, to what a tenant keeps.
 function footprint.add(tenant, numbers)
   for at, name in ipairs(NAMES) do
-    if numbers[at] ~= 0 then
-      for _, owner in ipairs({tenant, '*'}) do
-        local field = owner .. '|' .. name
-        if recount.in_progress() then recount.note(name .. '|' .. owner, numbers[at]) end
-        local left = redis.call('HINCRBY', key.footprint, field, whole(numbers[at]))
-        if left <= 0 then redis.call('HDEL', key.footprint, field) end
-      end
-    end
+    add(tenant, name, numbers[at])
+    add('*', name, numbers[at])
   end
 end
+
+-- Bytes of the checkpoints of all tenants, which `stored_bytes` has, too.
+function footprint.checkpoint_bytes()
+  return tonumber(redis.call('HGET', key.footprint, '*|checkpoint_bytes') or nil) or 0
+end
+
+function footprint.add_checkpoint(bytes) add('*', 'checkpoint_bytes', bytes) end
 
 -- Replace the size of an item: '' before it exists, '' after it is deleted.
 function footprint.change(tenant, before, after)
