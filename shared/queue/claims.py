@@ -313,7 +313,9 @@ class Claims(QueueComponent):
         bytes as they may, or the quota of the tenant that it exceeds.
         """
         job_id, text, size = claim.job.id, checkpoint.wire(), checkpoint.size()
-        return await self._scripts.keep_checkpoint(worker, job_id, claim.epoch, text, size, left=checkpoint.left)
+        return await self._scripts.keep_checkpoint(
+            worker, job_id, claim.epoch, text, size, step=checkpoint.step, left=checkpoint.left
+        )
 
     async def count_run(self, job: Job, token: str, outcome: Outcome) -> bool:
         """Count what a run has used that has lost or returned its claim; False if `settle` has, with the same token."""

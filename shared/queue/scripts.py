@@ -188,7 +188,7 @@ class Scripts(Protocol):
         resumed: int,
     ) -> bool: ...
     async def keep_checkpoint(
-        self, worker: str, job_id: str, epoch: int, checkpoint: str | None, size: str, left: float
+        self, worker: str, job_id: str, epoch: int, checkpoint: str | None, size: str, step: int, left: float
     ) -> str: ...
 
     # Workers

@@ -162,7 +162,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
             *("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8, 1, 9, ""),
             *("500000,8,0,1,0,9", None, "", 0),
         ),
-        "keep_checkpoint": ("w1", job, epoch, '{"images":[]}', "0,13,0,0", 1.0),
+        "keep_checkpoint": ("w1", job, epoch, '{"images":[]}', "0,13,0,0", 0, 1.0),
     }
 
 

@@ -288,6 +288,8 @@ class QueueMachine(RuleBasedStateMachine):
             ProgressReport(job_id, epoch, Phase.DENOISING, Progress(step=1, total=8)) for job_id, epoch in pairs.items()
         ]
         assert self.run(self.queue.claims.report_progress(*reports)) == len(current)
+        for job_id in current:
+            self.model.jobs[job_id].step = 1
 
     def _release(self, worker: str, pairs: dict[str, int], current: set[str]) -> None:
         assert self.run(self.queue.claims.release(worker, pairs)) == len(current)

@@ -44,6 +44,8 @@ class ModelJob:
     token: str | None = None
     checkpoint: JobCheckpoint | None = None
     checkpoint_losses: int = 0
+    step: int = 0
+    lost_at: int | None = None
     artifacts: int = 0
     forgotten: bool = False
 
@@ -115,7 +117,7 @@ class QueueModel:
         self.events.append((job_id, state))
         job.lease_expired = False
         if state is State.QUEUED:
-            job.worker = None
+            job.worker, job.step = None, 0
 
     def submit(self, submission: Submission) -> tuple[str, str]:
         """Queue a job; return the result's kind and the job's id, as `Jobs.submit` must."""
@@ -171,6 +173,8 @@ class QueueModel:
         if not job.holds(worker, epoch):
             return "stale"
         job.checkpoint, job.checkpoint_losses = checkpoint, 0
+        if job.solo and job.lost_at is not None and checkpoint.step > job.lost_at:
+            job.solo, job.lost_at = False, checkpoint.step
         return "kept"
 
     def settle(self, job_id: str, worker: str, epoch: int, state: State, token: str) -> bool:
@@ -211,6 +215,8 @@ class QueueModel:
         if lost and job.solo and job.losses >= MAX_ATTEMPTS:
             job.dead_letter = True
             return self.end(job_id, State.FAILED)
+        if lost:
+            job.lost_at = max(job.lost_at or 0, job.step)
         job.solo, job.moved = job.solo or lost, True
         return self.set_state(job_id, State.QUEUED)
 

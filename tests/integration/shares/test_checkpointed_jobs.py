@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 from harness.queue import claim, end, lose, put, redis_ms, state_of
 
-from shared.job import State
+from shared.job import Phase, Progress, State
 from shared.job_fields import Priority
 from shared.queue import Claim, Queue, Submission
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
+from shared.queue.records import ProgressReport
 
 Make = Callable[..., Submission]
 QueueWith = Callable[..., Queue]
@@ -154,3 +155,46 @@ async def test_checkpoints_of_all_tenants_are_bounded(queue_with: QueueWith, mak
     assert await end(queue, two)
     assert await end(queue, three)
     assert await redis.hget(footprint, "*|checkpoint_bytes") is None
+
+
+async def lost_at(queue: Queue, one: Claim, step: int) -> Claim:
+    """Lose the worker of a job at a step, and claim the job again."""
+    report = ProgressReport(one.job.id, one.epoch, Phase.DENOISING, Progress(step=step, total=STEPS))
+    assert await queue.claims.report_progress(report) == 1
+    await lose(queue, one.job.id)
+    await queue.maintenance.reclaim()
+    (again,) = await claim(queue)
+    return again
+
+
+@pytest.mark.parametrize(("step", "solo"), [(3, True), (4, True), (5, False)])
+async def test_a_lost_job_runs_solo_until_a_checkpoint_is_beyond_the_step_of_the_loss(
+    queue: Queue, make_submission: Make, step: int, solo: bool
+) -> None:
+    await put(queue, make_submission())
+    (one,) = await claim(queue)
+    again = await lost_at(queue, one, 4)
+    assert again.must_run_solo
+    await keep(queue, again, step)
+    assert await queue.claims.release("w1", {again.job.id: again.epoch}) == 1
+    (after,) = await claim(queue)
+    assert after.must_run_solo is solo
+
+
+async def test_a_job_that_is_at_fault_ends_although_its_checkpoints_go_on(
+    queue_with: QueueWith, make_submission: Make
+) -> None:
+    """Progress is known a second late: checkpoints can seem to be beyond the step that is at fault."""
+    queue = queue_with(max_attempts=1)
+    (job_id,) = await put(queue, make_submission())
+    losses = 0
+    while await state_of(queue, job_id) is State.QUEUED:
+        (one,) = await claim(queue)
+        report = ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=2, total=STEPS))
+        await queue.claims.report_progress(report)
+        await keep(queue, one, 3)
+        await lose(queue, job_id)
+        await queue.maintenance.reclaim()
+        losses += 1
+        assert losses < 8
+    assert await state_of(queue, job_id) is State.FAILED

@@ -97,6 +97,16 @@ function job_state.become_late(id, job, now)
   latest_start.set_late(id, job, now)
 end
 
+-- Let a job that a worker lost have batch mates again if a checkpoint is beyond the step at which it was lost. Each time it
+-- must be further: of a job that is at fault the losses while it runs solo are counted at last.
+function job_state.note_passed_step(id, job, step)
+  local lost_at = job.solo and tonumber(redis.call('HGET', key.job(id), 'lost_at') or nil)
+  if not lost_at or step <= lost_at then return end
+  redis.call('HDEL', key.job(id), 'solo')
+  redis.call('HSET', key.job(id), 'lost_at', whole(step))
+  job.solo = nil
+end
+
 -- A worker lost this job: its lease expired, or it names a cause. Only a loss while solo counts as the job's own.
 function job_state.lost(id, job, now, cause)
   job_state.unclaim(id, job, now)
@@ -114,7 +124,9 @@ function job_state.lost(id, job, now, cause)
       return dead_letters.bury(id, 'worker_lost', outcome, now)
     end
   end
-  redis.call('HSET', key.job(id), 'solo', 1)
+  local steps = redis.call('HMGET', key.job(id), 'step', 'lost_at')
+  local lost_at = math.max(tonumber(steps[1] or nil) or 0, tonumber(steps[2] or nil) or 0)
+  redis.call('HSET', key.job(id), 'solo', 1, 'lost_at', whole(lost_at))
   job_state.requeue(id, job, 'solo', now)
 end
 
