@@ -153,20 +153,21 @@ def _check_results(evidence: Evidence, report: Report) -> None:
             report.problems["results missing"].append(f"{job_id}: {missing} of {keys}")
         for artifact in known.artifacts:
             data = evidence.objects.get(artifact.key)
-            if data is not None and not _is_of(data, known.job.seed_of(artifact.index)):
+            if data is not None and not _is_of(data, color_of(known.job.seed_of(artifact.index), known.job.steps)):
                 report.problems["results of another job"].append(f"{job_id}: {artifact.key}")
     results = [key for key in evidence.objects if key.startswith("jobs/")]
     report.counts |= {"results": len(named), "files without a result": len(set(results) - named)}
 
 
-def _is_of(data: bytes, seed: int) -> bool:
+def _is_of(data: bytes, color: tuple[int, int, int]) -> bool:
     with Image.open(io.BytesIO(data)) as image:
-        return image.getpixel((0, 0)) == color_of(seed)
+        return image.getpixel((0, 0)) == color
 
 
 def _check_forwards(evidence: Evidence, report: Report) -> None:
     pids: defaultdict[str, dict[int, int]] = defaultdict(dict)
     steps = Counter((forward.job_id, forward.step) for forward in evidence.forwards)
+    succeeded = {job_id: one.job.steps for job_id, one in evidence.records.items() if one.state is State.SUCCEEDED}
     for forward in evidence.forwards:
         pids[forward.job_id][forward.epoch] = forward.pid
     for job_id, runs in pids.items():
@@ -180,6 +181,8 @@ def _check_forwards(evidence: Evidence, report: Report) -> None:
     report.counts |= {
         "jobs run again": sum(len(runs) - 1 for runs in pids.values()),
         "forwards repeated": sum(count - 1 for count in steps.values()),
+        "steps of results": sum(succeeded.values()),
+        "steps computed for them": sum(count for (job_id, _), count in steps.items() if job_id in succeeded),
     }
 
 

@@ -37,7 +37,7 @@ class Stage:
         self.monitor = monitor
         self.proxies: Mapping[str, TcpProxy] = {}
         self.lost_pids: set[int] = set()
-        """Workers that were killed or stopped."""
+        """Workers that were killed or stopped, or terminated with jobs that go on elsewhere."""
         self._taken: set[int] = set()
         self.exits: list[str] = []
         self.forgetting: Callable[[], None] = lambda: None
@@ -120,6 +120,14 @@ async def drain_worker(stage: Stage, rng: random.Random) -> None:
     if process := stage.any("worker", rng):
         stage.cluster.process("worker")
         await _drain(stage, process)
+
+
+async def evict_worker(stage: Stage, rng: random.Random) -> None:
+    """Terminate a worker whose jobs can take longer than its drain, as a node that ends does; start another."""
+    if process := stage.any("worker", rng):
+        stage.lost_pids.add(process.pid)
+        await _drain(stage, process)
+    stage.cluster.process("worker")
 
 
 async def _outlived(stage: Stage, process: Process) -> None:
@@ -316,7 +324,7 @@ _LINKS = (("api-redis",), ("worker-redis",))
 FAULTS: dict[str, Action] = {
     **{
         action.__name__: action
-        for action in (kill_worker, stop_worker, drain_worker, kill_redis, long_outage, freeze_redis)
+        for action in (kill_worker, stop_worker, drain_worker, evict_worker, kill_redis, long_outage, freeze_redis)
     },
     **{action.__name__: action for action in (rewrite_aof, step_clock, flush_scripts, flush_all)},
     **{action.__name__: action for action in (lose_indexes, promote_replica, restart_chores, stop_s3, fill_disk)},

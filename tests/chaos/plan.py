@@ -50,6 +50,8 @@ class Mix:
     """Shares of the jobs that differ from plain ones, and how the run is loaded."""
 
     signatures: int = 50
+    steps: tuple[int, int] = (1, 4)
+    """Fewest and most steps of a job."""
     keyed: float = 0.5
     repeated: float = 0.1
     failing: float = 0.02
@@ -97,7 +99,7 @@ def _planned_job(rng: random.Random, number: int, mix: Mix, *, bulk: bool) -> Pl
         "prompt": f"{FAILS if rng.random() < mix.failing else 'job'} {number}",
         "width": SIDES[size % len(SIDES)],
         "height": SIDES[size // len(SIDES) % len(SIDES)],
-        "steps": rng.randint(1, 4),
+        "steps": rng.randint(*mix.steps),
         "n": rng.choice((1, 1, 1, 1, 1, 1, 1, 2)),
         "seed": number * SEEDS_PER_JOB,
         "priority": rng.choices(("interactive", "standard", "bulk"), (1, 8, 2))[0],

@@ -35,6 +35,7 @@ id = "{model}"
 source = "not-loaded/{model}"
 max_batch = {max_batch}
 window_ms = 20
+checkpoint_s = {checkpoint_s}
 [model.defaults]
 width = 16
 height = 16
@@ -42,6 +43,7 @@ steps = 2
 [model.limits]
 min_side = 16
 max_side = 128
+max_steps = 500
 max_images = 4
 """
 
@@ -165,7 +167,16 @@ class Process:
 class Cluster:
     """A stack of real processes; `settings` are those of fusequeue. `ports` can be those of proxies."""
 
-    def __init__(self, folder: Path, *, step_s: float, bug: str = "", s3: bool = False, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step_s: float,
+        bug: str = "",
+        s3: bool = False,
+        checkpoint_s: float = 20.0,
+        **settings: object,
+    ) -> None:
         self.folder, self.uses_s3 = folder, s3
         self.redis = RedisProcess(folder / "redis")
         self.api_port = free_port()
@@ -177,7 +188,8 @@ class Cluster:
         self.s3_port = free_port()
         self.ports = {role: {"redis": self.redis.port, "s3": self.s3_port} for role in ("api", "worker", "chores")}
         self.processes: list[Process] = []
-        (folder / "models.toml").write_text("\n".join(_MODEL.format(model=one, max_batch=MAX_BATCH) for one in MODELS))
+        facts = {"max_batch": MAX_BATCH, "checkpoint_s": checkpoint_s}
+        (folder / "models.toml").write_text("\n".join(_MODEL.format(model=one, **facts) for one in MODELS))
 
     def change_settings(self, **settings: object) -> None:
         """Change settings of processes that are started from now on."""

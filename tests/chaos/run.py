@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +33,11 @@ LATE_OUTSTANDING = 30
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of run. `run_again` bounds the jobs that run more than once, by the workers killed or stopped."""
+    """A kind of run. `run_again` bounds the jobs that run more than once, by the workers killed or stopped.
+
+    `jobs` are at least `fewest`, also at a small scale. With `every_s` one fault happens at these intervals until all
+    jobs have ended, and `kinds` are their kinds in turns. `computed` bounds the steps computed over those of results.
+    """
 
     jobs: int
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -44,10 +50,14 @@ class Scenario:
     webhooks: bool = False
     run_again: Callable[[int], float] = lambda kills: kills * MAX_BATCH
     settings: Mapping[str, object] = field(default_factory=dict)
+    fewest: int = 50
+    every_s: float = 0.0
+    checkpoint_s: float = 20.0
+    computed: float = math.inf
 
     def plan(self, seed: int, scale: float = 1.0) -> Plan:
         kinds = {kind: max(1, round(scale * count)) for kind, count in self.kinds.items()}
-        return Plan(seed, max(50, round(scale * self.jobs)), self.mix, kinds)
+        return Plan(seed, max(self.fewest, round(scale * self.jobs)), self.mix, kinds)
 
 
 class Run:
@@ -55,8 +65,8 @@ class Run:
 
     def __init__(self, scenario: Scenario, plan: Plan, folder: Path, bug: str = "") -> None:
         self.scenario, self.plan = scenario, plan
-        options = {"step_s": scenario.step_s, "bug": bug, "s3": scenario.s3, **scenario.settings}
-        self.cluster = Cluster(folder, **options)
+        options = {"step_s": scenario.step_s, "bug": bug, "s3": scenario.s3, "checkpoint_s": scenario.checkpoint_s}
+        self.cluster = Cluster(folder, **options, **scenario.settings)
         self.client = Client(f"http://127.0.0.1:{self.cluster.api_port}")
         self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
         self.stage = Stage(self.cluster, self.monitor)
@@ -72,7 +82,7 @@ class Run:
                     await self._connect_proxies(stack)
                 receiver = await self._start(stack)
                 load = asyncio.create_task(self._load())
-                await self._faults()
+                await (self._faults_by_clock() if self.scenario.every_s else self._faults())
                 await load
                 await self._settled(receiver)
                 evidence = await asyncio.to_thread(
@@ -98,10 +108,13 @@ class Run:
         bound = self.scenario.run_again(len(self.stage.lost_pids))
         if report.counts["jobs run again"] > bound:
             report.problems["run again"].append(f"{report.counts['jobs run again']} jobs, at most {bound}")
+        computed, needed = report.counts["steps computed for them"], report.counts["steps of results"]
+        if computed > self.scenario.computed * needed:
+            report.problems["steps computed"].append(f"{computed}, at most {self.scenario.computed:g} x {needed}")
         for kind, found in (("client", self.client.faults), ("exit status", self.stage.exits)):
             if found:
                 report.problems[kind] += found
-        assert set(report.problems) <= {*PROMISES, "run again", "client", "exit status"}
+        assert set(report.problems) <= {*PROMISES, "run again", "steps computed", "client", "exit status"}
 
     async def _connect_proxies(self, stack: contextlib.AsyncExitStack) -> None:
         proxies = {}
@@ -175,6 +188,17 @@ class Run:
             running.add(asyncio.create_task(self._happen(fault.kind, fault.seed)))
         await asyncio.gather(*running)
 
+    async def _faults_by_clock(self) -> None:
+        """Let a fault happen at each interval, until the planned jobs have ended."""
+        rng, next_s = random.Random(f"faults {self.plan.seed}"), time.monotonic()
+        async with asyncio.TaskGroup() as running:
+            for kind in itertools.cycle(self.scenario.kinds):
+                next_s += self.scenario.every_s
+                await asyncio.sleep(next_s - time.monotonic())
+                if self._stuck() or (len(self.client.requests) >= self.plan.jobs and not self._outstanding()):
+                    return
+                running.create_task(self._happen(kind, rng.randrange(2**32)))
+
     async def _happen(self, kind: str, seed: int) -> None:
         started = time.monotonic()
         try:
@@ -184,7 +208,7 @@ class Run:
         finally:
             with (self.cluster.folder / "faults.log").open("a") as log:
                 log.write(f"{time.time():.1f} {kind} {time.monotonic() - started:.1f} s, {self._outstanding()} open\n")
-            self._faults_left -= 1
+            self._faults_left = max(0, self._faults_left - 1)
 
     async def _settled(self, receiver: WebhookReceiver | None) -> None:
         """Wait until every acknowledged job has ended, or nothing has ended for a minute."""

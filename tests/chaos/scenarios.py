@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from chaos import hooks
 from chaos.plan import Mix
@@ -27,6 +28,19 @@ NETWORK = (
     *(f"drop_replies:api-redis:{name}" for name in ("submit", "cancel_jobs")),
 )
 S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s3_replies", "stop_s3", "fail_s3")
+
+SPOT = Scenario(
+    24,
+    {"kill_worker": 1},
+    mix=Mix(signatures=1, steps=(400, 400), keyed=1, failing=0, canceled=0, bulk=0),
+    run_again=_of_lost_workers,
+    every_s=5.0,
+    fewest=8,
+    checkpoint_s=0.2,
+    computed=1.10,
+)
+"""Jobs of 20 s, on workers of which one is lost every 5 s. A batch of 8 has a checkpoint after 1.6 s."""
+EVICTED = {"evict_worker": 1}
 
 SCENARIOS = {
     "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, workers=6),
@@ -67,5 +81,14 @@ SCENARIOS = {
         s3=True,
         run_again=_of_lost_workers,
     ),
+    "spot-kills-without": replace(SPOT, checkpoint_s=0, computed=math.inf),
+    "spot-kills": SPOT,
+    "spot-evictions-without": replace(SPOT, kinds=EVICTED, checkpoint_s=0, computed=math.inf),
+    "spot-evictions": replace(SPOT, kinds=EVICTED, computed=1.0),
 }
 """`make chaos` runs all; the table in docs/reliability.md has what each shows."""
+
+
+def named(name: str) -> list[str]:
+    """Return the runs of a name: one, or those that begin with it."""
+    return [name] if name in SCENARIOS else [one for one in SCENARIOS if one.startswith(f"{name}-")]

@@ -1,13 +1,17 @@
-"""An engine without torch: each forward sleeps, and writes the runs it advances to a journal file."""
+"""An engine without torch: each forward sleeps, and writes the runs it advances to a journal file.
+
+Its images have a state that each step changes, and checkpoints that hold it, like those of the engine.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +24,8 @@ from shared.errors import InferenceFailed
 from shared.job import BatchingStats, Phase
 from shared.signature import signature
 from worker.engine import protocol
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, MemoryOrders
+from worker.engine.checkpoints.policy import is_due
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, ImageCheckpoint, MemoryOrders
 
 JOURNAL, STEP_S = "CHAOS_JOURNAL", "CHAOS_STEP_S"
 FAILS = "fail"
@@ -50,21 +55,59 @@ def read_journal(path: Path) -> Iterator[Forward]:
 
 @dataclass
 class _Run:
-    """One claim of a job; its claim key is `job:epoch`."""
+    """One claim of a job; its claim key is `job:epoch`. `lost_s`: device time since the last checkpoint."""
 
     request: EngineRequest
     step: int = 0
+    states: list[int] = field(default_factory=list)
     forwards: int = 0
     max_jobs: int = 1
+    lost_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Continue from the checkpoints, if each image has one."""
+        job, files = self.request.job, [json.loads(data) for data in self.request.checkpoints if data is not None]
+        self.states = [job.seed_of(index) for index in range(job.n)]
+        if len(files) == job.n and all(file["job"] == job.id for file in files):
+            self.step, self.states = files[0]["step"], [file["state"] for file in files]
 
     @property
     def epoch(self) -> int:
         return int(self.request.claim_key.rpartition(":")[2])
 
+    @property
+    def resumed_steps(self) -> int:
+        return self.request.job.n * (self.step - self.forwards)
 
-def color_of(seed: int) -> tuple[int, int, int]:
+    def advance(self, jobs: int, device_s: float) -> None:
+        """Do a step, in a forward with other jobs."""
+        self.states = [_next_state(state, self.step) for state in self.states]
+        self.step, self.forwards, self.max_jobs = self.step + 1, self.forwards + 1, max(self.max_jobs, jobs)
+        self.lost_s += device_s
+
+    def checkpoint(self) -> protocol.CheckpointTaken:
+        key, job, total = self.request.claim_key, self.request.job, self.request.job.steps
+        if self.request.checkpoint_s is None:
+            return protocol.CheckpointTaken(key, reason="its request has no checkpoint_s")
+        if not self.forwards:
+            return protocol.CheckpointTaken(key)
+        self.lost_s = 0.0
+        files = [json.dumps({"job": job.id, "step": self.step, "state": state}).encode() for state in self.states]
+        return protocol.CheckpointTaken(key, tuple(ImageCheckpoint(data, self.step, total) for data in files))
+
+
+def _next_state(state: int, step: int) -> int:
+    """Return what a step makes of an image: each step counts, and different images stay different."""
+    return (5 * state + step) % 2**24
+
+
+def color_of(seed: int, steps: int) -> tuple[int, int, int]:
     """Return the color of the image of a seed, by which the checker knows whose image it is."""
-    return seed & 255, seed >> 8 & 255, seed >> 16 & 255
+    return _color(functools.reduce(_next_state, range(steps), seed))
+
+
+def _color(state: int) -> tuple[int, int, int]:
+    return state & 255, state >> 8 & 255, state >> 16 & 255
 
 
 class StubEngine:
@@ -78,6 +121,7 @@ class StubEngine:
         self._change = threading.Condition()
         self._runs: dict[str, _Run] = {}
         self._canceled: set[str] = set()
+        self._asked: dict[str, bool] = {}  # claim keys whose checkpoints are requested; True: of jobs handed over
         self._stopping = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._loop, name="stub-engine", daemon=True)
@@ -104,11 +148,13 @@ class StubEngine:
             if claim_key in self._runs:
                 self._canceled.add(claim_key)
 
-    def take_checkpoints(self, *claim_keys: str) -> None: ...
+    def take_checkpoints(self, *claim_keys: str) -> None:
+        with self._change:
+            self._asked = dict.fromkeys(claim_keys, False) | self._asked
 
     def hand_over(self, *claim_keys: str) -> None:
-        for claim_key in claim_keys:
-            self.cancel(claim_key)
+        with self._change:
+            self._asked.update(dict.fromkeys(claim_keys, True))
 
     def order_models(self, orders: MemoryOrders) -> None: ...
 
@@ -126,6 +172,7 @@ class StubEngine:
             with self._change:
                 self._change.wait_for(lambda: self._runs or self._stopping)
                 self._drop_canceled()
+                self._take_requested()
                 if self._stopping:
                     return
                 batch = _selected(list(self._runs.values()))
@@ -140,6 +187,16 @@ class StubEngine:
             self._events.on_event(protocol.JobFinished(key, canceled=True))
         self._canceled.clear()
 
+    def _take_requested(self) -> None:
+        """Take the requested checkpoints, and end the jobs that are handed over and have one."""
+        for key, is_handed_over in self._asked.items():
+            if run := self._runs.get(key):
+                self._events.on_event(taken := run.checkpoint())
+                if is_handed_over and taken.reason is None:
+                    del self._runs[key]
+                    self._events.on_event(protocol.JobFinished(key, canceled=True, resumed_steps=run.resumed_steps))
+        self._asked.clear()
+
     def _forward(self, batch: Sequence[_Run]) -> None:
         runs = [(run.request.job.id, run.epoch, run.step) for run in batch]
         os.write(self._journal, json.dumps({"at": time.time(), "pid": os.getpid(), "runs": runs}).encode() + b"\n")
@@ -153,7 +210,7 @@ class StubEngine:
             )
         )
         for run in batch:
-            run.step, run.forwards, run.max_jobs = run.step + 1, run.forwards + 1, max(run.max_jobs, len(batch))
+            run.advance(len(batch), self._step_s * run.request.job.slots / rows)
             self._advanced(run)
 
     def _advanced(self, run: _Run) -> None:
@@ -161,6 +218,8 @@ class StubEngine:
         base = run.epoch * EPOCH_STEPS
         self._events.on_event(protocol.JobProgress(key, base + run.step, base + job.steps))
         if run.step < job.steps:
+            if is_due(run.request.checkpoint_s, run.lost_s, job.steps - run.step):
+                self._events.on_event(run.checkpoint())
             return
         with self._change:
             self._runs.pop(key, None)
@@ -170,10 +229,12 @@ class StubEngine:
             return
         self._events.on_event(protocol.JobPhaseChanged(key, Phase.DECODING))
         for index in range(job.n):
-            pixels = np.full((job.height, job.width, 3), color_of(job.seed_of(index)), np.uint8)
+            pixels = np.full((job.height, job.width, 3), _color(run.states[index]), np.uint8)
             self._events.on_event(protocol.OutputReady(key, index, protocol.Output(pixels)))
         batching = BatchingStats(forwards=run.forwards, max_jobs=run.max_jobs)
-        self._events.on_event(protocol.JobFinished(key, batching=batching, device_seconds=self._step_s * run.forwards))
+        used_s, resumed = self._step_s * run.forwards, run.resumed_steps
+        finished = protocol.JobFinished(key, batching=batching, device_seconds=used_s, resumed_steps=resumed)
+        self._events.on_event(finished)
 
 
 def _selected(runs: Sequence[_Run]) -> list[_Run]:

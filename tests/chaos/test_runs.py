@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from chaos.faults import FAULTS, INDEXES
 from chaos.plan import Mix, Plan
 from chaos.processes import redis_executable
 from chaos.run import Run, Scenario
-from chaos.scenarios import SCENARIOS, STEPS
+from chaos.scenarios import EVICTED, SCENARIOS, SPOT, STEPS
 from shared.queue.redis_keys import KEYS
 
 SEED = 1
@@ -46,6 +47,17 @@ async def test_jobs_outlive_a_kill_of_redis(tmp_path: Path) -> None:
     scenario = Scenario(60, REDIS_FAULTS, workers=2, run_again=lambda kills: 0)
     report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
     assert not report.problems, "\n".join(report.lines())
+
+
+@NEEDS_REDIS
+async def test_evicted_workers_leave_their_steps_to_others(tmp_path: Path) -> None:
+    """Each step of long jobs is computed once, and their images are those of runs without a stop."""
+    settings = SHORT_LEASE | {"drain_timeout_s": 0.2}
+    mix, one = replace(SPOT.mix, steps=(30, 60)), {"jobs": 16, "workers": 1, "step_s": 0.02, "every_s": 0}
+    scenario = replace(SPOT, kinds=EVICTED, computed=1.0, mix=mix, settings=settings, **one)
+    report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
+    assert not report.problems, "\n".join(report.lines())
+    assert report.counts["jobs run again"]
 
 
 @NEEDS_REDIS
