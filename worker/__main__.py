@@ -36,7 +36,6 @@ async def run_worker(configured: Settings, models: Catalog, engine: EngineFactor
     with importing():  # while the engine's process imports its libraries, which takes several times as long
         from shared.queue import Queue
         from shared.storage import connect
-        from worker.metrics.pod_deletion_cost import pod_deletion_cost
         from worker.worker import Worker
     queue, storage = Queue.connect(configured), connect(configured)
     try:
@@ -49,7 +48,6 @@ async def run_worker(configured: Settings, models: Catalog, engine: EngineFactor
                 from worker.metrics.http_port import http_port  # and with it a web server
 
                 await stack.enter_async_context(http_port(configured.worker_host, configured.worker_port, worker))
-            await stack.enter_async_context(pod_deletion_cost(configured, worker, os.environ))
             return await worker.run()
     finally:
         await storage.close()

@@ -34,7 +34,7 @@ _GROUPS = {
     "chores": "rq_redis_url webhook_timeout_s",
     "worker": """
         worker_pool max_preempted_rows stall_factor stall_floor_s load_retry_s spool_bytes gpu_memory_bytes
-        cpu_memory_bytes adapter_memory_bytes adapter_folder_bytes device worker_port worker_host pod_name pod_namespace
+        cpu_memory_bytes adapter_memory_bytes adapter_folder_bytes device worker_port worker_host
         output_timeout_s
     """,
     "api": """

@@ -181,8 +181,6 @@ class Settings(BaseSettings):
         None, "Port of the /healthz, /readyz and /metrics of one API process. Unset: none but those of the API's port."
     )
     api_metrics_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")
-    pod_name: Word | None = _setting(None, "Kubernetes pod of a worker, which updates its deletion cost. Unset: none.")
-    pod_namespace: Word = _setting("default", "Kubernetes namespace of the pod.")
 
     target_wait_s: float = _setting(30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale).", gt=0)
     bulk_window_s: Positive = _setting(

@@ -1,1 +1,1 @@
-"""Worker metrics: collectors, HTTP port, pod deletion cost."""
+"""Worker metrics: collectors, HTTP port."""

@@ -23,6 +23,8 @@ from api.routes.operators.operations import ScaleObject
 from cli.main import COMMANDS
 from shared.config import models_file, settings
 from shared.config.settings import Settings
+from worker.handing_over import LAST_S
+from worker.worker import RELEASE_S
 
 pytestmark = NEEDS_KUBECTL
 
@@ -89,7 +91,7 @@ def test_variables_are_settings() -> None:
         used |= set(re.findall(r"\bFUSEQUEUE_[A-Z0-9_]+", path.read_text("utf-8")))
     known = {f"{settings.PREFIX}{name.upper()}" for name in Settings.model_fields}
     assert used - known == set()
-    assert {"FUSEQUEUE_WORKER_PORT", "FUSEQUEUE_POD_NAME", "FUSEQUEUE_REDIS_URL"} <= used
+    assert {"FUSEQUEUE_WORKER_PORT", "FUSEQUEUE_DRAIN_TIMEOUT_S", "FUSEQUEUE_REDIS_URL"} <= used
 
 
 def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
@@ -123,11 +125,11 @@ def test_commands_and_probes_exist() -> None:
 
 
 def test_a_drain_ends_within_the_grace_period() -> None:
-    """The rest is for releasing jobs and the last upload."""
+    """The rest is for the checkpoints of jobs that are handed over, and for their release."""
     worker = next(pod for workload, pod in pods() if workload["metadata"]["name"] == "fusequeue-worker")
     text = (FOLDER / "base" / "kustomization.yaml").read_text("utf-8")
     drain_s = float(re.findall(r"FUSEQUEUE_DRAIN_TIMEOUT_S=(\d+)", text)[0])
-    assert drain_s + 5 <= worker["terminationGracePeriodSeconds"]
+    assert drain_s + LAST_S + RELEASE_S <= worker["terminationGracePeriodSeconds"]
     variables = {one["name"]: one for one in worker["containers"][0]["env"]}
     port = variables["FUSEQUEUE_WORKER_PORT"]["value"]
     assert [one["containerPort"] for one in worker["containers"][0]["ports"]] == [int(port)]
@@ -166,14 +168,21 @@ def test_a_volume_changes_its_owner_once() -> None:
     assert {one.get("fsGroupChangePolicy") for one in grouped} == {"OnRootMismatch"}
 
 
-@pytest.mark.parametrize("name", ["fusequeue-api", "fusequeue-worker"])
-def test_a_drained_node_does_not_evict_all_pods(name: str) -> None:
-    """Each disruption budget selects the pods of its deployment; one that is not ready does not block the drain."""
-    budget = base("PodDisruptionBudget", name)["spec"]
+def test_a_drained_node_does_not_evict_all_pods_of_the_api() -> None:
+    """The disruption budget selects the pods of its deployment; one that is not ready does not block the drain."""
+    budget = base("PodDisruptionBudget", "fusequeue-api")["spec"]
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     selector = budget["selector"]["matchLabels"]
-    template = base("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    template = base("Deployment", "fusequeue-api")["spec"]["template"]["metadata"]["labels"]
     assert selector.items() <= template.items()
+
+
+def test_a_spot_node_that_ends_evicts_all_its_workers_at_once() -> None:
+    """With a budget the second eviction waits until the replacement of the first is ready: after the node's end."""
+    labels = base("Deployment", "fusequeue-worker")["spec"]["template"]["metadata"]["labels"]
+    budgets = [one for one in render() if one["kind"] == "PodDisruptionBudget"]
+    assert budgets
+    assert not [one for one in budgets if one["spec"]["selector"]["matchLabels"].items() <= labels.items()]
 
 
 def test_every_container_requests_cpu_and_memory_and_limits_memory() -> None:

@@ -62,11 +62,9 @@ def dangling(documents: tuple[Document, ...]) -> list[str]:
         elif isinstance(value, dict):
             wanted.extend((REFERENCES[key], one["name"]) for key, one in value.items() if key in REFERENCES)
             wanted.extend(("PersistentVolumeClaim", value[key]) for key in ("claimName",) if key in value)
-            wanted.extend(("ServiceAccount", value[key]) for key in ("serviceAccountName",) if key in value)
             wanted.extend(("Service", value[key]) for key in ("serviceName",) if key in value)
-            wanted.extend((one["kind"], one["name"]) for one in value.get("subjects", ()))
-            for target in (value.get(key) for key in ("scaleTargetRef", "roleRef")):
-                wanted.extend([(target.get("kind", "Deployment"), target["name"])] if target else [])
+            if target := value.get("scaleTargetRef"):
+                wanted.append((target.get("kind", "Deployment"), target["name"]))
             for one in value.values():
                 walk(one)
 
@@ -97,7 +95,7 @@ def test_a_component_is_valid_in_any_order_and_without_a_prefix(component: str) 
 def test_a_missing_reference_is_an_error() -> None:
     """Of the check above."""
     documents = render(COMPONENTS, NAMESPACE, PREFIX)
-    for kind in ("Deployment", "ServiceAccount", "TriggerAuthentication", "ConfigMap", "Role", "Service"):
+    for kind in ("Deployment", "TriggerAuthentication", "ConfigMap", "Service"):
         assert dangling(tuple(one for one in documents if one["kind"] != kind)) != [], kind
 
 
@@ -168,23 +166,12 @@ def test_the_example_renders_with_every_component_and_a_prefix(tmp_path: Path) -
     assert scaled["triggers"][0]["metadata"]["url"].startswith("http://prod-fusequeue-api.fusequeue.svc/")
 
 
-def test_only_the_deletion_cost_gives_workers_access_to_the_cluster() -> None:
-    """A role cannot name the pods of a deployment: who may patch one may patch all of the namespace."""
-    for components in ((), tuple(name for name in COMPONENTS if name != "deletion-cost")):
+def test_no_pod_has_access_to_the_cluster() -> None:
+    for components in ((), COMPONENTS):
         documents = render(components, NAMESPACE, PREFIX)
         assert not [one for one in documents if one["kind"] in ("Role", "RoleBinding", "ServiceAccount")]
         for workload in (one for one in documents if one["kind"] in ("Deployment", "StatefulSet", "Job")):
             assert pod_of(workload)["automountServiceAccountToken"] is False, workload["metadata"]["name"]
-    documents = render(("deletion-cost",), NAMESPACE, PREFIX)
-    role = named(documents, "Role", "prod-fusequeue-worker")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
-    pod = pod_of(named(documents, "Deployment", "prod-fusequeue-worker"))
-    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("prod-fusequeue-worker", True)
-    variables = {one["name"]: one.get("valueFrom", {}).get("fieldRef") for one in pod["containers"][0]["env"]}
-    assert variables["FUSEQUEUE_POD_NAME"] == {"fieldPath": "metadata.name"}
-    assert variables["FUSEQUEUE_POD_NAMESPACE"] == {"fieldPath": "metadata.namespace"}
-    (subject,) = named(documents, "RoleBinding", "prod-fusequeue-worker")["subjects"]
-    assert subject == {"kind": "ServiceAccount", "name": "prod-fusequeue-worker", "namespace": NAMESPACE}
 
 
 def test_workers_without_a_gpu_say_so() -> None:

@@ -96,8 +96,6 @@ def test_the_readers_of_each_setting_are_those_in_the_code() -> None:
         ("S3_REGION", "eu-central-1\n"),
         ("S3_ACCESS_KEY_ID", "AKIA\n"),
         ("S3_SECRET_ACCESS_KEY", "secret\n"),
-        ("POD_NAME", "worker-0\n"),
-        ("POD_NAMESPACE", "a b"),
         ("WORKER_HOST", "0.0.0.0:8000"),
         ("WORKER_HOST", "[::1]"),
         ("WORKER_HOST", "256.0.0.1"),
