@@ -58,9 +58,12 @@ COMMANDS = {
     "doctor": ("cli.doctor:doctor", "Check Redis, storage, models, API, device and memory with the current settings."),
     "pause": (
         "cli.operators.operations:pause",
-        "Start no job of a model, of a tenant, or at all.",
+        "Pause jobs; or, as an operator, start no job of a model, of a tenant, or at all.",
     ),
-    "resume": ("cli.operators.operations:resume", "End a pause."),
+    "resume": (
+        "cli.operators.operations:resume",
+        "End the pauses of jobs, or one of a model, of a tenant, or of everything.",
+    ),
     "pauses": ("cli.operators.operations:pauses", "List what is paused."),
     "curves": ("cli.operators.operations:curves", "List the batch cost curves that workers measured."),
     "usage": (

@@ -291,6 +291,14 @@ class AsyncClient:
         """Cancel a job: at once while it is queued, at its next step while it runs."""
         return await self._http.read(Job, "POST", path_of("/v1/jobs", job, "/cancel"))
 
+    async def pause(self, job: Job | str) -> Job:
+        """Pause a job until `resume`: at once while it is queued, at its next step while it runs."""
+        return await self._http.read(Job, "POST", path_of("/v1/jobs", job, "/pause"))
+
+    async def resume(self, job: Job | str) -> Job:
+        """End the pause of a job, which goes on at its step."""
+        return await self._http.read(Job, "POST", path_of("/v1/jobs", job, "/resume"))
+
     async def update(
         self,
         job: Job | str,

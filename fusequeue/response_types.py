@@ -189,6 +189,7 @@ class _JobState(Resource):
     expires_at: datetime | None = None
     deadline_at: datetime | None = None
     cancel_requested: bool = False
+    paused_at: datetime | None = None
     attempts: int = 0
     progress: Progress = Progress()
     queue: QueuePosition | None = None

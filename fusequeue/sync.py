@@ -59,6 +59,8 @@ class Client(Blocking[AsyncClient]):
     events = iterating(AsyncClient.events)
     jobs = iterating(AsyncClient.jobs)
     cancel = blocking(AsyncClient.cancel)
+    pause = blocking(AsyncClient.pause)
+    resume = blocking(AsyncClient.resume)
     update = blocking(AsyncClient.update)
     retry = blocking(AsyncClient.retry)
     delete = blocking(AsyncClient.delete)

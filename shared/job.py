@@ -333,6 +333,7 @@ class JobRecord(_Frozen):
     epoch: int = 0
     worker: str | None = None
     cancel_requested: bool = False
+    paused_at_ms: int | None = None
     deadline_at_ms: int | None = None
     started_at_ms: int | None = None
     finished_at_ms: int | None = None

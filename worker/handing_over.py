@@ -49,7 +49,4 @@ class HandingOver:
             self.engine.hand_over(*keys)
 
     def _awaits_checkpoints(self) -> bool:
-        return any(
-            one.claim_key in self._asked and one.checkpoint_fault is None and one.spec.checkpoint_s
-            for one in self.claimed_jobs.values()
-        )
+        return any(one.claim_key in self._asked and one.has_checkpoints for one in self.claimed_jobs.values())

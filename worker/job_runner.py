@@ -84,7 +84,8 @@ class JobRunner:
 
     async def _gives_back(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
         """Return whether another run can succeed: the model cannot be loaded now, or the engine ended the job at the
-        request of a drain, or of an earlier run with the same epoch, which a failover of Redis can give out twice."""
+        request of a drain or a pause, or of an earlier run with the same epoch: a failover of Redis can give it out
+        twice."""
         result = claimed.engine_result
         canceled = result.canceled and outcome.state is State.SUCCEEDED
         return canceled or await self._availability.gives_back(claimed.job.model, result.error)

@@ -41,6 +41,7 @@ class QueueObject(BaseModel):
 
 
 QUEUE_UNKNOWN = QueueObject(position=None, eta_s=None, reason=None)
+QUEUE_PAUSED = QueueObject(position=None, eta_s=None, reason=QueueReason.PAUSED)
 
 
 class ImageObject(BaseModel):
@@ -164,6 +165,9 @@ class JobState(BaseModel):
     expires_at: str | None = Field(description="When the job and its images will be deleted.")
     deadline_at: str | None
     cancel_requested: bool
+    paused_at: str | None = Field(
+        description="Since when the job is paused; a running one then stops at its next step."
+    )
     attempts: int
     progress: ProgressObject
     queue: QueueObject | None = Field(description="Only while the job is queued.")
@@ -223,6 +227,7 @@ def job_object(
         expires_at=iso(record.expires_at_ms),
         deadline_at=iso(record.deadline_at_ms),
         cancel_requested=record.cancel_requested,
+        paused_at=iso(record.paused_at_ms),
         attempts=record.attempts,
         progress=ProgressObject(
             step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)

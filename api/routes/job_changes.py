@@ -1,4 +1,4 @@
-"""Routes that change one job: its priority and deadline, cancel, retry, delete."""
+"""Routes that change one job: its priority and deadline, cancel, pause, resume, retry, delete."""
 
 from typing import Any
 
@@ -76,6 +76,28 @@ async def cancel_job(job_id: str, context: JobContext) -> Response:
     await context.find_job(job_id)
     record = existing_job(await context.services.queue.jobs.cancel(job_id), job_id)
     await context.log("cancel", job_id, detail=f"tenant {context.tenant}")
+    return job_response(await context.job_object(record))
+
+
+@router.post("/{job_id}/pause", responses=job_responses(200) | problems(404, 422, 503))
+async def pause_job(job_id: str, context: JobContext) -> Response:
+    """Pause a job until it is resumed: a queued one at once, a running one at its next step, with a checkpoint.
+
+    It counts as queued, and its deadline passes on. One that is paused for as long as results are kept expires. One
+    that has ended, or is to be canceled, does not change.
+    """
+    await context.find_job(job_id)
+    record = existing_job(await context.services.queue.jobs.pause(job_id), job_id)
+    await context.log("pause_job", job_id, detail=f"tenant {context.tenant}")
+    return job_response(await context.job_object(record))
+
+
+@router.post("/{job_id}/resume", responses=job_responses(200) | problems(404, 422, 503))
+async def resume_job(job_id: str, context: JobContext) -> Response:
+    """End the pause of a job: it goes on at its step, on any worker, with its place by age. Others do not change."""
+    await context.find_job(job_id)
+    record = existing_job(await context.services.queue.jobs.resume(job_id), job_id)
+    await context.log("resume_job", job_id, detail=f"tenant {context.tenant}")
     return job_response(await context.job_object(record))
 
 

@@ -1,16 +1,17 @@
-"""Commands of operators: pause, resume, pauses, actions and curves; and what jobs have used."""
+"""Commands of operators: pause, resume, pauses, actions and curves; pauses of jobs; and what jobs have used."""
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, cast
 
 import typer
 
-from cli.client_options import Json, Key, Url, connected, name_option
-from fusequeue import CostCurve, OperatorAction, Pause, UsageRow
+from cli.client_options import CommandConsole, Json, Key, Url, connected, for_each, name_option
+from fusequeue import CostCurve, Job, OperatorAction, Pause, UsageRow
 from fusequeue.resources.usage import UsageGroup
 
+JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs, queued or running.", callback=name_option)]
 OfModel = Annotated[str | None, typer.Option("--model", help="Only this model.", callback=name_option)]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.", callback=name_option)]
 All = Annotated[bool, typer.Option("--all", help="Everything.")]
@@ -32,6 +33,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def pause(
+    job_ids: JobIds = None,
     model: OfModel = None,
     tenant: OfTenant = None,
     everything: All = False,
@@ -40,14 +42,17 @@ def pause(
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Start no job of a model, of a tenant, or at all: new jobs wait, running ones run on."""
-    _require_one(model, tenant, everything)
+    """Pause jobs; or, as an operator, start no job of a model, of a tenant, or at all."""
+    _require_one(job_ids, model, tenant, everything)
     with connected(url, api_key, as_json) as (client, console):
+        if job_ids:
+            return _change_each(console, job_ids, client.pause)
         made = client.operations.pause(model=model, tenant=tenant, everything=everything, reason=reason)
         console.record(made, ((_name(made), "paused"),))
 
 
 def resume(
+    job_ids: JobIds = None,
     model: OfModel = None,
     tenant: OfTenant = None,
     everything: All = False,
@@ -55,9 +60,11 @@ def resume(
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """End a pause."""
-    _require_one(model, tenant, everything)
+    """End the pauses of jobs, or one of a model, of a tenant, or of everything."""
+    _require_one(job_ids, model, tenant, everything)
     with connected(url, api_key, as_json) as (client, console):
+        if job_ids:
+            return _change_each(console, job_ids, client.resume)
         client.operations.resume(model=model, tenant=tenant, everything=everything)
         name = model or tenant or "everything"
         console.record({"name": name, "resumed": True}, ((name, "resumed"),))
@@ -133,9 +140,17 @@ def _curve_row(curve: CostCurve) -> tuple[object, ...]:
     return curve.model, curve.device, curve.shape, curve.efficient_rows, seconds
 
 
-def _require_one(model: str | None, tenant: str | None, everything: bool) -> None:
-    if [bool(model), bool(tenant), everything].count(True) != 1:
-        raise typer.BadParameter("name one of: --model, --tenant, --all")
+def _require_one(job_ids: list[str] | None, model: str | None, tenant: str | None, everything: bool) -> None:
+    if [bool(job_ids), bool(model), bool(tenant), everything].count(True) != 1:
+        raise typer.BadParameter("name jobs, or one of: --model, --tenant, --all")
+
+
+def _change_each(console: CommandConsole, job_ids: list[str], change: Callable[[str], Job]) -> None:
+    def change_one(job_id: str) -> None:
+        job = change(job_id)
+        console.record(job, ((job.id, "paused" if job.paused_at else job.status),))
+
+    for_each(job_ids, change_one)
 
 
 def _name(pause: Pause) -> str:

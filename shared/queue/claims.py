@@ -262,8 +262,9 @@ class Claims(QueueComponent):
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
         replies = [await self._scripts.renew(worker, *keys) for keys in _chunks(claims)]
         return Renewal(
-            lost=frozenset(job_id for lost, _ in replies for job_id in lost),
-            cancel=frozenset(job_id for _, canceled in replies for job_id in canceled),
+            lost=frozenset(job_id for lost, _, _ in replies for job_id in lost),
+            cancel=frozenset(job_id for _, canceled, _ in replies for job_id in canceled),
+            pause=frozenset(job_id for _, _, paused in replies for job_id in paused),
         )
 
     async def settle(

@@ -121,7 +121,8 @@ class Jobs(QueueComponent):
         return [record(fields) for fields in await self._hashes(map(self._keys.job, job_ids))]
 
     async def position(self, job_id: str) -> QueuePosition | None:
-        """Return a queued job's position among the jobs of its signature; None if it is not queued.
+        """Return a queued job's position among the jobs of its signature; None if it is not queued, or
+        paused.
 
         Beyond 32 jobs ahead in its lane, canceled ones count until the lane reaches them. `eta_s` assumes the
         signature's recent rate of completions; None when no job has ended within the hour.
@@ -201,6 +202,20 @@ class Jobs(QueueComponent):
         A queued job ends at once. A running one is marked; its worker learns of it when it renews the lease.
         """
         await self._scripts.cancel_jobs(job_id)
+        return await self.get(job_id)
+
+    async def pause(self, job_id: str) -> JobRecord | None:
+        """Pause a job until it is resumed, and return its record, or None.
+
+        A queued job leaves its lane at once. A running one is marked; its worker learns of it when it renews the lease,
+        and releases it.
+        """
+        await self._scripts.pause_jobs(job_id)
+        return await self.get(job_id)
+
+    async def resume(self, job_id: str) -> JobRecord | None:
+        """End the pause of a job, which keeps its place by age, and return its record, or None."""
+        await self._scripts.resume_jobs(job_id)
         return await self.get(job_id)
 
     async def forget(self, job_id: str) -> bool:

@@ -86,10 +86,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Renewal:
-    """Reply to a renewal: jobs that are no longer this worker's, and jobs to cancel."""
+    """Reply to a renewal: jobs that are no longer this worker's, jobs to cancel, and others to pause."""
 
     lost: frozenset[str]
     cancel: frozenset[str]
+    pause: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
     if "job" not in fields:
         return None
     plain = ("state", "phase", "attempts", "losses", "epoch", "worker", "device_seconds")
-    times = ("deadline", "started", "finished", "expires")
+    times = ("deadline", "started", "finished", "expires", "paused")
     try:
         return JobRecord.model_validate(
             {

@@ -93,6 +93,8 @@ class RedisKeys:
     claimed_jobs = _Single("hash", live="workers with running jobs")
     deadlines = _Single("zset", live="queued jobs with a deadline, by latest start")
     late = _Single("zset", live="queued jobs past their latest start, by when they expire")
+    paused = _Single("zset", live="paused jobs, by when their pauses end")
+    paused_jobs = _Family("tenant", "set", live="paused jobs")
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")
     batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")

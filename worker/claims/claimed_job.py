@@ -106,6 +106,11 @@ class ClaimedJob:
         return 0.0 if self.engine_done.done() else remaining_s(self._step_times, now_s)
 
     @property
+    def has_checkpoints(self) -> bool:
+        """Whether the engine takes checkpoints of the job, as far as it is known."""
+        return bool(self.spec.checkpoint_s) and self.checkpoint_fault is None
+
+    @property
     def occupies_slots(self) -> bool:
         """False from the start of the job's last denoising forward: its slots are free when that forward ends."""
         in_last_forward = self.progress.total > 1 and self.progress.step >= self.progress.total - self.job.n

@@ -66,7 +66,7 @@ class Leases:
         )
 
     async def _renew(self) -> None:
-        """Renew every lease; stop jobs that are lost or canceled. If the GPU thread hangs, end the worker (`hung`)."""
+        """Renew every lease; stop jobs that are lost, canceled or paused. If the GPU thread hangs, set `hung`."""
         status = self.engine.status()
         if stalled(status.activity, time.monotonic(), self._limits):
             self.hung_cause = status.failure or "the GPU thread made no progress"
@@ -86,6 +86,8 @@ class Leases:
             self._stop(claimed_jobs[job_id], StopReason.LOST)
         for job_id in renewal.cancel:
             self._stop(claimed_jobs[job_id], StopReason.CANCELED)
+        for job_id in renewal.pause:
+            self._put_aside(claimed_jobs[job_id])
 
     async def _reclaim(self) -> None:
         """Requeue jobs whose lease expired, and end queued jobs that can no longer meet their deadline."""
@@ -100,6 +102,15 @@ class Leases:
         for claimed in tuple(self.claimed_jobs.values()):
             if claimed.deadline_at_s is not None and claimed.deadline_at_s <= now:
                 self._stop(claimed, StopReason.EXPIRED)
+
+    def _put_aside(self, claimed: ClaimedJob) -> None:
+        """End a job in the engine, with a checkpoint if it can have one: its task then returns it to the queue.
+
+        Asked again at each renewal: the engine does not know a job whose inputs are being fetched.
+        """
+        if claimed.stop_reason is None and not claimed.engine_done.done():
+            end = self.engine.hand_over if claimed.has_checkpoints else self.engine.cancel
+            end(claimed.claim_key)
 
     def _stop(self, claimed: ClaimedJob, reason: StopReason) -> None:
         if claimed.stop_reason is None:

@@ -52,7 +52,7 @@ class Maintenance(Retention):
             transaction.write("HDEL", self._keys.reclaims, "refreshed")
 
     async def expire(self, limit: int = 100) -> int:
-        """End all queued jobs that can no longer meet their deadline; return how many.
+        """End all queued jobs that can no longer meet their deadline, or are paused for too long; return how many.
 
         Those past their latest start that still can become late. A script reads `limit` jobs before their latest start,
         and as many late ones.
@@ -80,7 +80,16 @@ class Maintenance(Retention):
             transaction.call("miss_start", name, job_id, at)
         for signature in filter(None, dict.fromkeys(signatures)):
             transaction.call("refresh_signature", signature)
-        return [job_id for _, job_id, _ in due]
+        return [job_id for _, job_id, _ in due] + await self._end_pauses(limit, transaction)
+
+    async def _end_pauses(self, limit: int, transaction: Transaction) -> list[str]:
+        """End jobs whose pause has lasted as long as results are kept; return them."""
+        now = transaction.now_ms
+        found = ("ZRANGEBYSCORE", self._keys.paused, "-inf", now, "WITHSCORES", "LIMIT", 0, limit)
+        (rows,) = await transaction.read(found, fenced=False)
+        for job_id, at in zip(rows[::2], rows[1::2], strict=True):
+            transaction.call("end_pause", job_id, at)
+        return list(rows[::2])
 
     async def pending_work(self) -> tuple[bool, bool]:
         """Return whether webhook deliveries are pending, and whether batches are active."""

@@ -93,6 +93,8 @@ class Repairs(QueueComponent):
             lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
             yield self._place(job_id, job, lane)
             yield from self._deadline(job_id, job)
+            if job.get("src") == "paused":
+                return
             yield self._model(job)
             if job.get("src") != "lane":
                 yield self._orders(lane, job.get("model", ""))
@@ -102,10 +104,12 @@ class Repairs(QueueComponent):
             yield self._expiry(job_id)
 
     def _place(self, job_id: str, job: dict[str, str], lane: _Lane) -> _Check:
-        """Check that a queued job is in its lane, or in the sets of those outside of it."""
+        """Check that a queued job is in its lane, or in the sets of those outside of it or paused."""
         keys, place, entry = self._keys, job.get("src"), job.get("entry", "")
         reads: list[Command] = []
-        if place == "lane":
+        if place == "paused":
+            reads += [("ZSCORE", keys.paused, job_id), ("SISMEMBER", keys.paused_jobs(lane.tenant), job_id)]
+        elif place == "lane":
             reads.append(("XRANGE", keys.lane(*lane), entry or "+", entry or "-"))
         else:
             of_signature = getattr(keys, _RETURNED.get(place or "", "front"))(lane.signature)
@@ -113,7 +117,8 @@ class Repairs(QueueComponent):
 
         def requeue(transaction: Transaction, replies: Sequence[Any]) -> None:
             # Where it should have stood.
-            transaction.call("uncount", lane.signature, lane.priority.rank, lane.tenant, int(job["slots"]))
+            if place != "paused":
+                transaction.call("uncount", lane.signature, lane.priority.rank, lane.tenant, int(job["slots"]))
             if place == "lane":
                 transaction.call("remove_entry", keys.lane(*lane), entry)
             outside = "dated" if place == "dated" else "front"

@@ -95,7 +95,7 @@ async def test_submit_saves_the_result(run: Run, queue: Queue, tmp_path: Path) -
     assert [(tmp_path / file).read_bytes() for file in job["files"]] == [data]
 
 
-async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
+async def test_a_job_is_listed_paused_watched_and_canceled(run: Run) -> None:
     (job,) = lines(await run("submit", PROMPT, "--no-wait", "--json"))
     assert [one["id"] for one in lines(await run("jobs", "--json", "--status", "queued"))] == [job["id"]]
     shown = (await run("status", job["id"])).stdout
@@ -104,6 +104,8 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
     assert PROMPT in listed.stdout
     late = await run("submit", "later", "--timeout", "0")
     assert (late.exit_code, "continues" in late.stderr) == (6, True)
+    assert f"{job['id']}  paused" in (await run("pause", job["id"])).stdout
+    assert [one["paused_at"] for one in lines(await run("resume", job["id"], "--json"))] == [None]
     assert [one["status"] for one in lines(await run("cancel", job["id"], "--json"))] == ["canceled"]
     watched = await run("watch", job["id"])
     assert watched.exit_code == 1

@@ -70,20 +70,30 @@ class Checker:
                 assert record is None, f"{job_id} is forgotten and has a record"
                 continue
             assert record is not None, f"{job_id} has no record"
-            seen = (record.state, record.epoch, record.losses, record.cancel_requested)
-            assert seen == (job.state, job.epoch, job.losses, job.cancel), job_id
+            seen = (record.state, record.epoch, record.losses, record.cancel_requested, record.paused_at_ms is not None)
+            assert seen == (job.state, job.epoch, job.losses, job.cancel, job.paused), job_id
             assert record.state is not State.RUNNING or record.worker == job.worker
             assert (record.expires_at_ms is not None) == job.state.terminal
 
     async def _read(self) -> dict[str, Any]:
         """Read in one round trip what the queue's API does not return."""
         keys = self.queue.client.redis_keys
-        names = ("queued_jobs", "running_slots", "claimed_jobs", "footprint", "leases", "deadlines", "late", "events")
+        names = (
+            "queued_jobs",
+            "running_slots",
+            "claimed_jobs",
+            "footprint",
+            "leases",
+            "deadlines",
+            "late",
+            "paused",
+            "events",
+        )
         names = (*names, *self.inputs)
         async with self.queue.client.redis.pipeline(transaction=False) as pipe:
             for name in (keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.footprint):
                 pipe.hgetall(name)
-            for name in (keys.leases, keys.deadlines, keys.late):
+            for name in (keys.leases, keys.deadlines, keys.late, keys.paused):
                 pipe.zrange(name, 0, -1)
             pipe.xrange(keys.events, min=self._last["events"])
             for tenant in self.inputs:
@@ -101,8 +111,9 @@ class Checker:
     def _counters(self, found: dict[str, Any]) -> None:
         model = self.model
         queued, running = model.queued(), model.running()
-        by_tenant = model.count(queued.values(), lambda job: job.tenant, slots=False)
-        total = {"*": len(queued)} if queued else {}
+        in_lanes = [job for job in queued.values() if not job.paused]
+        by_tenant = model.count(in_lanes, lambda job: job.tenant, slots=False)
+        total = {"*": len(in_lanes)} if in_lanes else {}
         by_worker = model.count(running.values(), lambda job: job.worker, slots=False)
         assert _numbers(found["queued_jobs"]) == by_tenant | total
         assert _numbers(found["running_slots"]) == model.count(running.values(), lambda job: job.tenant, slots=True)
@@ -116,6 +127,7 @@ class Checker:
         assert rows.get(("*", "|", "stored_objects"), 0) == objects, "objects in storage"
         assert {tenant: number for (tenant, _, name), number in rows.items() if name == "kept_jobs"} == kept | total
         assert set(found["leases"]) == set(running)
+        assert set(found["paused"]) == {job_id for job_id, job in queued.items() if job.paused}
         assert sorted(found["deadlines"] + found["late"]) == sorted(
             job_id for job_id, job in queued.items() if job.has_deadline
         )
@@ -150,7 +162,8 @@ class Checker:
         seen, expected = {}, {}
         for depth in await self.queue.workers.queue_depths():
             seen[depth.signature] = [*depth.jobs.values(), *depth.slots.values(), depth.running_jobs]
-        for job in (*self.model.queued().values(), *self.model.running().values()):
+        in_lanes = [job for job in self.model.queued().values() if not job.paused]
+        for job in (*in_lanes, *self.model.running().values()):
             numbers = expected.setdefault(job.submission.signature, [0] * (2 * len(RANKS) + 1))
             if job.state is State.QUEUED:
                 numbers[job.rank] += 1

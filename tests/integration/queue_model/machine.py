@@ -208,7 +208,8 @@ class QueueMachine(RuleBasedStateMachine):
     async def _check_slack(self, claims: list[Claim]) -> None:
         """Fail if a claim left a job with less slack in the same lane that needs no more slots."""
         claimed = {one.job.id: self.model.jobs[one.job.id] for one in claims if one.slack_ms is not None}
-        left = {job_id: job for job_id, job in self.model.queued().items() if job.has_deadline}
+        waiting = self.model.queued()
+        left = {job_id: job for job_id, job in waiting.items() if job.has_deadline and not job.paused}
         jobs = {job_id: job for job_id, job in (claimed | left).items() if not (job.moved or job.late)}
         records = zip(jobs, await self.queue.jobs.get_many(list(jobs)), strict=True)
         deadlines = {job_id: 0 if record is None else record.deadline_at_ms or 0 for job_id, record in records}
@@ -279,7 +280,9 @@ class QueueMachine(RuleBasedStateMachine):
     def _renew(self, worker: str, pairs: dict[str, int], current: set[str]) -> None:
         renewal = self.run(self.queue.claims.renew(worker, pairs))
         assert renewal.lost == pairs.keys() - current
-        assert renewal.cancel == {job_id for job_id in current if self.model.jobs[job_id].cancel}
+        jobs = self.model.jobs
+        assert renewal.cancel == {job_id for job_id in current if jobs[job_id].cancel}
+        assert renewal.pause == {job_id for job_id in current if jobs[job_id].paused and not jobs[job_id].cancel}
         for job_id in current:
             self.model.jobs[job_id].lease_expired = False
 
@@ -351,6 +354,35 @@ class QueueMachine(RuleBasedStateMachine):
             assert (record is None) == job.forgotten
             assert record is None or record.state == job.state
 
+    @operation(4, which=index, among=st.sampled_from(("running", "queued", "all")), paused=st.booleans())
+    def pause(self, which: int, among: str, paused: bool) -> None:
+        """Pause or resume a job, twice: a repetition changes nothing."""
+        jobs = {"running": self.model.running(), "queued": self.model.queued()}.get(among) or self.model.jobs
+        if jobs:
+            job_id, job = _select(jobs, which)
+            self.model.pause(job_id, paused)
+            for _ in range(2):
+                record = self.run((self.queue.jobs.pause if paused else self.queue.jobs.resume)(job_id))
+                assert (record is None) == job.forgotten
+                assert record is None or record.state == job.state
+
+    @operation(which=index)
+    def end_pause(self, which: int) -> None:
+        """Let the time of a pause end: the job expires."""
+        paused = {job_id: job for job_id, job in self.model.queued().items() if job.paused}
+        if paused:
+            job_id, _ = _select(paused, which)
+            redis, keys = self.queue.client.redis, self.queue.client.redis_keys
+            self.run(redis.zadd(keys.paused, {job_id: 1}))
+            ended = {job_id} | {
+                one for one, job in self.model.queued().items() if job.late and job.has_deadline and not job.runs_late
+            }
+            assert self.run(self.queue.maintenance.expire()) == len(ended)
+            for one in ended:
+                self.model.end(one, State.EXPIRED)
+            for job in self.model.queued().values():
+                job.has_deadline = job.has_deadline and not job.late
+
     @operation(
         3,
         which=index,
@@ -404,7 +436,7 @@ class QueueMachine(RuleBasedStateMachine):
             job_id, job = _select(self.model.jobs, which)
             position = self.run(self.queue.jobs.position(job_id))
             waiting = self.model.queued()
-            assert (position is not None) == (job_id in waiting)
+            assert (position is not None) == (job_id in waiting and not job.paused)
             same = [one for one in waiting.values() if one.submission.signature == job.submission.signature]
             assert position is None or 0 <= position.position < len(same)
         assert self.run(self.queue.maintenance.reconcile()) == 0
@@ -431,6 +463,10 @@ class QueueMachine(RuleBasedStateMachine):
         """Workers end all jobs: none is stuck."""
         for job_id, job in self.model.running().items():
             self._settle(job.worker or "", job_id, job.epoch, State.SUCCEEDED)
+        for job_id, job in self.model.queued().items():
+            if job.paused:
+                self.run(self.queue.jobs.resume(job_id))
+                self.model.pause(job_id, False)
         self.expire()
         deadline = time.monotonic() + DRAIN_S
         while self.model.queued():

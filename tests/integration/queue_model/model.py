@@ -34,6 +34,7 @@ class ModelJob:
     epoch: int = 0
     worker: str | None = None
     cancel: bool = False
+    paused: bool = False
     solo: bool = False
     losses: int = 0
     has_deadline: bool = False
@@ -147,6 +148,7 @@ class QueueModel:
         for one in claims:
             job = self.jobs[one.job.id]
             assert job.state is State.QUEUED, f"{one.job.id} was {job.state} and is claimed"
+            assert not job.paused, f"{one.job.id} is claimed while it is paused"
             assert not job.late or job.runs_late, f"{one.job.id} is claimed after its deadline"
             job.has_deadline = job.has_deadline and not job.late
             assert one.epoch == job.epoch + 1
@@ -165,7 +167,7 @@ class QueueModel:
 
     def end(self, job_id: str, state: State) -> None:
         self.set_state(job_id, state)
-        self.jobs[job_id].has_deadline = self.jobs[job_id].late = False
+        self.jobs[job_id].has_deadline = self.jobs[job_id].late = self.jobs[job_id].paused = False
         self.jobs[job_id].checkpoint = None
 
     def keep_checkpoint(self, job_id: str, worker: str, epoch: int, checkpoint: JobCheckpoint) -> str:
@@ -194,6 +196,16 @@ class QueueModel:
         job.cancel = True
         if job.state is State.QUEUED:
             self.end(job_id, State.CANCELED)
+
+    def pause(self, job_id: str, paused: bool) -> None:
+        """Pause a job, or resume it; one that is canceled or has ended stays as it is."""
+        job = self.jobs[job_id]
+        if job.forgotten or job.state.terminal or job.cancel or job.paused == paused:
+            return
+        job.paused = paused
+        if job.state is State.QUEUED:
+            job.moved = True
+            self.set_state(job_id, State.QUEUED)
 
     def update(self, job_id: str, updated: Job, time_limit_ms: int | None) -> None:
         """Replace a queued job; `time_limit_ms`: None if its deadline is kept, 0 if it has none any more."""

@@ -253,3 +253,70 @@ async def test_a_sweep_leaves_the_checkpoint_of_a_queued_job(scene: Scene) -> No
     await drained(scene, STATE)
     await sweep_chunk(scene.fleet.queue, scene.fleet.storage)
     assert len(scene.files) == 1
+
+
+async def paused(scene: Scene, engine: StubEngine, epoch: int, *files: bytes | None) -> None:
+    """Pause the running job, of which `files` are the state, and wait until it is in no lane."""
+    key = await scene.submitted(engine, epoch)
+    engine.states[key] = files
+    record = await scene.fleet.queue.jobs.pause(scene.job.id)
+    assert record is not None
+    assert (record.state, record.paused_at_ms is not None) == (State.RUNNING, True)
+    await scene.eventually(lambda: _is(scene, State.QUEUED), "its worker has released it")
+
+
+async def _is(scene: Scene, state: State) -> bool:
+    return (await scene.record()).state is state
+
+
+async def test_a_paused_job_waits_until_it_is_resumed_and_continues_on_another_worker(
+    scene: Scene, make_job: MakeJob, eventually: Eventually
+) -> None:
+    async with scene.fleet.worker("demo") as (_, first):
+        await paused(scene, first, 1, STATE)
+        other = Scene(scene.fleet, make_job(), eventually)
+        await scene.fleet.submit(other.job)
+        await other.finish(first, 1)
+        assert first.submitted == [f"{scene.job.id}:1", f"{other.job.id}:1"]
+    record = await scene.record()
+    assert (record.attempts, record.losses, record.worker) == (0, 0, None)
+    await scene.fleet.queue.jobs.resume(scene.job.id)
+    async with scene.fleet.worker("demo") as (_, second):
+        key = await scene.submitted(second, 2)
+        assert second.requests[key].checkpoints == (STATE,)
+        record = await scene.finish(second, 2)
+    assert (record.state, record.attempts, record.resumed_steps) == (State.SUCCEEDED, 1, len(STATE))
+
+
+async def test_a_pause_outlives_the_loss_of_its_worker(scene: Scene) -> None:
+    queue = scene.fleet.queue
+    [_] = await claim_jobs(queue)
+    await queue.jobs.pause(scene.job.id)
+    await lose(queue, scene.job.id)
+    await queue.maintenance.reclaim()
+    assert await claim_jobs(queue) == []
+    await queue.jobs.resume(scene.job.id)
+    [claim] = await claim_jobs(queue)
+    assert (claim.job.id, claim.must_run_solo) == (scene.job.id, True)
+
+
+async def test_a_paused_job_without_checkpoints_begins_anew(scene: Scene) -> None:
+    async with scene.fleet.worker("demo") as (_, engine):
+        key = await scene.submitted(engine)
+        engine.events.on_event(CheckpointTaken(key, (), reason="its pipeline changes its denoiser"))
+        await paused(scene, engine, 1, STATE)
+        await scene.fleet.queue.jobs.resume(scene.job.id)
+        key = await scene.submitted(engine, 2)
+        assert engine.requests[key].checkpoints == ()
+        assert (await scene.finish(engine, 2)).state is State.SUCCEEDED
+
+
+async def test_a_job_that_is_canceled_while_it_is_paused_ends_with_its_files(scene: Scene) -> None:
+    async with scene.fleet.worker("demo") as (_, engine):
+        await paused(scene, engine, 1, STATE)
+    assert len(scene.files) == 1
+    record = await scene.fleet.queue.jobs.cancel(scene.job.id)
+    assert record is not None
+    assert (record.state, record.paused_at_ms) == (State.CANCELED, None)
+    await sweep_chunk(scene.fleet.queue, scene.fleet.storage)
+    assert scene.files == []

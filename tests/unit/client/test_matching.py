@@ -26,6 +26,16 @@ async def test_a_queued_job_is_updated(api: AsyncClient) -> None:
         await api.update(job, priority="bulk")
 
 
+async def test_a_job_is_paused_until_it_is_resumed(api: AsyncClient, work: Work) -> None:
+    job = await api.submit("demo", "a red circle")
+    paused = await api.pause(job)
+    assert (paused.status, paused.queue and paused.queue.reason) == ("queued", "paused")
+    assert (await api.pause(job)).paused_at == paused.paused_at is not None
+    assert (await api.resume(job.id)).paused_at is None
+    await work()
+    assert (await api.pause(job)).status == "succeeded"
+
+
 async def test_an_update_that_changes_nothing_is_refused_before_it_is_sent(api: AsyncClient) -> None:
     for change in ({}, {"deadline_s": 5, "remove_deadline": True}, {"deadline_s": float("inf")}):
         with pytest.raises(InvalidArgument):

@@ -67,6 +67,7 @@ with Client("http://localhost:8000", timeout_s=5, retries=1) as client:
     assert_type(endpoint, WebhookEndpoint)
     print([delivery.log for delivery in client.webhooks.deliveries(endpoint=endpoint, state="failed")])
     assert_type(client.retry(client.update(job, priority="bulk", deadline_s=60)), Job)
+    assert_type(client.resume(client.pause(job)), Job)
     assert_type(client.matching.cancel(model=client.models()[0], created_after=datetime.now(), dry_run=True), Changes)
     assert_type(client.matching.redrive(reason="worker_lost"), Changes)
     assert_type(client.models(), list[Model])

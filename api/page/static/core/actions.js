@@ -25,6 +25,8 @@ function instant(local) {
 }
 
 export const cancelJob = (id) => changed(call(`v1/jobs/${id}/cancel`, { method: "POST" }));
+export const pauseJob = (id) => changed(call(`v1/jobs/${id}/pause`, { method: "POST" }));
+export const resumeJob = (id) => changed(call(`v1/jobs/${id}/resume`, { method: "POST" }));
 export const retryJob = (id) => changed(call(`v1/jobs/${id}/retry`, { method: "POST" }));
 export const updateJob = (id, json) => changed(call(`v1/jobs/${id}`, { method: "PATCH", json }));
 export const deleteJob = (id) => changed(call(`v1/jobs/${id}`, { method: "DELETE" }));

@@ -73,7 +73,7 @@ export const REASONS = {
   batch_mates: "It waits for jobs that can share its batch.",
   model_loading: "A worker is loading the model.",
   idle_worker: "It needs a worker without other jobs.",
-  paused: "An operator has paused its model, its tenant or everything.",
+  paused: "It is paused, or an operator has paused its model, its tenant or everything.",
   jobs_ahead: "Other jobs are ahead of it.",
   next: "It starts as soon as a worker has room.",
 };
@@ -88,6 +88,7 @@ const REMEDIES = {
   model_unavailable:
     "`fusequeue doctor` checks the model's files and says what to do; the worker's log has the first error.",
   adapter_unavailable: "Check the adapter's file in models.toml; the worker's log has the reason.",
+  pause_expired: "It was paused for too long; retry it.",
   deadline_exceeded: "Submit it with a longer deadline_s, with a higher priority, or add workers.",
   upload_failed: "The storage refused the result: check it with `fusequeue doctor`, then submit the job again.",
   worker_lost:

@@ -2,7 +2,17 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { bodyOf, cancelJob, deleteJob, retryJob, submit, updateJob, withoutSeed } from "../core/actions.js";
+import {
+  bodyOf,
+  cancelJob,
+  deleteJob,
+  pauseJob,
+  resumeJob,
+  retryJob,
+  submit,
+  updateJob,
+  withoutSeed,
+} from "../core/actions.js";
 import { clock, dateTime, duration, ended, figure, makesSound, makesVideo, mediumOf, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
@@ -34,7 +44,7 @@ export function JobPage({ id }) {
   return html`
     <${ErrorNote} error=${error} retry=${reload} />
     <div class="job-head">
-      <${Badge} state=${job.status}>${job.cancel_requested && !ended(job.status) ? "stopping" : job.status}<//>
+      <${Badge} state=${job.status}>${stateText(job)}<//>
       <span class="job-id"><span class="mono cut">${job.id}</span><${Copy} text=${job.id} label="Copy the id" /></span>
       <span class="grow"></span>
       <${Actions} job=${job} body=${body} reload=${reload} />
@@ -62,6 +72,14 @@ export function JobPage({ id }) {
       </div>
     </div>
   `;
+}
+
+/** The state of a job, or what it is on the way to. */
+function stateText({ status, cancel_requested, paused_at }) {
+  if (ended(status)) return status;
+  if (cancel_requested) return "stopping";
+  if (!paused_at) return status;
+  return status === "queued" ? "paused" : "pausing";
 }
 
 /** The changes of state and phase seen so far, the newest first. */
@@ -114,6 +132,10 @@ function Actions({ job, body, reload }) {
     await cancelJob(job.id);
     reload();
   };
+  const pause = async () => {
+    await (job.paused_at ? resumeJob : pauseJob)(job.id);
+    reload();
+  };
   const remove = async () => {
     const run = async () => (await deleteJob(job.id), true);
     const done = await confirm({
@@ -132,6 +154,8 @@ function Actions({ job, body, reload }) {
   return html`
     <div class="actions">
       ${!ended(job.status) && html`<${Button} icon="cancel" action=${cancel} disabled=${job.cancel_requested}>Cancel<//>`}
+      ${!ended(job.status) && html`<${Button} icon=${job.paused_at ? "resume" : "pause"} action=${pause} disabled=${job.cancel_requested}>
+        ${job.paused_at ? "Resume" : "Pause"}<//>`}
       ${job.status === "queued" && html`<${Button} icon="edit" action=${update}>Priority<//>`}
       ${["failed", "canceled", "expired"].includes(job.status) && html`<${Button} icon="redo" action=${retry}>Retry<//>`}
       <${Button} icon="dice" action=${again}>Another seed<//>

@@ -18,7 +18,8 @@ local changed = 0
 -- The job of a row {id, epoch} if it is queued as it was read.
 local function queued(row)
   local job = job_record.load(row[1])
-  if job and job.state == 'queued' and job.sig == sig and (tonumber(job.epoch) or 0) == row[2] then return job end
+  local waits = job and job.state == 'queued' and job.src ~= 'paused' and job.sig == sig
+  if waits and (tonumber(job.epoch) or 0) == row[2] then return job end
   changed = changed + 1
 end
 

@@ -9,11 +9,14 @@
 -- Fields of the job's hash that are left out when empty. `deadline` is now plus the time limit.
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps'}
 local now = clock_ms()
-local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
+local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0) + redis.call('ZCARD', key.paused)
 local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, deadlines, out = {}, {}, {}, {}, {}, {}, {}, {}, {}
 
 local function queued_of(tenant)
-  if not of_tenant[tenant] then of_tenant[tenant] = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0 end
+  if not of_tenant[tenant] then
+    local in_lanes = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0
+    of_tenant[tenant] = in_lanes + redis.call('SCARD', key.paused_jobs(tenant))
+  end
   return of_tenant[tenant]
 end
 

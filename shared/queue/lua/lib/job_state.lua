@@ -1,4 +1,4 @@
--- NEEDS events inputs batch_turns dead_letters job_record queue latest_start usage
+-- NEEDS events inputs batch_turns dead_letters job_record paused queue latest_start usage
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
@@ -28,7 +28,8 @@ function job_state.finish(id, job, state, now, keep_ms)
     events.add_to_outbox(event .. '-video', id, job.tenant, state == 'succeeded' and 'video.completed' or 'video.failed')
   end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
-  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged')
+  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged', 'paused')
+  if job.paused then paused.remove(id, job) end
   redis.call('PEXPIRE', key.job(id), keep)
   latest_start.unlist(id, job)
   local row = table.concat({'job', job.tenant, id, job.batch or '', job.size or ''}, '|')
@@ -39,7 +40,8 @@ function job_state.finish(id, job, state, now, keep_ms)
   for input in string.gmatch(job.input or '', '%S+') do inputs.release(job.tenant, input, now, keep_ms or 0) end
 end
 
--- Queue a job again: in 'front' of the lanes, 'solo', to run without batch mates, or 'dated', by its latest start.
+-- Queue a job again: in 'front' of the lanes, 'solo', to run without batch mates, or 'dated', by its latest start; one that
+-- is to be paused in no lane.
 function job_state.requeue(id, job, src, now)
   local arrived = tonumber(job.arrived) or now
   if job.deadline then
@@ -51,6 +53,7 @@ function job_state.requeue(id, job, src, now)
     'event', events.publish(id, job.tenant, 'queued', job.webhook))
   redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total', 'charged')
   job.src = src
+  if job.paused then return paused.add(id, job) end
   queue.add_returned(id, job, arrived)
   redis.call('HSET', key.signature(job.sig), 'model', job.model)
   redis.call('HSETNX', key.signature(job.sig), 'window', 0)
@@ -71,6 +74,7 @@ end
 
 -- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
+  if job.src == 'paused' then return paused.remove(id, job) end
   queue.remove(id, job)
   queue.update_lanes({job})
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
@@ -80,6 +84,14 @@ end
 -- End a queued job that can no longer meet its deadline.
 function job_state.expire(id, job, now)
   redis.call('HSET', key.job(id), 'error', latest_start.error(job, now))
+  job_state.leave_queue(id, job)
+  job_state.finish(id, job, 'expired', now)
+end
+
+-- End a job whose pause has lasted as long as results are kept.
+function job_state.end_pause(id, job, now)
+  local message = 'the job was paused for as long as results are kept'
+  redis.call('HSET', key.job(id), 'error', cjson.encode({code = 'pause_expired', message = message, retryable = false}))
   job_state.leave_queue(id, job)
   job_state.finish(id, job, 'expired', now)
 end

@@ -1,4 +1,4 @@
--- NEEDS queue
+-- NEEDS paused queue
 -- Part of the scripts that change many queued jobs: these leave and enter lanes one by one; the counters, indexes and
 -- readiness of the lanes are written once, in the end.
 
@@ -19,6 +19,7 @@ end
 
 -- Remove a queued job from its lane.
 function lane_changes.leave(id, job)
+  if job.src == 'paused' then return paused.remove(id, job) end
   queue.remove(id, job)
   count(job, -1)
 end
@@ -33,6 +34,7 @@ end
 -- Add a queued job to the lane of its rank: with a deadline by its latest start, otherwise by its arrival, at the end of the
 -- stream, or among the returned jobs if the stream has later entries.
 function lane_changes.enter(id, job, now)
+  if job.paused then return paused.add(id, job) end
   local in_lane = job.src == 'lane' or job.src == 'dated'
   if in_lane and job.start_by then
     job.src = 'dated'

@@ -1,5 +1,5 @@
 -- NEEDS batch_turns dead_letters events footprint inputs job_record job_state lane_changes latest_start queue tenants
--- NEEDS usage wakeups
+-- NEEDS paused usage wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -39,6 +39,15 @@ function FUNCTIONS.miss_start(list, id, at)
   local job = job_record.load(id)
   if not job or job.state ~= 'queued' then return redis.call('ZREM', list, id) end
   if latest_start.is_missed(job, now) then job_state.expire(id, job, now) else job_state.become_late(id, job, now) end
+end
+
+-- End a pause that is due; `at`: when it was due.
+function FUNCTIONS.end_pause(id, at)
+  if tonumber(redis.call('ZSCORE', key.paused, id) or nil) ~= tonumber(at) then return end
+  local job = job_record.load(id)
+  if job and job.state == 'queued' and job.src == 'paused' then return job_state.end_pause(id, job, now) end
+  redis.call('ZREM', key.paused, id)
+  if job then paused.remove(id, job) end
 end
 
 -- Give a queued job another priority or deadline (ms), 0 for none; a negative value keeps the old one.

@@ -243,6 +243,7 @@ NEEDS = [
     ("POST", "/compat/replicate/v1/predictions", Scope.JOBS_WRITE),
     ("POST", "/compat/replicate/v1/files", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs/job_00000000000000000000000000/cancel", Scope.JOBS_WRITE),
+    ("POST", "/v1/jobs/job_00000000000000000000000000/pause", Scope.JOBS_WRITE),
     ("GET", "/v1/webhooks", Scope.JOBS_READ),
     ("GET", "/v1/webhooks/secret", Scope.JOBS_WRITE),
     ("POST", "/v1/webhooks/secret/rotate", Scope.JOBS_WRITE),

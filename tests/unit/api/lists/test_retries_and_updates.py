@@ -78,6 +78,21 @@ async def test_only_queued_jobs_are_changed(api: httpx.AsyncClient, fake_queue: 
         await fake_queue.claims.settle(WORKER, job_id, claim.epoch, Outcome(state=State.SUCCEEDED))
 
 
+async def test_a_paused_job_counts_in_the_limit_of_queued_jobs_and_is_claimed_when_it_is_resumed(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    first, second = await submit(api, 2)
+    paused = (await api.post(f"/v1/jobs/{first}/pause")).json()
+    assert (paused["status"], paused["queue"]) == ("queued", {"position": None, "eta_s": None, "reason": "paused"})
+    assert (await api.get(f"/v1/jobs/{first}")).json()["paused_at"] == paused["paused_at"] is not None
+    tenant = (await fake_queue.jobs.get_many([first]))[0].job.tenant  # type: ignore[union-attr]
+    await fake_queue.api_keys.set_limits(tenant, TenantLimits(queued_jobs=2))
+    assert (await api.post("/v1/jobs", json=BODY)).status_code == 429
+    assert [claim.job.id for claim in await fake_queue.claims.claim(WORKER, ["demo"], 8)] == [second]
+    assert (await api.post(f"/v1/jobs/{first}/resume")).json()["paused_at"] is None
+    assert [claim.job.id for claim in await fake_queue.claims.claim(WORKER, ["demo"], 8)] == [first]
+
+
 async def test_queued_jobs_that_match_are_changed_in_order(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +319,7 @@ async def test_operators_change_one_job_of_a_tenant(fake_queue: Queue, tmp_path:
         assert (await api.patch(url, json={"priority": "bulk"}, headers=headers)).status_code == 404
         changed = await api.patch(url, json={"priority": "bulk"}, params={"tenant": "acme"}, headers=headers)
         assert changed.json()["priority"] == "bulk"
+        assert (await api.post(f"{url}/pause", headers=headers)).status_code == 404
         assert (await api.post(f"{url}/cancel", params={"tenant": "acme"}, headers=headers)).status_code == 200
         assert (await api.post(f"{url}/retry", params={"tenant": "acme"}, headers=headers)).status_code == 202
         assert (await api.delete(url, params={"tenant": "acme"}, headers=headers)).status_code == 204

@@ -1,0 +1,25 @@
+-- NEEDS job_record job_state paused
+-- RUNS when Redis is full
+-- End the pauses of jobs: those that are queued go back to their lanes, before later ones; running ones lose their mark.
+-- args     job_ids...
+-- Returns  the state of each, '' if it is unknown
+local now, states, touched = clock_ms(), {}, {}
+
+local function resume(id)
+  local job = job_record.load(id)
+  if not job then return '' end
+  if not job.paused then return job.state end
+  redis.call('HDEL', key.job(id), 'paused')
+  job.paused = nil
+  if job.state == 'queued' and job.src == 'paused' then
+    paused.remove(id, job)
+    job_state.requeue(id, job, job.solo and 'solo' or 'dated', now)
+    touched[job.sig] = true
+  end
+  return job.state
+end
+
+for at, id in ipairs(args.job_ids) do states[at] = resume(id) end
+for sig in pairs(touched) do queue.refresh(sig, now) end
+if next(touched) then wakeups.wake_noted() end
+return states
