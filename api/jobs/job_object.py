@@ -131,7 +131,7 @@ class BatchingObject(BaseModel):
 
 class ControlObject(BaseModel):
     id: str
-    kind: Literal["controlnet", "ip_adapter"]
+    kind: Literal["controlnet", "ip_adapter", "structure"]
     image: ImageObject
     scale: float
     start: float

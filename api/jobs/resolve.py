@@ -94,7 +94,7 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
         refiner_start=chosen_refiner_start(request, spec, task, steps),
         adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
         mixed_fields=_mixed_fields(spec, request.reproducible),
-        control_ids=tuple(choice.id for choice in request.controls),
+        control_ids=tuple(control.id for control in controls if control.kind != "structure"),
         controls=controls,
     )
 

@@ -1,4 +1,5 @@
-"""Controls: images that guide a job's results, through a control net (edges, a pose) or an IP-Adapter (style)."""
+"""Controls: images that guide a job's results, through a control net (edges, a pose), an IP-Adapter (style), or the
+denoiser itself (structure)."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from shared.errors import InvalidRequest
 if TYPE_CHECKING:
     from shared.job_fields import Task
 
-Kind = Literal["controlnet", "ip_adapter"]
+Kind = Literal["controlnet", "ip_adapter", "structure"]
 MAX_CONTROLS = 4
 
 
 class ControlSpec(BaseModel):
     """A control of a model. `source` is a folder or a hub id: of a control net for the model's denoiser, or of an
     IP-Adapter, which is the file `weight_name` in `subfolder`. Its `image_encoder` is a folder there, or of `source` if
-    it has a slash.
+    it has a slash. One of kind `structure` has no source: it is an input of the model's denoiser.
 
     `scale` is the default; scales of requests are 0 to `max_scale`.
     """
@@ -28,7 +29,7 @@ class ControlSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-    source: str
+    source: str = ""
     kind: Kind = "controlnet"
     revision: str | None = None
     variant: str | None = None
@@ -44,11 +45,17 @@ class ControlSpec(BaseModel):
             raise ValueError(f"scale {self.scale} is above max_scale {self.max_scale}")
         if (self.weight_name is not None) != (self.kind == "ip_adapter"):
             raise ValueError("weight_name is needed for an ip_adapter, and for nothing else")
+        if bool(self.source) == (self.kind == "structure"):
+            raise ValueError('source is needed, unless kind is "structure", which the model itself reads')
         return self
 
     @property
     def is_folder(self) -> bool:
         return Path(self.source).is_absolute()
+
+    @property
+    def is_on_hub(self) -> bool:
+        return bool(self.source) and not self.is_folder
 
     @property
     def encoder_folder(self) -> str:
@@ -58,6 +65,8 @@ class ControlSpec(BaseModel):
 
     def resolve_path(self, folder: Path) -> ControlSpec:
         """Return the spec with an absolute `source` if it is a folder in `folder`."""
+        if not self.source:
+            return self
         path = (folder / self.source).resolve()
         return self.model_copy(update={"source": str(path)}) if path.is_dir() else self
 
@@ -70,7 +79,15 @@ def controls_fault(controls: Sequence[ControlSpec], *, as_loaded: bool) -> str |
     adapters = sum(control.kind == "ip_adapter" for control in controls)
     if adapters > 1:
         return "a model has at most one control of kind ip_adapter"
+    if len(controls) > 1 and any(control.kind == "structure" for control in controls):
+        return "a control of kind structure is the only one of its model"
     return "an ip_adapter needs compile = false and no quantization" if adapters and not as_loaded else None
+
+
+def structure_for(task: Task, controls: Sequence[ControlSpec]) -> ControlSpec | None:
+    """Return the control that each job of a task must have: that of structure, where `image` is another one."""
+    found = next((control for control in controls if control.kind == "structure"), None)
+    return found if task.takes_controls and task.takes_image else None
 
 
 class ControlChoice(BaseModel):
@@ -105,6 +122,9 @@ def resolve_controls(
         raise InvalidRequest("controls: this model has none", param="controls")
     if choices and not task.takes_controls:
         raise InvalidRequest(f"controls: {task.value} takes none", param="controls")
+    needed = structure_for(task, allowed)
+    if needed is not None and not choices:
+        raise InvalidRequest(f"controls: {task.value} of this model needs {needed.id!r}", param="controls")
     if len(choices) > limit:
         raise InvalidRequest(f"too many controls: {len(choices)}; at most {limit} are allowed", param="controls")
     specs = {spec.id: spec for spec in allowed}
@@ -122,8 +142,12 @@ def resolve_controls(
         if choice.start >= choice.end:
             message = f"control {choice.id!r} ends at {choice.end}, not after its start at {choice.start}"
             raise InvalidRequest(message, param=f"{param}.end")
-        if spec.kind == "ip_adapter" and (choice.start, choice.end) != (0.0, 1.0):
-            message = f"control {choice.id!r} is an IP-Adapter, which applies to all steps; remove start and end"
+        if spec.kind != "controlnet" and (choice.start, choice.end) != (0.0, 1.0):
+            what = "an IP-Adapter" if spec.kind == "ip_adapter" else "structure"
+            message = f"control {choice.id!r} is {what}, which applies to all steps; remove start and end"
             raise InvalidRequest(message, param=f"{param}.{'start' if choice.start else 'end'}")
+        if spec.kind == "structure" and scale != 1:
+            message = f"control {choice.id!r} is structure, which has no scale; remove it"
+            raise InvalidRequest(message, param=f"{param}.scale")
         chosen[choice.id] = Control(id=choice.id, kind=spec.kind, scale=scale, start=choice.start, end=choice.end)
     return tuple(chosen.values())

@@ -404,7 +404,7 @@ class ModelSpec(_Table):
     def is_on_hub(self) -> bool:
         """Whether its source, or that of a control or its refiner, is on the hub."""
         on_hub = self.refiner is not None and not self.refiner.is_folder
-        return on_hub or not (self.is_folder and all(control.is_folder for control in self.control))
+        return on_hub or not self.is_folder or any(control.is_on_hub for control in self.control)
 
 
 class Catalog:

@@ -40,7 +40,11 @@ FAMILY = Family(
             ),
         )
     },
-    siblings={("FluxKontextPipeline", Task.INPAINT): "FluxKontextInpaintPipeline"},
+    siblings={
+        ("FluxKontextPipeline", Task.INPAINT): "FluxKontextInpaintPipeline",
+        ("FluxControlPipeline", Task.IMAGE_TO_IMAGE): "FluxControlImg2ImgPipeline",
+        ("FluxControlPipeline", Task.INPAINT): "FluxControlInpaintPipeline",
+    },
     control_pipelines={
         "FluxPipeline": "FluxControlNetPipeline",
         "FluxImg2ImgPipeline": "FluxControlNetImg2ImgPipeline",

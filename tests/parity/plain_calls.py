@@ -24,6 +24,7 @@ _OF_TASKS = {
         "StableDiffusionXLPipeline": "StableDiffusionXLImg2ImgPipeline",
         "StableDiffusion3Pipeline": "StableDiffusion3Img2ImgPipeline",
         "FluxPipeline": "FluxImg2ImgPipeline",
+        "FluxControlPipeline": "FluxControlImg2ImgPipeline",
         "ZImagePipeline": "ZImageImg2ImgPipeline",
         "QwenImagePipeline": "QwenImageImg2ImgPipeline",
     },
@@ -33,6 +34,7 @@ _OF_TASKS = {
         "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLInpaintPipeline",
         "StableDiffusion3Pipeline": "StableDiffusion3InpaintPipeline",
         "FluxPipeline": "FluxInpaintPipeline",
+        "FluxControlPipeline": "FluxControlInpaintPipeline",
         "FluxKontextPipeline": "FluxKontextInpaintPipeline",
         "Flux2KleinPipeline": "Flux2KleinInpaintPipeline",
         "ZImagePipeline": "ZImageInpaintPipeline",
@@ -104,6 +106,8 @@ CALLS = {
         "image mask_image negative_prompt height width strength guidance_scale max_area _auto_resize"
     ),
     "FluxControlPipeline": "control_image height width guidance_scale",
+    "FluxControlImg2ImgPipeline": "image control_image height width strength guidance_scale",
+    "FluxControlInpaintPipeline": "image mask_image control_image height width strength guidance_scale",
     "Flux2Pipeline": "image height width guidance_scale",
     "Flux2KleinPipeline": "image height width guidance_scale",
     "Flux2KleinInpaintPipeline": "image mask_image height width strength guidance_scale",
@@ -389,6 +393,8 @@ def _structure(job: Job) -> dict[str, Any]:
 def _controls(job: Job, image: str) -> dict[str, Any]:
     """Return the control images under the name `image`, and their settings; lists if there are several."""
     opened = [_opened(data).convert("RGB") for data in input_files(job).controls]
+    if opened and job.controls[0].kind == "structure":
+        return {"control_image": ImageOps.fit(opened[0], (job.width, job.height), Image.Resampling.LANCZOS)}
     if not opened or job.controls[0].kind == "ip_adapter":
         return {"ip_adapter_image": opened[0]} if opened else {}
     fitted = [ImageOps.fit(one, (job.width, job.height), Image.Resampling.LANCZOS) for one in opened]

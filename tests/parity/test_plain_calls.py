@@ -22,6 +22,7 @@ from worker.engine.pipelines.task_pipelines import pipeline_for
 
 EDGES, DEPTH = Control(id="edges", scale=0.7, start=0.1, end=0.8), Control(id="depth", scale=0.4)
 STYLE = Control(id="style", kind="ip_adapter", scale=0.5)
+OUTLINE = Control(id="outline", kind="structure")
 JOBS: tuple[Mapping[str, Any], ...] = (
     {"steps": 2, "controls": (EDGES, DEPTH)},
     {"steps": 4, "strength": 0.25, "guidance_scale": 1.0, "negative_prompt": "rain"},
@@ -74,6 +75,8 @@ def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
         own["controls"] = tuple(Control(id=one.id, scale=one.scale) for one in own["controls"])
     if not controlled:
         own["controls"] = (STYLE,) if "ip_adapter_image" in taken else ()
+        if {"image", "control_image"} <= taken:
+            own["controls"] = (OUTLINE,)
     if "strength" in taken:
         task = Task.INPAINT if "mask_image" in taken else Task.IMAGE_TO_IMAGE
     else:

@@ -60,10 +60,7 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),
         *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline"),
     ),
-    CONTROL_INPUT: (
-        *("FluxControlImg2ImgPipeline", "FluxControlInpaintPipeline"),
-        *("StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"),
-    ),
+    CONTROL_INPUT: (*("StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"),),
     OTHER_STAGE: ("FluxPriorReduxPipeline", "LTX2VideoDiffusionDecodePipeline"),
     OTHER_CALL: ("LEditsPPPipelineStableDiffusion", "LEditsPPPipelineStableDiffusionXL"),
     CAMERA: ("SanaWMPipeline",),

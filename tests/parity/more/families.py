@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from parity.cells import LONG, Cell, Fields, edits
 from tiny import registry
 
+from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import Defaults, Limits
 from shared.job_fields import Task
 
@@ -156,6 +157,18 @@ def from_videos(family: Family) -> Family:
     }
     tasks = (*family.tasks, Task.VIDEO_TO_VIDEO)
     return replace(family, tasks=tasks, jobs=dict([*family.jobs.items()][:2]) | changed)
+
+
+def with_structure(family: Family) -> Family:
+    """Return a family of edits that follow structure whose jobs also change and repaint images, by structure beside."""
+    tasks, control = (Task.IMAGE_TO_IMAGE, Task.INPAINT), Control(id="outline", kind="structure")
+    begun = {
+        f"{name}-{task.value}": {**fields, "task": task, "strength": 0.6 + 0.1 * at, "controls": (control,)}
+        for task in tasks
+        for at, (name, fields) in enumerate([*family.jobs.items()][:3])
+    }
+    spec = {"control": (ControlSpec(id="outline", kind="structure"),)}
+    return replace(family, tasks=(*family.tasks, *tasks), jobs={**family.jobs, **begun}, spec=spec)
 
 
 def both(family: Family) -> Family:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import families
-from parity.more.families import Clip, Family, both, from_videos, image, sound, video
+from parity.more.families import Clip, Family, both, from_videos, image, sound, video, with_structure
 
 from shared.job_fields import Task
 
@@ -17,7 +17,14 @@ IMAGES: tuple[Family, ...] = (
     image("CogView 3 Plus", "CogView3PlusPipeline", "cogview-3"),
     image("CogView 4", "CogView4Pipeline", "cogview-4"),
     image("CogView 4 Control", "CogView4ControlPipeline", "cogview-4-control", task=Task.EDIT),
-    image("FLUX.1 Control", "FluxControlPipeline", "flux-control", task=Task.EDIT),
+    with_structure(
+        image(
+            "FLUX.1 Control",
+            "FluxControlPipeline, FluxControlImg2ImgPipeline, FluxControlInpaintPipeline",
+            "flux-control",
+            task=Task.EDIT,
+        )
+    ),
     image("Cosmos Predict 2", "Cosmos2TextToImagePipeline", "cosmos-2-t2i", around="without_guardrail"),
     image("Kandinsky 2.1", "KandinskyCombinedPipeline", "kandinsky-2.1"),
     image("Kandinsky 2.2", "KandinskyV22CombinedPipeline", "kandinsky-2.2"),

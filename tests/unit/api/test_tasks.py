@@ -51,6 +51,14 @@ max_input_images = 3
 pixels = 65536
 
 [[model]]
+id = "outliner"
+source = "x"
+tasks = ["edit", "image_to_image"]
+[[model.control]]
+id = "outline"
+kind = "structure"
+
+[[model]]
 id = "film"
 source = "x"
 tasks = ["text_to_video", "image_to_video"]
@@ -127,6 +135,12 @@ async def test_a_job_has_control_images(api: httpx.AsyncClient, fake_queue: Queu
     assert (await submitted(api, model="painter"))["controls"] == []
 
 
+def follows(name: str, **fields: Any) -> dict[str, Any]:
+    """Return a request that changes an image by another one of structure; `fields` are those of the control."""
+    chosen = {"id": name, "image": data_url(8, 8, "red"), **fields}
+    return {"model": "outliner", "task": "image_to_image", "image": data_url(8, 8, "red"), "controls": [chosen]}
+
+
 def controls(*ids: str, **fields: Any) -> dict[str, Any]:
     """Return a request with controls; `fields` are those of the last one."""
     chosen = [{"id": name, "image": data_url(8, 8, "red")} for name in ids]
@@ -153,6 +167,10 @@ INVALID_REQUESTS = [
     (controls("edges", image="https://127.0.0.1/a.png"), "invalid_input_image", "controls.0.image"),
     ({"model": "painter", "controls": [{"id": "edges"}]}, "invalid_request", "controls.0.image"),
     (controls("edges") | {"model": "film"}, "invalid_request", "controls"),
+    (follows("outline", scale=0.5), "invalid_request", "controls.0.scale"),
+    (follows("outline", start=0.5), "invalid_request", "controls.0.start"),
+    ({**follows("outline"), "controls": []}, "invalid_request", "controls"),
+    ({**follows("outline"), "task": "edit"}, "invalid_request", "controls"),
     (controls("edges") | {"model": "editor", "image": UNKNOWN}, "invalid_request", "controls"),
     ({"model": "editor", "images": [data_url(8, 8, "red"), UNKNOWN]}, "invalid_input_image", "images.1"),
     ({"model": "editor", "images": ["https://127.0.0.1/a.png"]}, "invalid_input_image", "images.0"),

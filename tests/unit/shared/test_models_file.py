@@ -80,6 +80,12 @@ def write(folder: Path, text: str) -> Path:
         ),
         (VALID + "compile = true\n" + STYLE.format("a"), "model.0: Value error, an ip_adapter needs compile = false"),
         (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
+        (VALID + '[[model.control]]\nid = "a"\n', "model.0.control.0: Value error, source is needed, unless"),
+        (VALID + CONTROL + 'kind = "structure"\n', "model.0.control.0: Value error, source is needed, unless"),
+        (
+            VALID + CONTROL + '[[model.control]]\nid = "a"\nkind = "structure"\n',
+            "model.0: Value error, a control of kind structure is the only one",
+        ),
         (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
         (VALID + REFINER + "start = 1.5\n", "model.0.refiner.start: Input should be less than or equal to 1"),
         (VALID + REFINER + "share = 0.8\n", "model.0.refiner.share: unknown key"),

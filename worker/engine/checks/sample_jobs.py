@@ -9,7 +9,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from shared.config.controls import Control, ControlSpec
+from shared.config.controls import Control, ControlSpec, structure_for
 from shared.config.models_file import ModelSpec
 from shared.job import InputRef, Job
 from shared.job_fields import VIDEO_TYPES, Medium, Task
@@ -58,7 +58,8 @@ def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
 def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSize, *, last_image: bool = False) -> Job:
     """Return a job of two steps for one image or video of `spec`; `at` is its id and seed.
 
-    With `last_image` a job that has an image has a last one too. A refiner does the second step.
+    With `last_image` a job that has an image has a last one too. A refiner does the second step. The model's image of
+    structure is added where its task needs one.
     """
     defaults = spec.defaults
     width, height, frames, duration_s = size
@@ -66,7 +67,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         width = height = 0
     ref = _sample_image(size)
     has_image = task.takes_image
-    return Job(
+    job = Job(
         id=f"sample-{at}",
         tenant="sample",
         created_at_ms=0,
@@ -95,6 +96,8 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         video=_sample_video(frames, defaults.fps) if task.takes_video else None,
         extra={"octree_resolution": LEAST_RESOLUTION} if task.makes_mesh else None,
     )
+    structure = structure_for(task, spec.control)
+    return job if structure is None else with_control(job, structure)
 
 
 def with_control(job: Job, control: ControlSpec) -> Job:

@@ -196,7 +196,8 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
             job = job.model_copy(update={"guidance_scale": min(1.0, job.guidance_scale)})
         image_tasks.append(_image_task(model, job))
     # Two jobs with each control: their denoiser calls meet those of jobs without one.
-    for at, control in enumerate(spec.control, len(PROMPTS)):
+    added = [control for control in spec.control if control.kind != "structure"]
+    for at, control in enumerate(added, len(PROMPTS)):
         task = next(iter(model.templates if control.kind == "ip_adapter" else model.controlled_templates))
         for seed, prompt in enumerate(PROMPTS[-2:], 2 * at):
             job = sample_job(spec, task, seed, prompt, size)

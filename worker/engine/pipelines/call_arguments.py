@@ -228,9 +228,19 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
 
 
 def _structure(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, Any]:
-    """Return the image of structure that an edit follows, cropped to the job's size: pipelines would stretch it."""
+    """Return the image of structure that a result follows, cropped to the job's size: pipelines would stretch it.
+
+    It is the image of an edit, and a control beside the image of other tasks.
+    """
     if not takes_structure(pipeline):
         return {}
+    if job.task is not Task.EDIT:
+        pairs = zip(job.controls, inputs.controls, strict=True)
+        images = [image for control, image in pairs if control.kind == "structure"]
+        if not images:
+            message = f"model {job.model!r} needs a control of kind structure for {job.task.value}"
+            raise UnusableInput(message, param="controls")
+        return {"control_image": images[0]}
     if len(inputs.images) != 1:
         raise UnusableInput(f"model {job.model!r} takes one image, not {len(inputs.images)}", param="images")
     image = inputs.structure or inputs.images[0]

@@ -74,7 +74,7 @@ from worker.engine.pipelines.refiner import (
 from worker.engine.pipelines.shape_pipeline import ShapePipeline
 from worker.engine.pipelines.sounds import cut_to
 from worker.engine.pipelines.stand_ins import stand_in_for
-from worker.engine.pipelines.task_pipelines import pipeline_for, rebuild
+from worker.engine.pipelines.task_pipelines import check_structure, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weighted_prompts import check_syntax, with_embeddings
 from worker.engine.protocol import Audio, Latents, Mesh, Output
@@ -333,7 +333,7 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
     try:
         folder = Path(spec.source) if spec.is_folder else fetch(spec)
         for control in spec.control:
-            if not control.is_folder:
+            if control.is_on_hub:
                 fetch(control)
         if spec.refiner is not None and not spec.refiner.is_folder:
             fetch(spec.refiner)
@@ -464,6 +464,7 @@ def _assemble(
         modules |= refiner.modules
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
+    check_structure(spec, pipelines)
     check_syntax(spec, pipelines.values())
     schedulers = ChosenSchedulers(spec.id)
     schedulers.load(spec.named_schedulers, getattr(pipeline, "scheduler", None))

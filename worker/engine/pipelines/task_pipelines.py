@@ -8,6 +8,8 @@ from typing import Any
 import diffusers
 
 from shared.architectures.registry import SIBLINGS
+from shared.config.controls import structure_for
+from shared.config.models_file import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
@@ -58,8 +60,8 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
         return _supports_video(task, pipeline, accepted)
     if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):
         return False
-    if takes_structure(pipeline):
-        return task is Task.EDIT and "image" not in accepted
+    if takes_structure(pipeline) and "image" not in accepted:
+        return task is Task.EDIT
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):
         return not _needs_image(type(pipeline), accepted)
     if task is Task.INPAINT:
@@ -72,6 +74,18 @@ def takes_structure(pipeline: Pipeline) -> bool:
     """Return whether a call needs an image of structure (edges, depth) that is an input of the denoiser itself."""
     accepted = call_parameters(pipeline)
     return not is_modular(pipeline) and "control_image" in accepted and "controlnet_conditioning_scale" not in accepted
+
+
+def check_structure(spec: ModelSpec, pipelines: Mapping[Task, Pipeline]) -> None:
+    """Raise `ValueError` unless the model has a control of kind `structure` for the tasks that need one, and no others.
+
+    An edit has its only image for it.
+    """
+    for task, pipeline in pipelines.items():
+        declared = structure_for(task, spec.control) is not None
+        if declared != (takes_structure(pipeline) and task is not Task.EDIT):
+            what = "takes no control" if declared else "needs a control"
+            raise ValueError(f"{type(pipeline).__name__} {what} of kind structure for {task.value}")
 
 
 def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspect.Parameter]) -> bool:

@@ -20,7 +20,7 @@ def unused_packages(specs: Iterable[ModelSpec]) -> tuple[str, ...]:
 
 def _may_be_quantized(spec: ModelSpec) -> bool:
     """Return whether a model has quantized weights, or could: those of a hub are not known before they are there."""
-    sources = [spec.source, *(control.source for control in spec.control)]
+    sources = [spec.source, *(control.source for control in spec.control if control.source)]
     sources += [] if spec.refiner is None else [spec.refiner.source]
     return spec.quantization is not None or not all(_is_plain(Path(source)) for source in sources)
 

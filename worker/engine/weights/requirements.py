@@ -149,6 +149,8 @@ def _replaced_parts(spec: ModelSpec, folder: Path) -> dict[str, int]:
 
 def cached_folder(control: ControlSpec) -> Path | None:
     """Return the folder of a control's files on this machine, None if it has none."""
+    if not control.source:
+        return None
     known = "config.json" if control.weight_name is None else (Path(control.subfolder) / control.weight_name).as_posix()
     if control.is_folder:
         folder = Path(control.source)

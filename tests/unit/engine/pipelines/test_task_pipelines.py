@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +12,17 @@ from typing import Any
 import diffusers
 import pytest
 from diffusers.pipelines import auto_pipeline
-from harness.engine import a_job
+from harness.engine import a_job, a_spec
 from PIL import Image
 from tiny.videos.ltx2 import ltx_2
 
+from shared.config.controls import ControlSpec
 from shared.config.partial_denoising import takes_part
 from shared.errors import InferenceFailed, ModelUnavailable, UnusableInput
 from shared.job_fields import PARTS, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.task_pipelines import pipeline_for, supports, takes_last_image
+from worker.engine.pipelines.task_pipelines import check_structure, pipeline_for, supports, takes_last_image
 
 
 def video_pipeline(pipeline: str, denoiser: dict[str, Any], **config: Any) -> Any:
@@ -67,8 +69,8 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("FluxFillPipeline", {Task.INPAINT}),
         ("FluxKontextPipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
         ("FluxControlPipeline", {Task.EDIT}),
-        ("FluxControlImg2ImgPipeline", set()),
-        ("FluxControlInpaintPipeline", set()),
+        ("FluxControlImg2ImgPipeline", {Task.IMAGE_TO_IMAGE}),
+        ("FluxControlInpaintPipeline", {Task.INPAINT}),
         ("CogView4ControlPipeline", {Task.EDIT}),
         ("Flux2Pipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
         ("GlmImagePipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
@@ -95,6 +97,37 @@ def test_a_model_with_conditions_makes_videos_from_an_image_by_its_sibling() -> 
     model = diffusers.LTX2ConditionPipeline(**ltx_2().components)
     assert type(pipeline_for(Task.IMAGE_TO_VIDEO, model)) is diffusers.LTX2ImageToVideoPipeline
     assert pipeline_for(Task.TEXT_TO_VIDEO, model) is model
+
+
+OUTLINE = {"control": (ControlSpec(id="outline", kind="structure"),)}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "task", "declared", "fault"),
+    [
+        ("FluxControlPipeline", Task.EDIT, {}, None),
+        ("FluxControlPipeline", Task.EDIT, OUTLINE, None),  # its other tasks use it
+        ("FluxControlImg2ImgPipeline", Task.IMAGE_TO_IMAGE, OUTLINE, None),
+        ("FluxControlImg2ImgPipeline", Task.IMAGE_TO_IMAGE, {}, "needs a control of kind structure for image_to_image"),
+        ("FluxControlInpaintPipeline", Task.INPAINT, {}, "needs a control of kind structure for inpaint"),
+        ("FluxInpaintPipeline", Task.INPAINT, OUTLINE, "takes no control of kind structure for inpaint"),
+    ],
+)
+def test_a_load_fails_if_the_control_of_structure_and_the_task_do_not_match(
+    pipeline: str, task: Task, declared: dict[str, Any], fault: str | None, tmp_path: Path
+) -> None:
+    spec = a_spec(tmp_path, tasks=(task,), **declared)
+    with nullcontext() if fault is None else pytest.raises(ValueError, match=f"^{pipeline} {fault}$"):
+        check_structure(spec, {task: object.__new__(getattr(diffusers, pipeline))})
+
+
+def test_a_job_without_its_image_of_structure_fails_with_the_field() -> None:
+    """Of an old API: it refuses such requests."""
+    pipeline = object.__new__(diffusers.FluxControlImg2ImgPipeline)
+    pipeline.register_to_config()
+    with pytest.raises(UnusableInput, match="needs a control of kind structure for image_to_image") as error:
+        arguments_for(pipeline, a_job("x", strength=0.5), 0, InputImages((Image.new("RGB", (64, 64)),)))
+    assert error.value.param == "controls"
 
 
 def test_a_pipeline_that_follows_structure_takes_one_image_of_the_size_of_the_result() -> None:
