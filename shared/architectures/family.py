@@ -18,7 +18,8 @@ class ControlNet:
     """The control nets of a denoiser: `nothing` is what one returns for no control.
 
     `several` is diffusers' class of several together; without one, a job takes one control. One that is `borrowing`
-    uses embedders of its denoiser, and applies its scale inside of its forward.
+    uses embedders of its denoiser, and applies its scale inside of its forward. `pipelines` (by pipeline) have it as
+    their `part`, if they are not the control pipelines of the family.
     """
 
     name: str
@@ -26,6 +27,8 @@ class ControlNet:
     nothing: tuple[object, ...] | None = None
     several: str | None = None
     borrowing: bool = False
+    pipelines: Mapping[str, str] = field(default_factory=dict)
+    part: str = "controlnet"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Denoiser:
     # What the names in a checkpoint's denoiser have: those of the original code, or of diffusers.
     checkpoint_marks: tuple[str, ...] = ()
     control_net: ControlNet | None = None
+    other_nets: tuple[ControlNet, ...] = ()
 
 
 @dataclass(frozen=True)

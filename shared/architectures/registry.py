@@ -35,15 +35,15 @@ FAMILIES: Mapping[str, Family] = {name: import_module(f"{families.__name__}.{nam
 _DENOISERS: Mapping[str, Denoiser] = merged(family.denoisers for family in FAMILIES.values())
 _ENCODERS: Mapping[str, Encoder] = merged(family.encoders for family in FAMILIES.values())
 
-CONTROL_NETS: Mapping[str, ControlNet] = {
-    name: one.control_net for name, one in _DENOISERS.items() if one.control_net is not None
+CONTROL_NETS: Mapping[str, tuple[ControlNet, ...]] = {
+    name: (one.control_net, *one.other_nets) for name, one in _DENOISERS.items() if one.control_net is not None
 }
 """Control nets by denoiser."""
 
 ARCHITECTURES: Mapping[str, Methods] = merged(
     (
         {name: one.methods for name, one in _DENOISERS.items() if one.methods},
-        {net.name: net.methods for net in CONTROL_NETS.values()},
+        {net.name: net.methods for nets in CONTROL_NETS.values() for net in nets},
         {name: one.methods for name, one in _ENCODERS.items() if one.methods},
     )
 )

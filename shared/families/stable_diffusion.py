@@ -18,6 +18,7 @@ FAMILY = Family(
                 timestep=TIMES,
                 down_block_additional_residuals=ADDED,
                 mid_block_additional_residual=ADDED,
+                down_intrablock_additional_residuals=ADDED,
             ),
             adapters_per_row=True,
             controls_per_row=True,
@@ -35,6 +36,18 @@ FAMILY = Family(
                 ),
                 nothing=(None, None),
                 several="MultiControlNetModel",
+            ),
+            other_nets=(
+                ControlNet(
+                    "T2IAdapter",
+                    forward("x"),
+                    several="MultiAdapter",
+                    pipelines={
+                        "StableDiffusionPipeline": "StableDiffusionAdapterPipeline",
+                        "StableDiffusionXLPipeline": "StableDiffusionXLAdapterPipeline",
+                    },
+                    part="adapter",
+                ),
             ),
         )
     },

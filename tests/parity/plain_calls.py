@@ -216,6 +216,10 @@ CALLS = {
     "StableDiffusionXLControlNetInpaintPipeline": (
         f"image mask_image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
     ),
+    "StableDiffusionAdapterPipeline": "image height width guidance_scale negative_prompt adapter_conditioning_scale",
+    "StableDiffusionXLAdapterPipeline": (
+        "image height width guidance_scale negative_prompt adapter_conditioning_scale adapter_conditioning_factor"
+    ),
     "StableDiffusion3ControlNetPipeline": f"height width guidance_scale control_image negative_prompt {_CONTROL}",
     "FluxControlNetPipeline": f"negative_prompt height width guidance_scale control_image {_CONTROL}",
     "FluxControlNetImg2ImgPipeline": f"image control_image height width strength guidance_scale {_CONTROL}",
@@ -400,7 +404,8 @@ def _controls(job: Job, image: str) -> dict[str, Any]:
     fitted = [ImageOps.fit(one, (job.width, job.height), Image.Resampling.LANCZOS) for one in opened]
     columns = (fitted, *zip(*((one.scale, one.start, one.end) for one in job.controls), strict=True))
     values = [list(column) if len(opened) > 1 else column[0] for column in columns]
-    return dict(zip((image, *_CONTROL.split()), values, strict=True))
+    of_adapters = {"adapter_conditioning_scale": values[1], "adapter_conditioning_factor": job.controls[0].end}
+    return dict(zip((image, *_CONTROL.split()), values, strict=True)) | of_adapters
 
 
 def load_frames(data: bytes) -> list[Image.Image]:

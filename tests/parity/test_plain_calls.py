@@ -23,6 +23,7 @@ from worker.engine.pipelines.task_pipelines import pipeline_for
 EDGES, DEPTH = Control(id="edges", scale=0.7, start=0.1, end=0.8), Control(id="depth", scale=0.4)
 STYLE = Control(id="style", kind="ip_adapter", scale=0.5)
 OUTLINE = Control(id="outline", kind="structure")
+SCALES = ("controlnet_conditioning_scale", "adapter_conditioning_scale")
 JOBS: tuple[Mapping[str, Any], ...] = (
     {"steps": 2, "controls": (EDGES, DEPTH)},
     {"steps": 4, "strength": 0.25, "guidance_scale": 1.0, "negative_prompt": "rain"},
@@ -70,9 +71,10 @@ def without_parts(pipeline_class: Any, task: Task) -> Any:
 def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
     """Return a job of the task of a pipeline that takes these arguments."""
     own: dict[str, Any] = {"layers": 2 if "layers" in taken else 0, "strength": 1.0, "controls": (EDGES,), **fields}
-    controlled, image = "controlnet_conditioning_scale" in taken, "image" in taken
+    controlled, image = not taken.isdisjoint(SCALES), "image" in taken
     if controlled and "control_guidance_start" not in taken:
-        own["controls"] = tuple(Control(id=one.id, scale=one.scale) for one in own["controls"])
+        end = 0.8 if "adapter_conditioning_factor" in taken else 1.0
+        own["controls"] = tuple(Control(id=one.id, scale=one.scale, end=end) for one in own["controls"])
     if not controlled:
         own["controls"] = (STYLE,) if "ip_adapter_image" in taken else ()
         if {"image", "control_image"} <= taken:

@@ -17,6 +17,7 @@ from diffusers import (
     QwenImageControlNetModel,
     SanaControlNetModel,
     SD3ControlNetModel,
+    T2IAdapter,
     ZImageControlNetModel,
 )
 from safetensors.torch import save_file
@@ -35,6 +36,15 @@ def save(source: Path, folder: Path, seed: int) -> Path:
         net = _build(denoiser)
     spread(net, torch.Generator().manual_seed(seed))
     net.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def save_t2i_adapter(source: Path, folder: Path, seed: int, *, in_channels: int) -> Path:
+    """Save a T2I-Adapter for the UNet of the pipeline in `source`; its first block has no attention, as that of XL."""
+    channels = json.loads((source / "unet" / "config.json").read_text())["block_out_channels"]
+    adapter = T2IAdapter(in_channels, [*channels, *channels[-1:] * 2], 1, 16, adapter_type="full_adapter_xl")
+    spread(adapter, torch.Generator().manual_seed(seed))
+    adapter.save_pretrained(folder, safe_serialization=True)
     return folder
 
 

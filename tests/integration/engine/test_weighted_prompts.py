@@ -138,7 +138,7 @@ def plain_image(source: Path, job: Job) -> np.ndarray:
     pipeline: Any = pipeline_for(job.task, loaded(source))
     if job.controls:
         net = control_net(source)
-        pipeline = control_pipeline_class(pipeline).from_pipe(pipeline, controlnet=net)
+        pipeline = control_pipeline_class(pipeline, net).from_pipe(pipeline, controlnet=net)
     pipeline.set_progress_bar_config(disable=True)
     call = arguments_for(pipeline, job, 0, decode_inputs(job, input_files(job)))
     call = {name: value for name, value in call.items() if name not in TEXTS} | embeddings(pipeline, job)

@@ -88,7 +88,7 @@ def plain_pipeline(source: Path, task: Task, names: tuple[str, ...]) -> Any:
     pipeline: Any = pipeline_for(task, loaded(source))
     if names:
         nets = [loaded_net(Path(f"{source}-{name}")) for name in names]
-        controlled: Any = control_pipeline_class(pipeline)
+        controlled: Any = control_pipeline_class(pipeline, nets[0])
         pipeline = controlled.from_pipe(pipeline, controlnet=nets if len(nets) > 1 else nets[0])
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

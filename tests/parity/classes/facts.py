@@ -15,7 +15,7 @@ from diffusers import DiffusionPipeline, ModularPipeline, utils
 from diffusers.pipelines.pag.pag_utils import PAGMixin
 from parity.cells import Cell
 
-from shared.architectures.registry import ARCHITECTURES, CONTROL_PIPELINES
+from shared.architectures.registry import ARCHITECTURES, CONTROL_NETS, CONTROL_PIPELINES
 from shared.job_fields import Task
 from shared.signature import DENOISERS
 from worker.engine.pipelines.modular import task_fault
@@ -25,6 +25,9 @@ from worker.engine.pipelines.task_pipelines import call_parameters, supports
 INSTALLED = frozenset({"torch", "transformers", "sentencepiece"})
 # Arguments that the engine gives to every call that takes them.
 GIVEN = frozenset({"prompt", "image", "mask_image", "control_image"})
+_CONTROLLED = frozenset(CONTROL_PIPELINES.values()).union(
+    *(net.pipelines.values() for nets in CONTROL_NETS.values() for net in nets)
+)
 _ABSTRACT = ("DiffusionPipeline", "ModularPipeline")
 
 
@@ -93,7 +96,7 @@ def facts_of(pipeline_class: type[Any], row: Row | None) -> Facts:
         takes_prompt="prompt" in accepted,
         needs_image="image" in _required(accepted),
         control_net="controlnet" in parts,
-        chosen_for_controls=name in CONTROL_PIPELINES.values(),
+        chosen_for_controls=name in _CONTROLLED,
         changes_denoiser=issubclass(pipeline_class, PAGMixin),
         denoisers=tuple(denoisers),
         ruled=tuple(one for one in denoisers if one in ARCHITECTURES),

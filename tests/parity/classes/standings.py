@@ -33,7 +33,6 @@ NO_PROMPT = "its call takes no prompt, or under another name"
 CONTROL_NET = "its kind of control net has no stacking rules"
 OTHER_STAGE = "it is one of several stages, and takes or returns embeddings or latents"
 VIDEO_INPUT = "it needs videos of another kind than that of a job: several, masked, preprocessed, or to continue"
-CONTROL_INPUT = "it needs a control image at each call, which no task requires"
 SOUND = "it makes sound only"
 TEXT = "it makes text only"
 OTHER_OUTPUT = "it makes neither images nor videos: meshes, maps or molecules"
@@ -60,7 +59,6 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),
         *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline"),
     ),
-    CONTROL_INPUT: (*("StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"),),
     OTHER_STAGE: ("FluxPriorReduxPipeline", "LTX2VideoDiffusionDecodePipeline"),
     OTHER_CALL: ("LEditsPPPipelineStableDiffusion", "LEditsPPPipelineStableDiffusionXL"),
     CAMERA: ("SanaWMPipeline",),

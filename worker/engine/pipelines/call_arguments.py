@@ -19,6 +19,7 @@ from shared.job import FieldWarning, Job
 from shared.job_fields import PARTS, CallFields, OutputFormat, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
+from worker.engine.pipelines.control_nets import as_read
 from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
@@ -80,7 +81,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **{name: list(inputs.video) for name in VIDEOS},
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs),
-        **_controls(job, accepted, inputs),
+        **_controls(pipeline, job, inputs),
         **_call_fields(job),
         **_listed_steps(pipeline, job, accepted),
         **extra_arguments(pipeline, job),
@@ -247,8 +248,9 @@ def _structure(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, A
     return {"control_image": ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)}
 
 
-def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, Any]:
+def _controls(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, Any]:
     """Return the control images and their settings; pipelines take lists of several controls."""
+    accepted = call_parameters(pipeline)
     pairs = list(zip(job.controls, inputs.controls, strict=True))
     styles = [image for control, image in pairs if control.kind == "ip_adapter"]
     values: dict[str, Any] = {"ip_adapter_image": styles[0]} if styles else {}
@@ -256,18 +258,24 @@ def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, 
     if nets:
         _check_steps_of_controls(job, accepted)
         columns: dict[str, list[Any]] = {
-            "control_image" if "control_image" in accepted else "image": [image for _, image in nets],
+            "control_image" if "control_image" in accepted else "image": as_read(pipeline, [one for _, one in nets]),
             "controlnet_conditioning_scale": [control.scale for control, _ in nets],
+            "adapter_conditioning_scale": [control.scale for control, _ in nets],
             "control_guidance_start": [control.start for control, _ in nets],
             "control_guidance_end": [control.end for control, _ in nets],
         }
         values |= {name: column if len(nets) > 1 else column[0] for name, column in columns.items()}
+        values["adapter_conditioning_factor"] = nets[0][0].end
     return values
 
 
 def _check_steps_of_controls(job: Job, accepted: Parameters) -> None:
-    """Raise `UnusableInput` for a control of some steps only, if the pipeline applies it to all."""
-    parts = [at for at, control in enumerate(job.controls) if (control.start, control.end) != (0.0, 1.0)]
+    """Raise `UnusableInput` for a control of some steps only, if the pipeline applies it to all.
+
+    T2I-Adapters of Stable Diffusion XL end together, and none begins late.
+    """
+    end = job.controls[0].end if "adapter_conditioning_factor" in accepted else 1.0
+    parts = [at for at, control in enumerate(job.controls) if (control.start, control.end) != (0.0, end)]
     if parts and "control_guidance_start" not in accepted:
         at = parts[0]
         param = f"controls.{at}.{'start' if job.controls[at].start else 'end'}"

@@ -1,4 +1,5 @@
-"""Control nets: modules that turn a control image into tensors for the denoiser. They are loaded with their model.
+"""Control nets, T2I-Adapters among them: modules that turn a control image into tensors for the denoiser. They are
+loaded with their model.
 
 A job with controls runs diffusers' control pipeline, built of the modules of its task's pipeline; its control nets are
 module proxies, so that rows with different control images and scales share their forwards.
@@ -10,6 +11,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.models.controlnets.controlnet_z_image import SEQ_MULTI_OF
+from PIL import Image
 
 from shared.architectures.family import ControlNet
 from shared.architectures.registry import CONTROL_NETS, CONTROL_PIPELINES
@@ -23,14 +25,20 @@ from worker.engine.weights.requirements import cached_folder
 
 # Keys of the configurations of a denoiser and its control nets that are equal if they were made for each other.
 _COMMON_KEYS = ("cross_attention_dim", "joint_attention_dim")
-_NETS = {net.name: net for net in CONTROL_NETS.values()}
+_NETS = {net.name: net for nets in CONTROL_NETS.values() for net in nets}
 _PATCH = 2  # values of latents on each side of a token of Z-Image
 
 
-def control_pipeline_class(pipeline: Pipeline) -> Any | None:
-    """Return diffusers' class for the task of `pipeline` with controls, None if there is none."""
-    name = CONTROL_PIPELINES.get(type(pipeline).__name__)
+def control_pipeline_class(pipeline: Pipeline, net: Any) -> Any | None:
+    """Return diffusers' class for the task of `pipeline` with nets like `net`, None if there is none."""
+    name = (_NETS[type(net).__name__].pipelines or CONTROL_PIPELINES).get(type(pipeline).__name__)
     return None if name is None else getattr(diffusers, name)
+
+
+def as_part(net: Any) -> dict[str, Any]:
+    """Return a net, or the stand-in of several, under the name that control pipelines have for it."""
+    part = next(one.part for one in _NETS.values() if net.__class__.__name__ in (one.name, one.several))
+    return {part: net}
 
 
 def load_control_nets(
@@ -40,35 +48,63 @@ def load_control_nets(
     nets = [control for control in spec.control if control.kind == "controlnet"]
     if not nets:
         return {}
-    known = [CONTROL_NETS.get(type(one).__name__) for one in denoisers]
-    if len(known) != 1 or (declared := known[0]) is None:
+    known = [CONTROL_NETS.get(type(one).__name__, ()) for one in denoisers]
+    if len(known) != 1 or not known[0]:
         names = " and ".join(type(one).__name__ for one in denoisers)
         raise ValueError(f"control nets are not supported with {names}; remove its controls")
+    configs = {control.id: _config(control, known[0], denoisers[0]) for control in nets}
+    classes = sorted({config["_class_name"] for config in configs.values()})
+    if len(classes) > 1:
+        raise ValueError(f"its controls are a {' and a '.join(classes)}; a model has those of one class")
+    declared = _NETS[classes[0]]
     if declared.several is None and spec.limits.max_controls > 1:
         raise ValueError(f"limits.max_controls: {declared.name} takes one control of a job")
     if declared.borrowing and spec.offload != "none":
         raise ValueError(f"offload: a {declared.name} uses weights of the denoiser, which must stay on the device")
-    return {control.id: _load(control, declared, denoisers[0], device, dtype) for control in nets}
+    for control in nets:
+        _check_fits(control, configs[control.id], denoisers[0])
+    return {control.id: _load(control, declared, device, dtype) for control in nets}
 
 
-def _load(control: ControlSpec, declared: ControlNet, denoiser: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _config(control: ControlSpec, known: Sequence[ControlNet], denoiser: Any) -> Mapping[str, Any]:
+    """Return the configuration of a net; raises `ValueError` for one of another denoiser's classes, and for none."""
     folder = cached_folder(control)
     if folder is None:
         raise ValueError(f"control {control.id!r}: no control net (no config.json) at {control.source}")
-    net_class: Any = getattr(diffusers, declared.name)
-    config = net_class.load_config(folder, local_files_only=True)
-    if config.get("_class_name") != declared.name:
-        held, needed = config.get("_class_name"), f"{type(denoiser).__name__} needs a {declared.name}"
+    net_class: Any = getattr(diffusers, known[0].name)
+    config: Mapping[str, Any] = net_class.load_config(folder, local_files_only=True)
+    if config.get("_class_name") not in (names := [one.name for one in known]):
+        held, needed = config.get("_class_name"), f"{type(denoiser).__name__} needs a {' or a '.join(names)}"
         raise ValueError(f"control {control.id!r}: {control.source} holds a {held}; {needed}")
+    return config
+
+
+def _check_fits(control: ControlSpec, config: Mapping[str, Any], denoiser: Any) -> None:
+    """Raise `ValueError` for a net that was made for another denoiser of the same class."""
     for key in _COMMON_KEYS:
         own, other = config.get(key), denoiser.config.get(key)
         if None not in (own, other) and own != other:
             raise ValueError(f"control {control.id!r}: its {key} is {own}, that of the model {other}: made for another")
+    made = config.get("adapter_type")
+    if made is not None and (made == "full_adapter_xl") != (denoiser.config.down_block_types[0] == "DownBlock2D"):
+        raise ValueError(f"control {control.id!r}: its adapter_type is {made}: made for another denoiser")
+
+
+def _load(control: ControlSpec, declared: ControlNet, device: torch.device, dtype: torch.dtype) -> Any:
+    folder, net_class = cached_folder(control), getattr(diffusers, declared.name)
     options = {"dtype": dtype, "use_safetensors": True, "variant": control.variant, "local_files_only": True}
     net = net_class.from_pretrained(folder, **options)
     check_tensors(f"control {control.id!r}", net)
     cache_signatures(net)
     return net.to(device)
+
+
+def as_read(pipeline: Pipeline, images: Sequence[Image.Image]) -> list[Image.Image]:
+    """Return control images as the nets of a job's pipeline read them: some T2I-Adapters read greys."""
+    adapter = getattr(pipeline, "adapter", None)
+    nets = getattr(adapter, "adapters", [adapter] * len(images))
+    greys = [getattr(net, "config", {}).get("in_channels") == 1 for net in nets]
+    return [image.convert("L") if grey else image for image, grey in zip(images, greys, strict=True)]
 
 
 def borrow_modules(net: Any, denoiser: Any) -> None:

@@ -52,7 +52,13 @@ from worker.engine.pipelines.clones import (
     clone_pipeline,
     make_template,
 )
-from worker.engine.pipelines.control_nets import ControlNets, borrow_modules, control_pipeline_class, load_control_nets
+from worker.engine.pipelines.control_nets import (
+    ControlNets,
+    as_part,
+    borrow_modules,
+    control_pipeline_class,
+    load_control_nets,
+)
 from worker.engine.pipelines.decode_pieces import decode_limit, decoder_pieces, divide_decodes
 from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_images import InputImages
@@ -188,7 +194,7 @@ class LoadedModel:
         clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
         clone.__dict__.update(tokenizers_with(self.adapters.words(adapter_key(job.adapters)), template))
         if self.controls is not None and nets:
-            clone.__dict__["controlnet"] = self.controls.stand_in(nets)
+            clone.__dict__.update(as_part(self.controls.stand_in(nets)))
         if self.image_adapter is not None:
             scale = sum(control.scale for control in job.controls if control.kind == "ip_adapter")
             clone.__dict__["unet"] = self.image_adapter.stand_in(template.unet, scale)
@@ -490,10 +496,11 @@ def _controlled(
     """Return the template of each task that takes controls; its control net is that of no job."""
     templates, faults = {}, list[ValueError]()
     for task, pipeline in pipelines.items():
-        controlled_class = control_pipeline_class(pipeline)
-        if nets and controlled_class is not None:
+        net = next(iter(nets.values()), None)
+        controlled_class = None if net is None else control_pipeline_class(pipeline, net)
+        if controlled_class is not None:
             try:
-                rebuilt = rebuild(pipeline, controlled_class, controlnet=next(iter(nets.values())))
+                rebuilt = rebuild(pipeline, controlled_class, **as_part(net))
             except ValueError as error:  # Z-Image's first nets do not repaint
                 faults.append(error)
                 continue

@@ -47,11 +47,11 @@ PACKAGES: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
 def test_every_name_of_a_family_is_that_of_a_class(name: str) -> None:
     """A misspelled one would never be found."""
     family = FAMILIES[name]
-    nets = [one.control_net for one in family.denoisers.values() if one.control_net is not None]
+    nets = [net for one in family.denoisers.values() for net in (one.control_net, *one.other_nets) if net is not None]
     names = {
         *family.denoisers,
         *family.encoders,
-        *(one for net in nets for one in (net.name, net.several) if one is not None),
+        *(one for net in nets for one in (net.name, net.several, *net.pipelines, *net.pipelines.values()) if one),
         *(one for one, _ in family.siblings),
         *family.siblings.values(),
         *family.control_pipelines,

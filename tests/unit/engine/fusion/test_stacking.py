@@ -57,7 +57,7 @@ OTHER_KEY = {
     "other flag": {"return_dict": True},
     "an additional argument": {"cross_attention_kwargs": {"scale": 0.5}},
     "a missing condition": {"added_cond_kwargs": {"text_embeds": torch.ones(2, 6)}},
-    "a tensor without a rule": {"down_intrablock_additional_residuals": torch.zeros(2, 3)},
+    "a tensor without a rule": {"cross_attention_kwargs": torch.zeros(2, 3)},
 }
 
 
@@ -103,7 +103,7 @@ def test_only_flux_calls_with_as_many_tensors_to_add_have_one_batch_key() -> Non
 
 def test_calls_with_equal_tensors_without_a_rule_have_other_batch_keys() -> None:
     """Comparing values would wait for the device at every step."""
-    one, other = (unet_call(down_intrablock_additional_residuals=torch.zeros(2, 3)) for _ in range(2))
+    one, other = (unet_call(cross_attention_kwargs=torch.zeros(2, 3)) for _ in range(2))
     assert batch_key(UNET, one) != batch_key(UNET, other)
     assert batch_key(UNET, one) == batch_key(UNET, dict(reversed(one.items())))
 
