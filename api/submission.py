@@ -221,7 +221,7 @@ async def _current_inputs(job: Job, services: Services) -> dict[str, object]:
     def again(refs: tuple[InputRef, ...]) -> tuple[InputRef, ...]:
         return tuple(stored[ref.id] for ref in refs)
 
-    names = ("mask", "last_image", "video", "audio")
+    names = ("mask", "last_image", "video", "face_video", "audio")
     single = {name: stored[ref.id] for name in names if (ref := getattr(job, name)) is not None}
     return {"images": again(job.images), "control_images": again(job.control_images), **single}
 

@@ -58,6 +58,12 @@ Video = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="MP4 or MOV to change, or to move as in it."),
 ]
+Faces = Annotated[
+    Path | None,
+    typer.Option(
+        "--face-video", exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Faces, for a --video of poses."
+    ),
+]
 Audio = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, rich_help_panel=IMAGE, help="Sound to start from."),
@@ -95,6 +101,7 @@ def submit(
     image: Images = None,
     mask: Mask = None,
     video: Video = None,
+    face_video: Faces = None,
     audio: Audio = None,
     field: Fields = None,
     output: Folder = None,
@@ -117,7 +124,15 @@ def submit(
     require_one_value(fields, [*chosen, *(name for name, value in own.items() if value)])
     with connected(url, api_key, as_json) as (client, console):
         job = client.submit(
-            model, prompt, mask=mask, video=video, audio=audio, output=destination, extra_body=fields, **chosen
+            model,
+            prompt,
+            mask=mask,
+            video=video,
+            face_video=face_video,
+            audio=audio,
+            output=destination,
+            extra_body=fields,
+            **chosen,
         )
         if not wait:
             print_job(console, job)

@@ -13,7 +13,7 @@ from fusequeue.errors import Invalid, InvalidArgument
 from fusequeue.params import ImageFile, PillowImage, ReadableFile, StrPath
 from fusequeue.response_types import Artifact, Job, Result
 
-IMAGE_FIELDS = ("image", "mask", "last_image", "video", "audio")
+IMAGE_FIELDS = ("image", "mask", "last_image", "video", "face_video", "audio")
 FOREIGN = re.compile(r"(in|job)_[0-9A-Za-z]+$|https?:|data:|/v1/")
 """Ids and URLs, which the service reads; any other text is a path. A file of such a name is passed as a `Path`."""
 

@@ -120,6 +120,8 @@ class JobParams(SentFields, total=False):
     """The last frame of a video."""
     video: ImageSource | None
     """What is changed, or moves the person of `image`."""
+    face_video: ImageSource | None
+    """The face that the person of `image` gets, on models that need it; `video` is one of poses."""
     audio: ImageSource | None
     """A sound that is changed."""
     controls: Sequence[ControlParams] | None

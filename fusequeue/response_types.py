@@ -207,6 +207,7 @@ class Job(ReturnedFields, _JobState):
     mask: InputImage | None = None
     last_image: InputImage | None = None
     video: InputVideo | None = None
+    face_video: InputVideo | None = None
     audio: InputImage | None = None
     controls: tuple[JobControl, ...] = ()
     output: JobOutput | None = None

@@ -14,7 +14,7 @@ from shared.inputs.validation import ImageFile, inspect
 
 ImageLike: TypeAlias = Image.Image | bytes | str | Path | np.ndarray
 _MAX_BYTES = 1 << 30
-_PATHS_ONLY = ("audio", "video")  # and bytes
+_PATHS_ONLY = ("audio", "video", "face_video")  # and bytes
 _MODES_OF_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 _MODES_WITH_ALPHA = {"PA": "RGBA", "RGBa": "RGBA", "La": "LA"}
 

@@ -28,7 +28,7 @@ TENANT = "default"
 # They are about the service: its queue, its storage and its callers.
 _OF_THE_SERVICE = ("webhook", "webhook_events", "output", "priority", "deadline_s", "on_deadline", "batch_id")
 _PLACEHOLDER = "in_00000000000000000000000000000000"
-_FILES = ("image", "mask", "last_image", "video", "audio")
+_FILES = ("image", "mask", "last_image", "video", "face_video", "audio")
 _LISTS = ("images", "controls")
 
 
@@ -130,6 +130,7 @@ def _inputs(request: JobRequest, refs: Mapping[str, InputRef]) -> Inputs:
         mask=refs.get("mask"),
         last_image=refs.get("last_image"),
         video=refs.get("video"),
+        face_video=refs.get("face_video"),
         controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
         audio=refs.get("audio"),
     )
@@ -141,6 +142,7 @@ def _input_files(request: JobRequest, data: Mapping[str, bytes]) -> InputFiles:
         mask=data.get("mask"),
         last_image=data.get("last_image"),
         video=data.get("video"),
+        face_video=data.get("face_video"),
         controls=tuple(data[f"controls.{at}.image"] for at in range(len(request.controls))),
         audio=data.get("audio"),
     )

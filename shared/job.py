@@ -124,9 +124,9 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     forgotten mark costs speed but not correctness. The fields that `mixed_fields` names may differ in a forward of the
     model; the signature omits them.
 
-    `images` are the image to start from or those to edit, and `video` the one to change or to follow. `reference_sizes`
-    are the (width, height) that images to edit are resized to, empty for other tasks. `control_images` are the images
-    of `controls`, in their order.
+    `images` are the image to start from or those to edit, `video` the one to change or to follow, and `face_video` has
+    the faces to follow with it. `reference_sizes` are the (width, height) that images to edit are resized to, empty for
+    other tasks. `control_images` are the images of `controls`, in their order.
     `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
     `trace` is the span of its submission, if traces are on. `previews` are those of each image, for clients that wait.
     """
@@ -147,6 +147,7 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     mask: Annotated[InputRef | None, MAY_DIFFER] = None
     last_image: Annotated[InputRef | None, MAY_DIFFER] = None
     video: Annotated[InputRef | None, MAY_DIFFER] = None
+    face_video: Annotated[InputRef | None, MAY_DIFFER] = None
     audio: Annotated[InputRef | None, MAY_DIFFER] = None
     controls: Annotated[tuple[Control, ...], MAY_DIFFER] = ()
     control_images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
@@ -177,7 +178,8 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
         """Stored input images, video and sound, by request field."""
         several = len(self.images) > 1
         images = {f"images.{index}" if several else "image": ref for index, ref in enumerate(self.images)}
-        others = {"mask": self.mask, "last_image": self.last_image, "video": self.video, "audio": self.audio}
+        names = ("mask", "last_image", "video", "face_video", "audio")
+        others = {name: getattr(self, name) for name in names}
         of_controls = {f"controls.{index}.image": ref for index, ref in enumerate(self.control_images)}
         return images | {name: ref for name, ref in others.items() if ref is not None} | of_controls
 

@@ -151,6 +151,7 @@ class JobRunner:
             last_image=files.get("last_image"),
             controls=tuple(data or b"" for name, data in files.items() if name.startswith("controls.")),
             video=files.get("video"),
+            face_video=files.get("face_video"),
             audio=files.get("audio"),
         )
 

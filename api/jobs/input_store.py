@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchInterrupted, FetchRefused, InputNotFetched, InputRejected, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.validation import ImageFile, inspect
+from shared.inputs.validation import VIDEO_FIELDS, ImageFile, inspect
 from shared.job import InputRef
 from shared.runtime.shares import SharedPool, SharedTurns
 from shared.storage import Storage
@@ -41,6 +41,7 @@ KINDS: Mapping[str, str] = {
     "mesh": "a mesh",
     "latents": "latents",
 }
+_KIND_OF_FIELD: Mapping[str, str] = {"audio": "audio", **dict.fromkeys(VIDEO_FIELDS, "video")}
 _threads = ThreadPoolExecutor(2, "input-image")
 
 # Bytes of input images in one process, from their reading to the end of their upload. Each counts twice: as sent, and
@@ -105,7 +106,7 @@ class InputStore:
         if artifact is None:
             state = f"is {record.state.value} and has {len(record.artifacts)} artifacts"
             raise InputRejected(f"{param}: job {job_id} {state}; wait until it has succeeded", param=param)
-        wanted = param if param in ("audio", "video") else "image"
+        wanted = kind_of(param)
         if artifact.kind not in (wanted, "latents"):
             what = f"{KINDS[artifact.kind]}, not {KINDS[wanted]}"
             raise InputRejected(f"{param}: artifact {index} of job {job_id} is {what}", param=param)
@@ -198,6 +199,11 @@ def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:
     )
 
 
+def kind_of(param: str) -> str:
+    """Return the kind of file that a field of requests takes."""
+    return _KIND_OF_FIELD.get(param, "image")
+
+
 async def _is_stored(ref: InputRef, storage: Storage) -> bool:
     try:
         return (await storage.head(ref.key)).size == ref.bytes
@@ -208,7 +214,7 @@ async def _is_stored(ref: InputRef, storage: Storage) -> bool:
 def _from_data_url(value: str, max_bytes: int, param: str) -> bytes:
     head, comma, payload = value[:200].partition(",")
     if not comma or not _DATA_URL.fullmatch(head):
-        example = {"video": "video/mp4", "audio": "audio/wav"}.get(param, "image/png")
+        example = {"video": "video/mp4", "audio": "audio/wav", "image": "image/png"}[kind_of(param)]
         raise InputRejected(f"{param}: invalid data URL; use data:{example};base64,...", param=param)
     payload = value[len(head) + 1 :]
     limit = 4 * -(-max_bytes // 3)

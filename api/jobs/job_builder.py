@@ -12,7 +12,7 @@ from api.jobs.input_store import InputStore
 from api.jobs.model_limits import own_faults
 from api.jobs.request import JobRequest
 from api.jobs.request_images import Inputs, check_proportions, store_inputs
-from api.jobs.request_video import fields_of_video
+from api.jobs.request_video import check_face_video, fields_of_video
 from api.jobs.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
 from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
 from shared.config.models_file import Catalog, ModelSpec
@@ -90,6 +90,7 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         "last_image": inputs.last_image,
         "control_images": inputs.controls,
         "video": inputs.video,
+        "face_video": inputs.face_video,
         "audio": inputs.audio,
     }
     if inputs.audio is not None and request.duration_s is None:
@@ -102,11 +103,14 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         changes["reference_sizes"] = tuple(sizes)
     if inputs.video is not None:
         changes |= fields_of_video(inputs.video, resolved, request, spec)
+    if inputs.face_video is not None:
+        check_face_video(inputs.face_video, resolved.model_copy(update=changes), spec)
     if inputs.images and inputs.images[0].is_latents:
         width, height = _size_of_latents(inputs.images[0], resolved, request, spec)
         changes |= {"width": width, "height": height}
     elif request.width is None and request.height is None:
-        first = next(iter((*inputs.images, inputs.video)), None)
+        shown = (*inputs.images, inputs.video)
+        first = inputs.video if inputs.face_video is not None else next(iter(shown), None)  # its poses are of that size
         size = None if first is None else spec.size_like(resolved.task, first.width, first.height)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
@@ -171,7 +175,7 @@ def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = No
 
 
 _OWN = frozenset({"prompt", "prompt_2", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
-_IMAGES = ("image", "images", "mask", "last_image", "video", "controls", "audio")
+_IMAGES = ("image", "images", "mask", "last_image", "video", "face_video", "controls", "audio")
 _WITHOUT_TEMPLATE = (*_IMAGES, "extra", "output", "webhook", "webhook_events")
 _shared_fields = attrgetter(*sorted(set(JobRequest.model_fields) - _OWN - set(_WITHOUT_TEMPLATE)))
 _fields_without_template = attrgetter(*_WITHOUT_TEMPLATE)

@@ -185,6 +185,7 @@ class JobObject(ServiceFields, CallFields, ChosenFields, PipelineFields, JobStat
     mask: ImageObject | None
     last_image: ImageObject | None
     video: VideoObject | None = Field(description="Of it, the job uses `frames` frames from its beginning.")
+    face_video: VideoObject | None = Field(description="The faces that the person of `image` has.")
     audio: ImageObject | None = Field(description="The sound to start from.")
     controls: list[ControlObject]
     output: OutputObject | None = Field(description="Null: the artifacts are stored here, and deleted with the job.")
@@ -237,7 +238,8 @@ def job_object(
         images=[_image(image) for image in job.images],
         mask=None if job.mask is None else _image(job.mask),
         last_image=None if job.last_image is None else _image(job.last_image),
-        video=None if job.video is None else VideoObject(**job.video.model_dump(exclude={"key"})),
+        video=None if job.video is None else _video(job.video),
+        face_video=None if job.face_video is None else _video(job.face_video),
         audio=None if job.audio is None else _image(job.audio),
         controls=[
             ControlObject(image=_image(image), **control.model_dump())
@@ -257,13 +259,17 @@ def job_object(
     )
 
 
-_CONVERTED = {"images", "mask", "last_image", "video", "audio", "controls", "output"}
+_CONVERTED = {"images", "mask", "last_image", "video", "face_video", "audio", "controls", "output"}
 _REQUEST_FIELDS = tuple(sorted(frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _CONVERTED))
 _request_fields = attrgetter(*_REQUEST_FIELDS)
 
 
 def _image(image: InputRef) -> ImageObject:
     return ImageObject(**image.model_dump(exclude={"key"}))
+
+
+def _video(video: InputRef) -> VideoObject:
+    return VideoObject(**video.model_dump(exclude={"key"}))
 
 
 def _output(output: Destination) -> OutputObject:

@@ -73,6 +73,11 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         None,
         description="Change this video, or let the person of `image` move as in it: an MP4 or MOV, named like `image`.",
     )
+    face_video: str | None = Field(
+        None,
+        description="Faces that the person of `image` is to have, frame by frame, for models whose `video` is one of "
+        "poses. Named like `video`.",
+    )
     audio: str | None = Field(
         None, description="Start from this sound: named as `image`, of a WAV, FLAC, MP3, or Ogg (Opus, Vorbis) file."
     )
@@ -105,7 +110,8 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
     @property
     def references(self) -> dict[str, str]:
         """Values of all fields that name an image, a video or a sound, by field path."""
-        others = {"mask": self.mask, "last_image": self.last_image, "video": self.video, "audio": self.audio}
+        names = ("mask", "last_image", "video", "face_video", "audio")
+        others = {name: getattr(self, name) for name in names}
         controls = {f"controls.{index}.image": control.image for index, control in enumerate(self.controls)}
         return self.image_values | {name: value for name, value in others.items() if value is not None} | controls
 
@@ -235,6 +241,8 @@ def _check_fields(request: JobRequest, task: Task) -> None:
     if (request.mask is not None) != (task is Task.INPAINT):
         verb = "needs a mask" if request.mask is None else "takes no mask"
         raise InvalidRequest(f"{task.value} {verb}", param="mask")
+    if request.face_video is not None and task is not Task.ANIMATE:
+        raise InvalidRequest(f"{task.value} takes no face_video", param="face_video")
     if request.last_image is not None and task is not Task.IMAGE_TO_VIDEO:
         raise InvalidRequest(f"{task.value} takes no last_image", param="last_image")
     if request.strength is not None and not task.has_strength:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from api.jobs.input_store import KINDS, InputStore, check_reference
+from api.jobs.input_store import KINDS, InputStore, check_reference, kind_of
 from api.jobs.request import JobRequest
 from shared.errors import Faults, InputRejected, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
@@ -25,6 +25,7 @@ class Inputs:
     last_image: InputRef | None = None
     controls: tuple[InputRef, ...] = ()
     video: InputRef | None = None
+    face_video: InputRef | None = None
     audio: InputRef | None = None
 
 
@@ -59,6 +60,7 @@ async def store_inputs(request: JobRequest, store: InputStore) -> Inputs:
         last_image=refs.get("last_image"),
         controls=tuple(refs[f"controls.{at}.image"] for at in range(len(request.controls))),
         video=refs.get("video"),
+        face_video=refs.get("face_video"),
         audio=refs.get("audio"),
     )
     check_input_sizes(inputs, store.settings.max_input_bytes, store.settings.max_input_pixels)
@@ -69,7 +71,7 @@ def check_kind(ref: InputRef, param: str) -> None:
     """Raise `InputRejected` for a stored file of another kind than the field takes."""
     if ref.is_latents and param != "image":
         raise InputRejected(f"{param}: latents can only be an image to continue from", param=param)
-    wanted = param if param in ("video", "audio") else "image"
+    wanted = kind_of(param)
     if ref.kind not in (wanted, "latents"):
         remedy = "send an MP4 or MOV" if wanted == "video" else f"send it as {ref.kind}"
         raise InputRejected(f"{param}: it is {KINDS[ref.kind]}, not {KINDS[wanted]}; {remedy}", param=param)
@@ -80,7 +82,7 @@ def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
 
     It holds the files of all jobs of a batch, and decodes 10 megapixels a second on a busy machine.
     """
-    all_refs = (*inputs.images, inputs.mask, inputs.last_image, *inputs.controls, inputs.video)
+    all_refs = (*inputs.images, inputs.mask, inputs.last_image, *inputs.controls, inputs.video, inputs.face_video)
     refs = [ref for ref in all_refs if ref is not None]
     totals = (
         ("bytes", sum(ref.bytes for ref in refs), _LARGEST_FILES * max_bytes),

@@ -16,7 +16,7 @@ def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelS
     A request leaves both to the video: its own rate, and as many frames of it as the model makes at most.
     """
     faults = Faults()
-    faults.found += _faults(video, spec)
+    faults.found += _faults(video, "video", spec)
     faults.check()
     video_fps = video.fps or 1.0
     fps = usual_fps(video_fps) if request.fps is None else request.fps
@@ -27,7 +27,18 @@ def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelS
     return {"frames": frames, "fps": fps}
 
 
-def _faults(video: InputRef, spec: ModelSpec) -> Iterator[InvalidRequest]:
+def check_face_video(faces: InputRef, job: Job, spec: ModelSpec) -> None:
+    """Raise `InvalidRequest` for a video of faces that the model does not allow, or that is shorter than the job."""
+    faults = Faults()
+    faults.found += _faults(faces, "face_video", spec)
+    usable = frames_at(faces.frames, faces.fps or 1.0, job.fps or 1)
+    if usable < job.frames:
+        message = f"face_video: it has {usable} frames at {job.fps} fps, fewer than the {job.frames} of the job"
+        faults.found.append(InvalidRequest(message, param="face_video"))
+    faults.check()
+
+
+def _faults(video: InputRef, param: str, spec: ModelSpec) -> Iterator[InvalidRequest]:
     limits = spec.limits
     hidden = f", {video.hidden_frames} of them hidden by its edit list" if video.hidden_frames else ""
     amounts = (
@@ -37,5 +48,5 @@ def _faults(video: InputRef, spec: ModelSpec) -> Iterator[InvalidRequest]:
     )
     for unit, amount, most in amounts:
         if most is not None and amount > most:
-            message = f"video: it has {amount} {unit}; model {spec.id!r} takes at most {most}"
-            yield InvalidRequest(message, param="video")
+            message = f"{param}: it has {amount} {unit}; model {spec.id!r} takes at most {most}"
+            yield InvalidRequest(message, param=param)

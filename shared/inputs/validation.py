@@ -14,6 +14,8 @@ from shared.job_fields import LATENTS_TYPE, MAX_DURATION_S, VIDEO_TYPES
 _STRIP: Mapping[str, Callable[[bytes], StrippedImage]] = {"png": png.strip, "jpeg": jpeg.strip, "webp": webp.strip}
 _LATENTS = "latents"
 _VIDEO = "video"
+VIDEO_FIELDS = ("video", "face_video")
+"""Fields of requests that take a video."""
 MAX_VIDEO_PIXELS = 4096 * 2304
 """Of a frame: a decoder keeps up to 16 of them, 220 MiB."""
 
@@ -119,15 +121,15 @@ def _kind(data: bytes, param: str) -> str:
     if mp4.is_file(data):
         return _VIDEO
     if not data:
-        raise InputRejected(f"{param}: the {'video' if param == 'video' else 'image'} is empty", param=param)
+        raise InputRejected(f"{param}: the {'video' if param in VIDEO_FIELDS else 'image'} is empty", param=param)
     other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)
     if data[4:8] == b"ftyp":
         other = "HEIC or AVIF"
     if param == "audio":
         raise InputRejected(f"{param}: unsupported audio; send a WAV, FLAC, MP3, or Ogg (Opus, Vorbis)", param=param)
     seen = f": {other}" if other else ""
-    if param == "video":
-        raise InputRejected(f"video: unsupported video{seen}; send an MP4 or MOV", param=param)
+    if param in VIDEO_FIELDS:
+        raise InputRejected(f"{param}: unsupported video{seen}; send an MP4 or MOV", param=param)
     remedy = "send a PNG, JPEG or WebP"
     if param == "file":  # of an upload, whose use is not known yet
         remedy += ", an MP4 or MOV, or a WAV, FLAC, MP3 or Ogg"

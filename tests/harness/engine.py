@@ -95,6 +95,7 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
         width, height = VIDEO_SIZE
         shown = {"width": width, "height": height, "frames": job.frames, "fps": float(job.fps or 1)}
         values["video"] = ref.model_copy(update={"content_type": VIDEO_TYPES[0], **shown})
+        values |= {"face_video": values["video"]} if job.task is Task.ANIMATE else {}
     if job.controls and not job.control_images:
         values["control_images"] = (ref,) * len(job.controls)
     if job.task is Task.EDIT and not job.reference_sizes:
@@ -132,6 +133,11 @@ def an_audio_file(pitch: float = 220.0, seconds: float = 1.5, rate: int = 8000) 
     return file.getvalue()
 
 
+def _faces_file(job: Job) -> bytes:
+    ref = job.face_video
+    return a_video_file(ref.frames if ref is not None else 1, job.fps or 1, shade=(job.seed + 37) % 100)
+
+
 def input_files(job: Job) -> InputFiles:
     """The input files of a job: all differ, and equal jobs have equal files."""
     return InputFiles(
@@ -140,6 +146,7 @@ def input_files(job: Job) -> InputFiles:
         last_image=None if job.last_image is None else an_image_file(shade=(job.seed + 50) % 100),
         controls=tuple(an_image_file(shade=(job.seed + 70 + 13 * at) % 100) for at in range(len(job.control_images))),
         video=None if job.video is None else a_video_file(job.video.frames, job.fps or 1, shade=(job.seed + 19) % 100),
+        face_video=None if job.face_video is None else _faces_file(job),
         audio=None if job.audio is None else an_audio_file(pitch=200.0 + job.seed % 100),
     )
 

@@ -57,6 +57,13 @@ layers = 2
 max_layers = 4
 
 [[model]]
+id = "dancer"
+source = "x"
+tasks = ["animate"]
+[model.limits]
+max_frames = 3
+
+[[model]]
 id = "film"
 source = "x"
 tasks = ["text_to_video", "image_to_video"]
@@ -81,7 +88,7 @@ tasks = ["text_to_audio", "audio_to_audio", "audio_inpaint"]
 max_duration_s = 60
 """
 COLOURS = ("red", "blue", "white", "black")
-VIDEO = "green"
+VIDEO, FACES = "green", "purple"
 """Input files. Each stands for its id in a request, in a job and a response, and for itself in a call. So does
 `PITCHES`, of sounds, by their highest sample."""
 PITCHES = {"quiet": 0.25, "loud": 0.5}
@@ -107,6 +114,7 @@ def same(call: Mapping[str, Any] | str, base: Mapping[str, Any] | None = None, /
 EDGES = {"id": "edges", "image": "blue"}
 INPAINT = {"image": "red", "mask": "white", "task": "inpaint"}
 FILM = {"model": "film"}
+DANCER = {"model": "dancer", "image": "red", "video": "green", "width": 64, "height": 64}
 BAND = {"model": "band"}
 SONG = BAND | {"audio": "quiet", "task": "audio_inpaint", "repaint_start_s": 0.25, "repaint_end_s": 0.5}
 SECRET = "a webhook's URL can hold a secret; not shown"
@@ -208,6 +216,7 @@ ROWS: dict[str, Row] = {
     "mask_blur": same(RESULT, INPAINT, mask_blur=4),
     "mask_padding": same(RESULT, INPAINT, mask_padding=8),
     "video": same({"video": ["green"] * 3}, {"model": "remix", "width": 64, "height": 64}, video="green"),
+    "face_video": same({"face_video": ["purple"] * 3}, DANCER | {"face_video": "green"}, face_video="purple"),
     "last_image": same({"last_image": "blue"}, FILM | {"image": "red"}, last_image="blue"),
     "controls.id": of_controls("id", "depth", "chooses the control net"),
     "controls.image": Row(

@@ -240,6 +240,9 @@ CALLS = {
     "AnimateDiffVideoToVideoPipeline": "video negative_prompt height width guidance_scale strength",
     "WanAnimate2ModularPipeline": "image driving_video negative_prompt height width fps segment_frame_length",
     "WanAnimate2DistilledModularPipeline": "image driving_video negative_prompt height width fps segment_frame_length",
+    "WanAnimatePipeline": (
+        "image pose_video face_video negative_prompt height width segment_frame_length guidance_scale"
+    ),
     "AnyFlowPipeline": "negative_prompt height width num_frames guidance_scale",
     "ChronoEditPipeline": "image negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoFramepackPipeline": ("image last_image negative_prompt height width num_frames guidance_scale"),
@@ -378,6 +381,9 @@ def _images(job: Job) -> dict[str, Any]:
         if job.task is not Task.ANIMATE:
             frames = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
         values |= dict.fromkeys(("video", "driving_video"), frames)
+        values["pose_video"] = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
+    if files.face_video is not None:
+        values["face_video"] = load_frames(files.face_video)
     if files.last_image is not None:
         values["last_image"] = ImageOps.fit(_opened(files.last_image), size, Image.Resampling.LANCZOS)
     return values

@@ -51,7 +51,7 @@ MODULES = {
     "more.kandinsky6": ("kandinsky-6",),
     "more.easyanimate": ("easyanimate",),
     "more.chroma": ("chroma-i2i",),
-    "more.animate": ("wan-animate-2", "wan-animate-2-distilled"),
+    "more.animate": ("wan-animate", "wan-animate-2", "wan-animate-2-distilled"),
     "more.video_edits": ("wan-v2v", "lucy-edit", "cogvideox-v2v", "animatediff-v2v"),
     "more.krea": ("krea-2",),
     "more.anyflow": ("anyflow", "anyflow-far", "chrono-edit"),

@@ -21,7 +21,7 @@ Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, 
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of a job's input images, of its video, and of the sound that it starts from."""
+    """The files of a job's input images, of its videos, and of the sound that it starts from."""
 
     images: tuple[bytes, ...] = ()
     mask: bytes | None = None
@@ -29,6 +29,7 @@ class InputFiles:
     controls: tuple[bytes, ...] = ()
     video: bytes | None = None
     audio: bytes | None = None
+    face_video: bytes | None = None
 
 
 @dataclass(frozen=True)

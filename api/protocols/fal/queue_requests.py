@@ -31,6 +31,7 @@ JOB_FIELDS: Mapping[str, str] = {
     "mask_url": "mask",
     "end_image_url": "last_image",
     "video_url": "video",
+    "face_video_url": "face_video",
     "audio_url": "audio",
     "duration": "duration_s",
     "num_frames": "frames",
@@ -109,7 +110,7 @@ def parse_input(body: Any, spec: ModelSpec, defaults: Mapping[str, Any]) -> tupl
     return job_request, renaming
 
 
-_IMAGES = ("image", "images", "mask", "last_image", "video", "audio")
+_IMAGES = ("image", "images", "mask", "last_image", "video", "face_video", "audio")
 
 
 def _image_value(value: Any) -> Any:

@@ -120,6 +120,7 @@ def _unused_fields(spec: ModelSpec) -> set[str]:
         ("strength",): any(task.has_strength for task in tasks),
         ("frames", "fps"): Medium.VIDEO in media,
         ("video",): any(task.takes_video for task in tasks),
+        ("face_video",): Task.ANIMATE in tasks,
         ("layers",): Medium.IMAGE in media,
         ("duration_s", "lyrics"): Medium.AUDIO in media,
         ("audio",): any(task.takes_audio for task in tasks),

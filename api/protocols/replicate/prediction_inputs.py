@@ -101,7 +101,7 @@ def parse_input(
     fields = valid_fields(ReplicateFields, own, faults)
     body = {job_fields.get(name, name): value for name, value in values.items()}
     body |= _converted(fields, body, spec, faults)
-    for name in ("image", "images", "mask", "last_image", "video", "audio"):
+    for name in ("image", "images", "mask", "last_image", "video", "face_video", "audio"):
         if name in body:
             body[name] = _image_values(body[name])
     size = next((name for name in _SIZE_FIELDS if getattr(fields, name) is not None), "")

@@ -110,8 +110,8 @@ def input_of(job: Job) -> dict[str, Any]:
         values["images"] = [ref.id for ref in job.images]
     elif job.images:
         values["image"] = job.images[0].id
-    single = (("mask", job.mask), ("last_image", job.last_image), ("video", job.video), ("audio", job.audio))
-    values |= {name: ref.id for name, ref in single if ref is not None}
+    names = ("mask", "last_image", "video", "face_video", "audio")
+    values |= {name: ref.id for name in names if (ref := getattr(job, name)) is not None}
     if job.controls:
         pairs = zip(job.controls, job.control_images, strict=True)
         values["controls"] = [{**control.model_dump(exclude={"kind"}), "image": ref.id} for control, ref in pairs]

@@ -142,6 +142,7 @@ VIDEOS: tuple[Family, ...] = (
         around="uncompiled_masks",
         fused=False,
     ),
+    video("Wan-Animate", "WanAnimatePipeline", "wan-animate", task=Task.ANIMATE),
     from_videos(video("CogVideoX, video to video", "CogVideoXVideoToVideoPipeline", "cogvideox-v2v")),
     from_videos(video("AnimateDiff, video to video", "AnimateDiffVideoToVideoPipeline", "animatediff-v2v", Clip(5, 1))),
 )

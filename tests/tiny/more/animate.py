@@ -8,10 +8,16 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from diffusers import FlowMatchEulerDiscreteScheduler, WanAnimate2Transformer3DModel
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    WanAnimate2Transformer3DModel,
+    WanAnimatePipeline,
+    WanAnimateTransformer3DModel,
+)
 from diffusers.models.transformers import transformer_wan_animate_2
 from tiny import tokens
 from tiny.images.modular import modular
+from tiny.more import wan
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 
@@ -45,6 +51,25 @@ def animate_2(class_name: str) -> Any:
     )
 
 
+def animate() -> WanAnimatePipeline:
+    transformer = WanAnimateTransformer3DModel(
+        **wan.SIZES,
+        in_channels=12,
+        latent_channels=4,
+        out_channels=4,
+        image_dim=16,
+        motion_encoder_channel_sizes={"4": 16, "8": 16, "16": 16},
+        motion_encoder_size=16,
+        motion_style_dim=8,
+        motion_dim=4,
+        motion_encoder_dim=16,
+        face_encoder_hidden_dim=16,
+        face_encoder_num_heads=2,
+        inject_face_latents_blocks=2,
+    )
+    return WanAnimatePipeline(**wan.parts(), **wan.image_parts(), transformer=transformer)
+
+
 @contextmanager
 def uncompiled_masks() -> Iterator[None]:
     """Make masks of attention without a compiler, which takes 10 s for each size."""
@@ -58,6 +83,7 @@ def uncompiled_masks() -> Iterator[None]:
 
 
 PIPELINES: dict[str, Callable[[], Any]] = {
+    "wan-animate": animate,
     "wan-animate-2": partial(animate_2, "WanAnimate2ModularPipeline"),
     "wan-animate-2-distilled": partial(animate_2, "WanAnimate2DistilledModularPipeline"),
 }

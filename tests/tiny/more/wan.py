@@ -78,19 +78,21 @@ def skyreels() -> SkyReelsV2Pipeline:
     return SkyReelsV2Pipeline(**parts(), transformer=transformer)
 
 
-def skyreels_image() -> SkyReelsV2ImageToVideoPipeline:
+def image_parts() -> dict[str, Any]:
     vision = {"hidden_size": 16, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return {
+        "image_encoder": CLIPVisionModelWithProjection(
+            CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=16, **vision)
+        ),
+        "image_processor": CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
+    }
+
+
+def skyreels_image() -> SkyReelsV2ImageToVideoPipeline:
     transformer = SkyReelsV2Transformer3DModel(
         in_channels=12, out_channels=4, image_dim=16, added_kv_proj_dim=24, **SIZES
     )
-    return SkyReelsV2ImageToVideoPipeline(
-        **parts(),
-        transformer=transformer,
-        image_encoder=CLIPVisionModelWithProjection(
-            CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=16, **vision)
-        ),
-        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
-    )
+    return SkyReelsV2ImageToVideoPipeline(**parts(), **image_parts(), transformer=transformer)
 
 
 def _forcing_parts() -> dict[str, Any]:

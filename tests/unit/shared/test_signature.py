@@ -67,6 +67,7 @@ OTHER: dict[str, Any] = {
     "mask": A_REF,
     "last_image": A_REF,
     "video": A_REF,
+    "face_video": A_REF,
     "fps": 30,
     "layers": 3,
     "reference_sizes": ((64, 64),),

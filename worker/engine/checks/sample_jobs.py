@@ -94,6 +94,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         last_image=ref if has_image and last_image else None,
         mask=ref if task is Task.INPAINT else None,
         video=_sample_video(frames, defaults.fps) if task.takes_video else None,
+        face_video=_sample_video(frames, defaults.fps) if task is Task.ANIMATE else None,
         extra={"octree_resolution": LEAST_RESOLUTION} if task.makes_mesh else None,
     )
     structure = structure_for(task, spec.control)
@@ -142,7 +143,8 @@ def sample_files(job: Job) -> InputFiles:
     images, controls = ((data,) * len(refs) for refs in (job.images, job.control_images))
     video = None if job.video is None else _video_file(job.video.frames, job.fps or 1)
     audio = None if job.audio is None else _sample_tone(job)
-    return InputFiles(images, mask, last, controls, video, audio)
+    faces = None if job.face_video is None else _video_file(job.face_video.frames, job.fps or 1)
+    return InputFiles(images, mask, last, controls, video, audio, faces)
 
 
 def _sample_tone(job: Job) -> bytes:

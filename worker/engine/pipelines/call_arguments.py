@@ -27,6 +27,7 @@ from worker.engine.pipelines.model_facts import side_step
 from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, check_lyrics, sound_arguments, to_audio
 from worker.engine.pipelines.task_pipelines import (
     FRAME_COUNTS,
+    POSES_AND_FACES,
     call_parameters,
     takes_last_image,
     takes_structure,
@@ -41,6 +42,7 @@ LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layer
 
 FRAME_RATES = ("frame_rate", "fps")  # pipelines name it differently
 VIDEOS = ("video", "driving_video")
+LEAST_POSES = 2  # segments of one frame have none but that of the segment before
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -79,6 +81,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_images(type(pipeline).__name__, job, inputs),
         **_structure(pipeline, job, inputs),
         **{name: list(inputs.video) for name in VIDEOS},
+        **_poses_and_faces(job, accepted, inputs),
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs),
         **_controls(pipeline, job, inputs),
@@ -160,6 +163,7 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
         "negative_prompt": job.negative_prompt not in (None, "", defaults.negative_prompt) and not takes_negative,
         "strength": job.strength not in unsent and accepted.keys().isdisjoint(("strength", *SOUND_STRENGTHS)),
         **{name: name not in accepted for name in _call_fields(job) if name not in PARTS},
+        "face_video": job.face_video is not None and "face_video" not in accepted,
         "steps": job.steps != defaults.steps and not _takes_steps(pipeline, accepted),
     }
     if (
@@ -246,6 +250,20 @@ def _structure(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, A
         raise UnusableInput(f"model {job.model!r} takes one image, not {len(inputs.images)}", param="images")
     image = inputs.structure or inputs.images[0]
     return {"control_image": ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)}
+
+
+def _poses_and_faces(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, Any]:
+    """Return the videos of poses and faces; poses are cropped to the job's size, as pipelines would stretch them."""
+    if not accepted.keys() >= POSES_AND_FACES:
+        return {}
+    if not inputs.face_video:
+        message = f"model {job.model!r} needs a face_video; its video is one of poses"
+        raise UnusableInput(message, param="face_video")
+    if job.frames < LEAST_POSES:
+        raise UnusableInput(f"model {job.model!r} makes at least {LEAST_POSES} frames", param="frames")
+    size = (job.width, job.height)
+    poses = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in inputs.video]
+    return {"pose_video": poses, "face_video": list(inputs.face_video)}
 
 
 def _controls(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, Any]:

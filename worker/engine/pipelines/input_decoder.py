@@ -95,6 +95,7 @@ class InputDecoder:
             last_image=None if files.last_image is None else self._checked_file(files.last_image, "last_image"),
             controls=tuple(self._checked_file(data, f"controls.{at}.image") for at, data in enumerate(files.controls)),
             video=None if files.video is None else self._checked_file(files.video, "video"),
+            face_video=None if files.face_video is None else self._checked_file(files.face_video, "face_video"),
             audio=None if files.audio is None else self._checked_file(files.audio, "audio"),
         )
 

@@ -32,9 +32,9 @@ _KEY_SCALES = {"L;2": 255 // 3, "L;4": 255 // 15, "RGB;16B": 1 / 256}
 class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
     control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
-    the image to start from. `video` has the frames that the job uses; `audio` is the sound to start from, and
-    `audio_rates` has it at the rates of models. `structure` is the only image to edit, cropped to the job's size, if
-    that of `images` is smaller."""
+    the image to start from. `video` and `face_video` have the frames that the job uses; `audio` is the sound to start
+    from, and `audio_rates` has it at the rates of models. `structure` is the only image to edit, cropped to the job's
+    size, if that of `images` is smaller."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -44,6 +44,7 @@ class InputImages:
     paste: Paste | None = None
     latents: torch.Tensor | None = None
     video: tuple[Image.Image, ...] = ()
+    face_video: tuple[Image.Image, ...] = ()
     audio: Audio | None = None
     structure: Image.Image | None = None
     audio_rates: dict[int, Audio] = field(default_factory=dict, compare=False)
@@ -78,8 +79,9 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
         return InputImages(controls=controls, latents=_read_latents(files.images[0]))
     if files.video is not None:
         frames, warnings = decode_video(files.video, job)
+        faces, more = ((), ()) if files.face_video is None else decode_video(files.face_video, job, "face_video")
         images = tuple(fit_image(data, width, height) for data in files.images)
-        return InputImages(images, video=frames, warnings=warnings)
+        return InputImages(images, video=frames, face_video=faces, warnings=(*warnings, *more))
     if files.mask is not None:
         return _decode_inpainting(job, files, files.mask)
     return InputImages(

@@ -31,33 +31,34 @@ _TAGGED = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601}
 Frames = tuple[Image.Image, ...]
 
 
-def decode_video(data: bytes, job: Job) -> tuple[Frames, tuple[FieldWarning, ...]]:
+def decode_video(data: bytes, job: Job, param: str = "video") -> tuple[Frames, tuple[FieldWarning, ...]]:
     """Return the frames of a video at the times of the job's own, and warnings about what of it has no effect.
 
     Those to change are cropped to the job's size. Those to follow keep their proportions, as pipelines fit them into
-    the image, and have at most twice the job's sides. Raises `UnusableInput`, also for too many frames in memory.
+    the image, and have at most twice the job's sides. `param` is the field of the video. Raises `UnusableInput`, also
+    for too many frames in memory.
     """
-    ref = job.video
+    ref: InputRef | None = getattr(job, param)
     if ref is None or ref.fps is None or job.fps is None:
-        raise UnusableInput("the video has no frame rate", param="video")
-    _check_memory(job, ref)
+        raise UnusableInput("the video has no frame rate", param=param)
+    _check_memory(job, ref, param)
     try:
         # Nothing but the file itself is read: a MOV can name others.
         with av.open(io.BytesIO(data), "r", format="mov", options={"enable_drefs": "0"}) as container:
             stream = container.streams.video[0]
-            _limit(stream)
+            _limit(stream, param)
             has_sound = bool(container.streams.audio)
-            picked = _picked(_timed(_decoded(container, stream, ref), ref.fps), job, ref.frames, ref.fps)
+            picked = _picked(_timed(_decoded(container, stream, ref, param), ref.fps), job, ref.frames, ref.fps)
             frames = tuple(picked)
     except (av.error.FFmpegError, IndexError, ValueError, MemoryError) as error:
-        raise UnusableInput(f"the video cannot be decoded: {error}"[:300], param="video") from error
+        raise UnusableInput(f"the video cannot be decoded: {error}"[:300], param=param) from error
     if len(frames) < job.frames:
         message = f"the video has {len(frames)} frames that can be decoded, fewer than the {job.frames} of the job"
-        raise UnusableInput(message, param="video")
-    return frames, _warnings(job, frames_at(ref.frames, ref.fps, job.fps), has_sound=has_sound)
+        raise UnusableInput(message, param=param)
+    return frames, _warnings(job, frames_at(ref.frames, ref.fps, job.fps), param, has_sound=has_sound)
 
 
-def _check_memory(job: Job, ref: InputRef) -> None:
+def _check_memory(job: Job, ref: InputRef, param: str) -> None:
     """Raise `UnusableInput` if the frames that a job uses take too much memory."""
     pixels = job.width * job.height
     if job.task is Task.ANIMATE:
@@ -66,37 +67,37 @@ def _check_memory(job: Job, ref: InputRef) -> None:
     size = 3 * pixels * job.frames
     if size > MAX_DECODED_BYTES:
         message = f"the {job.frames} frames of the job take {size >> 20} MiB; make fewer, or smaller ones: at most "
-        raise UnusableInput(f"{message}{MAX_DECODED_BYTES >> 20} MiB of a video are decoded", param="video")
+        raise UnusableInput(f"{message}{MAX_DECODED_BYTES >> 20} MiB of a video are decoded", param=param)
 
 
-def _limit(stream: VideoStream) -> None:
+def _limit(stream: VideoStream, param: str) -> None:
     """Bound the memory of the decoder, and refuse one that the file does not name."""
     context: VideoCodecContext | None = stream.codec_context
     if context is None:  # a damaged description of the codec
-        raise UnusableInput("the video cannot be decoded: its coding is not known", param="video")
+        raise UnusableInput("the video cannot be decoded: its coding is not known", param=param)
     if context.name not in {*CODECS.values(), "libdav1d"}:
-        raise UnusableInput(f"the video is coded as {context.name}; send H.264, H.265, VP9 or AV1", param="video")
+        raise UnusableInput(f"the video is coded as {context.name}; send H.264, H.265, VP9 or AV1", param=param)
     context.thread_count = DECODER_THREADS
     context.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}
 
 
-def _decoded(container: InputContainer, stream: VideoStream, ref: InputRef) -> Iterator[VideoFrame]:
+def _decoded(container: InputContainer, stream: VideoStream, ref: InputRef, param: str) -> Iterator[VideoFrame]:
     """Yield the frames that are shown; raises `UnusableInput` after too long, also of frames that are not."""
     ends_s = time.monotonic() + LONGEST_S
     for packet in container.demux(stream):
         if time.monotonic() > ends_s:
-            raise UnusableInput(f"the video takes more than {LONGEST_S:.0f} s to decode", param="video")
+            raise UnusableInput(f"the video takes more than {LONGEST_S:.0f} s to decode", param=param)
         for frame in packet.decode():
-            _check_size(frame, ref)
+            _check_size(frame, ref, param)
             yield frame
 
 
-def _check_size(frame: VideoFrame, ref: InputRef) -> None:
+def _check_size(frame: VideoFrame, ref: InputRef, param: str) -> None:
     """Raise `UnusableInput` for a frame that is larger than the file says, by which the model's limits were checked."""
     said, coded = sorted((ref.width, ref.height)), sorted((frame.width, frame.height))
     if any(side > most + _PADDING for side, most in zip(coded, said, strict=True)):
         message = f"the video has frames of {frame.width}x{frame.height} pixels; its file says {ref.width}x{ref.height}"
-        raise UnusableInput(message, param="video")
+        raise UnusableInput(message, param=param)
 
 
 def _timed(frames: Iterator[VideoFrame], fps: float) -> Iterator[tuple[float, VideoFrame]]:
@@ -151,10 +152,10 @@ def _picture(frame: VideoFrame, job: Job) -> Image.Image:
     return ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)
 
 
-def _warnings(job: Job, usable: int, *, has_sound: bool) -> tuple[FieldWarning, ...]:
+def _warnings(job: Job, usable: int, param: str, *, has_sound: bool) -> tuple[FieldWarning, ...]:
     messages = []
     if usable > job.frames:
-        messages.append(f"video: its first {job.frames} of {usable} frames at {job.fps} fps are used")
+        messages.append(f"{param}: its first {job.frames} of {usable} frames at {job.fps} fps are used")
     if has_sound:
-        messages.append("video: its sound is not used; the result has none of it")
-    return tuple(FieldWarning(param="video", message=message) for message in messages)
+        messages.append(f"{param}: its sound is not used; the result has none of it")
+    return tuple(FieldWarning(param=param, message=message) for message in messages)

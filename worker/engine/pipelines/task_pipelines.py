@@ -19,6 +19,9 @@ from worker.engine.pipelines.sounds import DURATIONS, does_sound
 FRAME_COUNTS = ("num_frames", "frames", "video_length")
 """Names that pipelines give to their argument for the number of frames."""
 
+POSES_AND_FACES = frozenset({"pose_video", "face_video"})
+"""The videos of a call that animates an image, made of one video by models that workers lack."""
+
 # They import the pipelines of all families when they are first used, which takes 0.3 s and 21 MB.
 _AUTOMATIC: Mapping[Task, str] = {
     Task.TEXT_TO_IMAGE: "AutoPipelineForText2Image",
@@ -90,7 +93,7 @@ def check_structure(spec: ModelSpec, pipelines: Mapping[Task, Pipeline]) -> None
 
 def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspect.Parameter]) -> bool:
     if task is Task.ANIMATE:
-        return "image" in accepted and "driving_video" in accepted
+        return "image" in accepted and ("driving_video" in accepted or accepted.keys() >= POSES_AND_FACES)
     return task is Task.VIDEO_TO_VIDEO and _needs_video(type(pipeline), accepted) and not _others_needed(accepted)
 
 
@@ -98,7 +101,7 @@ def _needs_video(pipeline_class: type[Any], accepted: Mapping[str, inspect.Param
     """Return whether a call without a video fails. For some pipelines a video with default None is optional."""
     video = accepted.get("video")
     by_name = "VideoToVideo" in pipeline_class.__name__
-    return video is not None and (video.default is inspect.Parameter.empty or by_name)
+    return "pose_video" in accepted or (video is not None and (video.default is inspect.Parameter.empty or by_name))
 
 
 def _others_needed(accepted: Mapping[str, inspect.Parameter]) -> bool:

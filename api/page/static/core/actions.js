@@ -145,6 +145,7 @@ export function bodyOf(job, model = null) {
   if (job.mask) body.mask = job.mask.id;
   if (job.last_image) body.last_image = job.last_image.id;
   if (job.video) body.video = job.video.id;
+  if (job.face_video) body.face_video = job.face_video.id;
   if (job.adapters.length) body.adapters = job.adapters.map(({ id, scale }) => ({ id, scale }));
   if (job.controls.length) {
     body.controls = job.controls.map(({ id, image, scale, start, end }) => ({
@@ -172,7 +173,7 @@ function levelOf(schedule, caching) {
 
 /** A body that starts from the first image of a job. */
 export function bodyFromResult(job, model) {
-  const { seed: _, task, images, mask, last_image, video, strength, ...rest } = bodyOf(job, model);
+  const { seed: _, task, images, mask, last_image, video, face_video, strength, ...rest } = bodyOf(job, model);
   if (makesSound(task)) {
     const { audio: _audio, repaint_start_s: _start, repaint_end_s: _end, ...others } = rest;
     return { ...others, ...(task === "audio_to_audio" ? { strength } : {}), audio: job.id };

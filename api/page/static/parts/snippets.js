@@ -6,7 +6,7 @@ import { makesVideo } from "../core/format.js";
 import { Copy, Segments } from "./ui.js";
 
 const OPENAI_FIELDS = ["model", "prompt", "n"];
-const IMAGE_FIELDS = ["image", "images", "mask", "last_image", "video", "audio"];
+const IMAGE_FIELDS = ["image", "images", "mask", "last_image", "video", "face_video", "audio"];
 
 const origin = () => address("").replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

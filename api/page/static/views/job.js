@@ -260,6 +260,7 @@ function Request({ job }) {
     ...(job.mask ? [["mask", job.mask]] : []),
     ...(job.last_image ? [["last image", job.last_image]] : []),
     ...(job.video ? [[`video, ${job.video.frames} frames`, job.video]] : []),
+    ...(job.face_video ? [["faces", job.face_video]] : []),
     ...(job.audio ? [["audio", job.audio]] : []),
     ...job.controls.map((control) => [`control ${control.id}`, control.image]),
   ];

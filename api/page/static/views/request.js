@@ -41,6 +41,7 @@ export function fieldsOf(task, model) {
     mask: task === "inpaint",
     last_image: task === "image_to_video" && model.limits.last_image !== "refused",
     video: WITH_VIDEO.includes(task),
+    face_video: task === "animate",
     strength: WITH_STRENGTH.includes(task),
     frames: video,
     layers: model.limits.max_layers > 0 && !sound,
@@ -85,6 +86,7 @@ export function blank(model, before = null, modelBefore = null) {
     mask: before?.mask ?? null,
     last_image: null,
     video: before?.video ?? null,
+    face_video: null,
     output_format: "",
     deadline_s: "",
     on_deadline: "expire",
@@ -131,6 +133,7 @@ export function bodyFrom(values, model) {
   if (has.mask && values.mask) body.mask = values.mask.id;
   if (has.last_image && values.last_image) body.last_image = values.last_image.id;
   if (has.video && values.video) body.video = values.video.id;
+  if (has.face_video && values.face_video) body.face_video = values.face_video.id;
   const adapters = Object.entries(values.adapters).map(([id, scale]) => ({ id, scale }));
   if (adapters.length) body.adapters = adapters;
   if (has.controls && values.controls.length) body.controls = values.controls.map(controlOf);
@@ -202,6 +205,7 @@ export function valuesFrom(body, models) {
   values.mask = body.mask ? reference(body.mask) : null;
   values.last_image = body.last_image ? reference(body.last_image) : null;
   values.video = body.video ? reference(body.video) : null;
+  values.face_video = body.face_video ? reference(body.face_video) : null;
   values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
   values.controls = (body.controls ?? []).map((one) => newControl({ ...one, image: reference(one.image) }));
   values.output = body.output ?? null;

@@ -23,13 +23,22 @@ tasks = ["text_to_video", "image_to_video", "video_to_video"]
 max_frames = 81
 frames_multiple = 4
 """
+DANCER = """
+[[model]]
+id = "dancer"
+source = "x"
+tasks = ["animate"]
+[model.limits]
+max_frames = 81
+max_input_frames = 20
+"""
 VIDEO = a_video_file(9, 8, size=(96, 64), metadata="secret place")
 
 
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     models = tmp_path / "models.toml"
-    models.write_text(MODELS)
+    models.write_text(MODELS + DANCER)
     async with serving(fake_queue, tmp_path, models=models) as client:
         yield client
 
@@ -89,4 +98,30 @@ async def test_a_file_of_another_kind_is_refused_by_its_field(api: httpx.AsyncCl
         response = await api.post("/v1/jobs", json={"model": "remix", "prompt": "x", **body})
         fault = response.json()["errors"][0]
         assert (response.status_code, fault["param"]) == (422, param), response.text
+        assert words in fault["message"]
+
+
+async def test_faces_come_with_the_poses_that_an_image_follows(api: httpx.AsyncClient) -> None:
+    image, poses = (await upload(api, png()))["id"], (await upload(api))["id"]
+    faces = (await upload(api, a_video_file(18, 16, size=(64, 64))))["id"]
+    body = {"model": "dancer", "prompt": "x", "image": image, "video": poses, "face_video": faces}
+    job = (await api.post("/v1/jobs", json=body)).json()
+    assert (job["task"], job["frames"], job["fps"]) == ("animate", 9, 8), job
+    assert (job["face_video"]["id"], job["face_video"]["frames"]) == (faces, 18)
+    assert job["width"] / job["height"] == 96 / 64  # of the poses, not of the square image
+
+
+async def test_faces_that_do_not_fit_the_job_are_refused(api: httpx.AsyncClient) -> None:
+    image, video = (await upload(api, png()))["id"], (await upload(api))["id"]
+    few, many = [(await upload(api, a_video_file(count, 8)))["id"] for count in (8, 21)]
+    dancer = {"model": "dancer", "image": image, "video": video}
+    for body, words in (
+        (dancer | {"face_video": few}, "it has 8 frames at 8 fps, fewer than the 9 of the job"),
+        (dancer | {"face_video": many}, "it has 21 frames; model 'dancer' takes at most 20"),
+        (dancer | {"face_video": image}, "not a video; send an MP4 or MOV"),
+        ({"model": "remix", "video": video, "face_video": few}, "video_to_video takes no face_video"),
+    ):
+        response = await api.post("/v1/jobs", json={"prompt": "x", **body})
+        fault = response.json()["errors"][0]
+        assert (response.status_code, fault["param"]) == (422, "face_video"), response.text
         assert words in fault["message"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from harness.request_fields import COLOURS, MODELS, PITCHES, ROWS, VIDEO
+from harness.request_fields import COLOURS, FACES, MODELS, PITCHES, ROWS, VIDEO
 
 from api.jobs.request import JobRequest, parse
 from api.protocols.fal import queue_requests as fal_queue
@@ -20,7 +20,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
 
 CATALOG = Catalog([ModelSpec.model_validate(table) for table in tomllib.loads(MODELS)["model"]])
-IDS = {name: f"in_{number:032x}" for number, name in enumerate((*COLOURS, VIDEO, *PITCHES))}
+IDS = {name: f"in_{number:032x}" for number, name in enumerate((*COLOURS, VIDEO, FACES, *PITCHES))}
 Body = dict[str, Any]
 
 
@@ -59,7 +59,7 @@ OUTPUTS = {name for name in ROWS if name.startswith("output.")}
 """Refused by all other protocols, whose responses have the results."""
 
 CALLBACKS = {"webhook", "webhook_events", "batch_id"}
-VIDEOS = {"frames", "fps", "guidance_scale_2", "last_image", "video"}
+VIDEOS = {"frames", "fps", "guidance_scale_2", "last_image", "video", "face_video"}
 SOUNDS = {"lyrics", "duration_s", "audio", "repaint_start_s", "repaint_end_s"}
 START_IMAGES = {
     "image",
@@ -191,6 +191,10 @@ TABLES: dict[str, tuple[set[str], Rows]] = {
                 {"last_image": IDS["blue"]},
             ),
             "video_url": ({"model": "remix", "video_url": IDS[VIDEO]}, {"video": IDS[VIDEO]}),
+            "face_video_url": (
+                {"model": "dancer", "image_url": IDS["red"], "video_url": IDS[VIDEO], "face_video_url": IDS[FACES]},
+                {"face_video": IDS[FACES]},
+            ),
             "audio_url": ({"model": "band", "audio_url": IDS["loud"]}, {"audio": IDS["loud"]}),
             "duration": ({"model": "band", "duration": 7.5}, {"duration_s": 7.5}),
             "num_frames": ({"model": "film", "num_frames": 33}, {"frames": 33}),

@@ -211,6 +211,29 @@ def test_each_pipeline_gets_its_own_argument_names(
     assert called(pipeline, a_job("x", **fields), inputs) == expected
 
 
+@pytest.mark.parametrize(("faces", "frames", "param"), [(0, 5, "face_video"), (5, 1, "frames")])
+def test_an_image_is_animated_by_at_least_two_poses_and_as_many_faces(faces: int, frames: int, param: str) -> None:
+    job = a_job("one", task=Task.ANIMATE, frames=frames, fps=8)
+    with pytest.raises(UnusableInput) as refused:
+        called("WanAnimatePipeline", job, InputImages((IMAGE,), video=(IMAGE,) * frames, face_video=(OTHER,) * faces))
+    assert refused.value.param == param
+
+
+def test_poses_are_cropped_to_the_size_of_the_job_and_faces_are_not() -> None:
+    job = a_job("one", task=Task.ANIMATE, frames=5, fps=8, width=32, height=16)
+    wide = Image.new("RGB", (64, 16))
+    made = called("WanAnimatePipeline", job, InputImages((IMAGE,), video=(wide,) * 5, face_video=(wide,) * 5))
+    assert [frame.size for frame in made["pose_video"]] == [(32, 16)] * 5
+    assert [frame.size for frame in made["face_video"]] == [(64, 16)] * 5
+    assert made["segment_frame_length"] == 5
+
+
+def test_faces_that_a_pipeline_does_not_use_have_a_warning() -> None:
+    job = a_job("one", task=Task.ANIMATE, frames=5, fps=8)
+    pipeline = object.__new__(diffusers.WanVideoToVideoPipeline)
+    assert [warning.param for warning in ignored_fields(pipeline, job, Defaults(steps=job.steps))] == ["face_video"]
+
+
 def test_a_changed_video_is_as_long_as_the_frames_of_it_that_were_sent() -> None:
     """CogVideoX decodes the two latents of 5 frames to 8."""
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler
 from harness.http_server import ROOT, png, serving
-from harness.request_fields import COLOURS, MODELS, PITCHES, ROWS, VIDEO, fields
+from harness.request_fields import COLOURS, FACES, MODELS, PITCHES, ROWS, VIDEO, fields
 from harness.videos import a_plain_video
 from PIL import Image, ImageColor
 
 from shared.config.destinations import OutputBucket
 from shared.job import Job
-from shared.job_fields import Medium
+from shared.job_fields import Medium, Task
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
 from worker.engine.pipelines.call_arguments import arguments_for
@@ -81,6 +81,12 @@ class Film:
     ) -> None: ...
 
 
+class Dancer:
+    """A pipeline that animates an image by poses and faces."""
+
+    def __call__(self, prompt: str, *, image: Any, pose_video: Any, face_video: Any) -> None: ...
+
+
 class Band:
     """A pipeline with the parameters of all pipelines of sounds."""
 
@@ -138,10 +144,12 @@ class Service:
             last_image=data.get("last_image"),
             controls=tuple(data[name] for name in data if name.startswith("controls.")),
             video=data.get("video"),
+            face_video=data.get("face_video"),
             audio=data.get("audio"),
         )
-        pipeline = {Medium.VIDEO: Film, Medium.AUDIO: Band, Medium.IMAGE: Painter}[job.task.medium]()
-        return arguments_for(pipeline, job, 0, decode_inputs(job, files))
+        of_medium: dict[Medium, Any] = {Medium.VIDEO: Film, Medium.AUDIO: Band, Medium.IMAGE: Painter}
+        pipeline = Dancer if job.task is Task.ANIMATE else of_medium[job.task.medium]
+        return arguments_for(pipeline(), job, 0, decode_inputs(job, files))
 
     def _with_ids(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -153,7 +161,7 @@ class Service:
     def _with_colours(self, value: Any) -> Any:
         if isinstance(value, Image.Image):
             pixel = np.array(value.convert("RGB"))[9, 9].astype(int)  # of a video nearly that
-            return next(one for one in (*COLOURS, VIDEO) if np.abs(pixel - ImageColor.getrgb(one)).max() < 4)
+            return next(one for one in (*COLOURS, VIDEO, FACES) if np.abs(pixel - ImageColor.getrgb(one)).max() < 4)
         if isinstance(value, torch.Tensor):
             highest = float(value.max())
             return next(name for name, peak in PITCHES.items() if abs(highest - peak) < 0.05)
@@ -198,8 +206,9 @@ async def test_each_field_reaches_the_job_the_response_and_the_call(fake_queue: 
         for name, peak in PITCHES.items():
             upload = await api.post("/v1/inputs", files={"file": ("a.wav", a_tone(peak))})
             inputs[name] = upload.json()["id"]
-        upload = await api.post("/v1/inputs", files={"file": ("a.mp4", a_plain_video(VIDEO))})
-        inputs[VIDEO] = upload.json()["id"]
+        for colour in (VIDEO, FACES):
+            upload = await api.post("/v1/inputs", files={"file": ("a.mp4", a_plain_video(colour))})
+            inputs[colour] = upload.json()["id"]
         service = Service(api, fake_queue, storage, inputs)
         for name, row in ROWS.items():
             made, without = [await service.results(body) for body in ({**row.base, **row.sent}, row.base)]

@@ -83,6 +83,7 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
         ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}),
         ("LucyEditPipeline", {Task.VIDEO_TO_VIDEO}),
+        ("WanAnimatePipeline", {Task.ANIMATE}),
         ("SkyReelsV2DiffusionForcingVideoToVideoPipeline", set()),  # it continues one
     ],
 )
