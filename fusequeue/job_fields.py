@@ -22,6 +22,7 @@ TaskName: TypeAlias = Literal[
     "text_to_video",
     "image_to_video",
     "video_to_video",
+    "extend_video",
     "animate",
     "text_to_audio",
     "audio_to_audio",

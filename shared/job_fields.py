@@ -93,6 +93,8 @@ class Task(StrEnum):
     TEXT_TO_VIDEO = "text_to_video"
     IMAGE_TO_VIDEO = "image_to_video"
     VIDEO_TO_VIDEO = "video_to_video"
+    EXTEND_VIDEO = "extend_video"
+    """The result begins with a video, and goes on from it."""
     ANIMATE = "animate"
     """The person of an image moves as the one of a video does."""
     TEXT_TO_AUDIO = "text_to_audio"
@@ -106,7 +108,7 @@ class Task(StrEnum):
             return Medium.AUDIO
         if self is Task.IMAGE_TO_MESH:
             return Medium.MESH
-        videos = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.ANIMATE)
+        videos = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO, Task.ANIMATE)
         return Medium.VIDEO if self in videos else Medium.IMAGE
 
     @property
@@ -123,11 +125,12 @@ class Task(StrEnum):
 
     @property
     def takes_image(self) -> bool:
-        return not self.makes_audio and self not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO)
+        without = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO)
+        return not self.makes_audio and self not in without
 
     @property
     def takes_video(self) -> bool:
-        return self in (Task.VIDEO_TO_VIDEO, Task.ANIMATE)
+        return self in (Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO, Task.ANIMATE)
 
     @property
     def takes_audio(self) -> bool:

@@ -71,7 +71,8 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
     last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
     video: str | None = Field(
         None,
-        description="Change this video, or let the person of `image` move as in it: an MP4 or MOV, named like `image`.",
+        description="Change this video, go on from it, or let the person of `image` move as in it: an MP4 or MOV, "
+        "named like `image`.",
     )
     face_video: str | None = Field(
         None,
@@ -153,8 +154,9 @@ def _fault(details: ErrorDetails) -> InvalidRequest:
 def task_of(request: JobRequest, spec: ModelSpec) -> Task:
     """Return the request's task, or raise `InvalidRequest` that names the field that does not match it.
 
-    A mask implies inpainting. A video implies changing it, or animating an image. Otherwise the images, `last_image`,
-    `strength` and `frames` select among the model's tasks; if more than one remains, the request must name its task.
+    A mask implies inpainting. A video implies changing or extending it, or animating an image. Otherwise the images,
+    `last_image`, `strength` and `frames` select among the model's tasks; if more than one remains, the request must
+    name its task.
     """
     if request.image is not None and request.images is not None:
         raise InvalidRequest("images: send either image or images, not both", param="images")
@@ -164,6 +166,8 @@ def task_of(request: JobRequest, spec: ModelSpec) -> Task:
         _check_fields(request, request.task)
         return request.task
     matching = [task for task in _implied(request) if task in spec.tasks]
+    if request.strength is not None:
+        matching = [task for task in matching if task.has_strength] or matching
     if len(matching) > 1:
         raise InvalidRequest(f"task: ambiguous; send one of {_names(matching)}", param="task")
     if not matching:
@@ -181,7 +185,9 @@ def _implied(request: JobRequest) -> Sequence[Task]:
     if request.audio is not None:
         return (Task.AUDIO_TO_AUDIO,)
     if request.video is not None:
-        return (Task.ANIMATE if request.image_values else Task.VIDEO_TO_VIDEO,)
+        if request.image_values:
+            return (Task.ANIMATE,)
+        return (Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO)
     tasks: Sequence[Task] = _WITH_IMAGE if request.image_values or request.last_image is not None else _FROM_TEXT
     if len(request.image_values) > 1:
         tasks = _WITH_SEVERAL

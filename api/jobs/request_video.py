@@ -8,12 +8,14 @@ from shared.config.models_file import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.inputs.video_timing import frames_at, usual_fps
 from shared.job import InputRef, Job
+from shared.job_fields import Task
 
 
 def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> dict[str, Any]:
     """Return the frames and the rate of a job that starts from a video, or raise `InvalidRequest`.
 
-    A request leaves both to the video: its own rate, and as many frames of it as the model makes at most.
+    A request leaves both to the video: its own rate, and as many frames of it as the model makes at most. One that is
+    extended has the model's frames.
     """
     faults = Faults()
     faults.found += _faults(video, "video", spec)
@@ -21,10 +23,27 @@ def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelS
     video_fps = video.fps or 1.0
     fps = usual_fps(video_fps) if request.fps is None else request.fps
     usable = frames_at(video.frames, video_fps, fps)
+    if job.task is Task.EXTEND_VIDEO:
+        return {"frames": _frames_with_more(usable, job, request, spec), "fps": fps}
     frames = spec.limits.most_frames_of(usable) if request.frames is None else job.frames
     if frames > usable:
         raise InvalidRequest(f"frames is at most {usable}, as the video has no more at {fps} fps", param="frames")
     return {"frames": frames, "fps": fps}
+
+
+def _frames_with_more(usable: int, job: Job, request: JobRequest, spec: ModelSpec) -> int:
+    """Return the frames of a result that begins with `usable` ones: without a choice more than the default, if that
+    is too few. Raises `InvalidRequest` if they are not more than that."""
+    most = spec.limits.most_frames_of(spec.limits.max_frames)
+    frames = most if request.frames is None and job.frames <= usable else job.frames
+    if frames > usable:
+        return frames
+    if request.frames is not None and most > usable:
+        raise InvalidRequest(
+            f"frames is those of the whole result: more than the {usable} of the video", param="frames"
+        )
+    message = f"video: it has {usable} frames at the job's rate; model {spec.id!r} makes at most {most} with them"
+    raise InvalidRequest(message, param="video")
 
 
 def check_face_video(faces: InputRef, job: Job, spec: ModelSpec) -> None:

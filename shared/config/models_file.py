@@ -388,11 +388,11 @@ class ModelSpec(_Table):
     def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
         """Return width and height of a result that follows from an image, None for the model's default.
 
-        An image or video that is changed keeps its size. An image that is edited or animated gives its proportions,
-        with about the default's pixels.
+        An image or video that is changed or extended keeps its size. An image that is edited or animated gives its
+        proportions, with about the default's pixels.
         """
         pixels = self.defaults.width * self.defaults.height
-        if task.has_strength:
+        if task.has_strength or task is Task.EXTEND_VIDEO:
             return self.limits.size_like(width, height, pixels)
         if task not in (Task.EDIT, Task.ANIMATE):
             return None

@@ -40,6 +40,8 @@ FAMILY = Family(
     siblings={
         ("LTX2Pipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
         ("LTX2ImageToVideoPipeline", Task.TEXT_TO_VIDEO): "LTX2Pipeline",
+        ("LTX2Pipeline", Task.EXTEND_VIDEO): "LTX2ConditionPipeline",
+        ("LTX2ImageToVideoPipeline", Task.EXTEND_VIDEO): "LTX2ConditionPipeline",
         ("LTX2ConditionPipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
     },
 )

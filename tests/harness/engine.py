@@ -93,7 +93,8 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
         values["mask"] = ref
     if job.task.takes_video and job.video is None:
         width, height = VIDEO_SIZE
-        shown = {"width": width, "height": height, "frames": job.frames, "fps": float(job.fps or 1)}
+        frames = (job.frames + 1) // 2 if job.task is Task.EXTEND_VIDEO else job.frames
+        shown = {"width": width, "height": height, "frames": frames, "fps": float(job.fps or 1)}
         values["video"] = ref.model_copy(update={"content_type": VIDEO_TYPES[0], **shown})
         values |= {"face_video": values["video"]} if job.task is Task.ANIMATE else {}
     if job.controls and not job.control_images:

@@ -11,6 +11,8 @@ import diffusers
 import families
 import numpy as np
 import torch
+from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
+from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from harness.engine import input_files
 from PIL import Image, ImageOps
 
@@ -250,18 +252,18 @@ CALLS = {
     "EasyAnimatePipeline": "negative_prompt height width num_frames guidance_scale",
     "AnyFlowFARPipeline": "negative_prompt height width num_frames guidance_scale",
     "Cosmos3OmniPipeline": "image negative_prompt height width num_frames fps guidance_scale",
-    "LTXConditionPipeline": "image negative_prompt height width num_frames frame_rate guidance_scale",
+    "LTXConditionPipeline": "conditions image negative_prompt height width num_frames frame_rate guidance_scale",
     "SkyReelsV2DiffusionForcingPipeline": "negative_prompt height width num_frames guidance_scale fps",
     "SkyReelsV2DiffusionForcingImageToVideoPipeline": (
         "image last_image negative_prompt height width num_frames guidance_scale fps"
     ),
     "SanaImageToVideoPipeline": "image negative_prompt guidance_scale height width frames",
     "HunyuanSkyreelsImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
-    "LTX2ConditionPipeline": "negative_prompt height width num_frames frame_rate guidance_scale",
+    "LTX2ConditionPipeline": "conditions negative_prompt height width num_frames frame_rate guidance_scale",
     "StableVideoDiffusionPipeline": "image height width num_frames fps max_guidance_scale",
     "MotifVideoPipeline": "negative_prompt height width num_frames",
     "MotifVideoImage2VideoPipeline": "image negative_prompt height width num_frames",
-    "WanVACEPipeline": "negative_prompt height width num_frames guidance_scale",
+    "WanVACEPipeline": "video mask negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoPipeline": "negative_prompt height width num_frames guidance_scale",
     "HunyuanVideoImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
     "HunyuanVideo15Pipeline": "negative_prompt height width num_frames",
@@ -324,6 +326,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         **({} if job.controls else _structure(job)),
         **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
     }
+    values |= _conditions(name, values["condition_frames"]) if "condition_frames" in values else {}
     blank = " " if "true_cfg_scale" in CALLS[name] and job.guidance_scale > 1 else None  # as Qwen's model cards do
     blank = "" if name == "EasyAnimatePipeline" else blank  # it fails without one
     negative = blank if job.negative_prompt is None else job.negative_prompt
@@ -381,12 +384,29 @@ def _images(job: Job) -> dict[str, Any]:
         if job.task is not Task.ANIMATE:
             frames = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
         values |= dict.fromkeys(("video", "driving_video"), frames)
+        values |= _beginning(job, frames) if job.task is Task.EXTEND_VIDEO else {}
         values["pose_video"] = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
     if files.face_video is not None:
         values["face_video"] = load_frames(files.face_video)
     if files.last_image is not None:
         values["last_image"] = ImageOps.fit(_opened(files.last_image), size, Image.Resampling.LANCZOS)
     return values
+
+
+def _beginning(job: Job, frames: list[Image.Image]) -> dict[str, Any]:
+    """Return the frames that a video goes on from, as VACE's and LTX's documentations do."""
+    size, made = (job.width, job.height), job.frames - len(frames)
+    return {
+        "video": [*frames, *[Image.new("RGB", size, (128, 128, 128))] * made],
+        "mask": [*[Image.new("L", size, 0)] * len(frames), *[Image.new("L", size, 255)] * made],
+        "condition_frames": frames,
+    }
+
+
+def _conditions(name: str, frames: list[Image.Image]) -> dict[str, Any]:
+    if name == "LTXConditionPipeline":
+        return {"conditions": [LTXVideoCondition(video=frames, frame_index=0)]}
+    return {"conditions": [LTX2VideoCondition(frames=frames, index=0)]}
 
 
 def _structure(job: Job) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
         task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
         own |= {"frames": 9, "fps": 24}
     if not taken.isdisjoint({*VIDEOS, *POSES_AND_FACES}):
-        task = Task.ANIMATE if image else Task.VIDEO_TO_VIDEO
+        task = Task.EXTEND_VIDEO if "mask" in taken else Task.ANIMATE if image else Task.VIDEO_TO_VIDEO
         own |= {"frames": 9, "fps": 24}
     if not taken.isdisjoint(DURATIONS):
         return a_job("x", **sound_fields(taken, own))

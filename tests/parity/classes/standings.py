@@ -32,7 +32,8 @@ NO_TASK = "its call takes the inputs of no task"
 NO_PROMPT = "its call takes no prompt, or under another name"
 CONTROL_NET = "its kind of control net has no stacking rules"
 OTHER_STAGE = "it is one of several stages, and takes or returns embeddings or latents"
-VIDEO_INPUT = "it needs videos of another kind than that of a job: several, masked, preprocessed, or to continue"
+VIDEO_INPUT = "it needs videos of another kind than that of a job: several, masked or preprocessed"
+REPEATS = "its result has the frames of the video that it goes on from twice"
 SOUND = "it makes sound only"
 TEXT = "it makes text only"
 OTHER_OUTPUT = "it makes neither images nor videos: meshes, maps or molecules"
@@ -59,6 +60,7 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),
         *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline"),
     ),
+    REPEATS: ("SkyReelsV2DiffusionForcingVideoToVideoPipeline",),
     OTHER_STAGE: ("FluxPriorReduxPipeline", "LTX2VideoDiffusionDecodePipeline"),
     OTHER_CALL: ("LEditsPPPipelineStableDiffusion", "LEditsPPPipelineStableDiffusionXL"),
     CAMERA: ("SanaWMPipeline",),

@@ -171,6 +171,16 @@ def with_structure(family: Family) -> Family:
     return replace(family, tasks=(*family.tasks, *tasks), jobs={**family.jobs, **begun}, spec=spec)
 
 
+def extended(family: Family) -> Family:
+    """Return a family whose model also goes on from videos, in the forwards of its other tasks."""
+    jobs = {
+        f"{name}-extended": {**fields, "task": Task.EXTEND_VIDEO}
+        for name, fields in family.jobs.items()
+        if fields["task"] is Task.TEXT_TO_VIDEO
+    }
+    return replace(family, tasks=(*family.tasks, Task.EXTEND_VIDEO), jobs={**family.jobs, **jobs})
+
+
 def both(family: Family) -> Family:
     """Return a family of videos of text whose jobs also begin with an image."""
     tasks = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)

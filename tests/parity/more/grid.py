@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import families
-from parity.more.families import Clip, Family, both, from_videos, image, sound, video, with_structure
+from parity.more.families import Clip, Family, both, extended, from_videos, image, sound, video, with_structure
 
 from shared.job_fields import Task
 
@@ -73,8 +73,8 @@ VIDEOS: tuple[Family, ...] = (
     video("Kandinsky 5", "Kandinsky5I2VPipeline", "kandinsky-5-i2v", Clip(17, 4, 32), task=Task.IMAGE_TO_VIDEO),
     video("LTX-Video", "LTXPipeline", "ltx-video", Clip(group=8), quick=True),
     video("LTX-Video", "LTXImageToVideoPipeline", "ltx-video-i2v", Clip(group=8), task=Task.IMAGE_TO_VIDEO),
-    both(video("LTX-Video 0.9.5 and later", "LTXConditionPipeline", "ltx-video-condition", Clip(group=8))),
-    both(video("LTX-2 with conditions", "LTX2ConditionPipeline", "ltx-2-condition", Clip(group=8))),
+    extended(both(video("LTX-Video 0.9.5 and later", "LTXConditionPipeline", "ltx-video-condition", Clip(17, 8)))),
+    extended(both(video("LTX-2 with conditions", "LTX2ConditionPipeline", "ltx-2-condition", Clip(17, 8)))),
     video("CogVideoX 2B", "CogVideoXPipeline", "cogvideox"),
     video("CogVideoX 5B", "CogVideoXPipeline", "cogvideox-5b"),
     video("CogVideoX 5B I2V", "CogVideoXImageToVideoPipeline", "cogvideox-i2v", task=Task.IMAGE_TO_VIDEO),
@@ -89,7 +89,7 @@ VIDEOS: tuple[Family, ...] = (
         task=Task.IMAGE_TO_VIDEO,
     ),
     video("SkyReels-V1", "HunyuanSkyreelsImageToVideoPipeline", "hunyuan-skyreels-i2v", task=Task.IMAGE_TO_VIDEO),
-    video("Wan VACE", "WanVACEPipeline", "wan-vace"),
+    extended(video("Wan VACE", "WanVACEPipeline", "wan-vace")),
     video("AnyFlow", "AnyFlowPipeline", "anyflow"),
     video("ChronoEdit", "ChronoEditPipeline", "chrono-edit", Clip(5), task=Task.IMAGE_TO_VIDEO),
     video("Motif-Video", "MotifVideoPipeline", "motif-video"),

@@ -93,7 +93,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         images=(ref,) if has_image else (),
         last_image=ref if has_image and last_image else None,
         mask=ref if task is Task.INPAINT else None,
-        video=_sample_video(frames, defaults.fps) if task.takes_video else None,
+        video=_sample_video(1 if task is Task.EXTEND_VIDEO else frames, defaults.fps) if task.takes_video else None,
         face_video=_sample_video(frames, defaults.fps) if task is Task.ANIMATE else None,
         extra={"octree_resolution": LEAST_RESOLUTION} if task.makes_mesh else None,
     )

@@ -20,6 +20,7 @@ from shared.job_fields import PARTS, CallFields, OutputFormat, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.control_nets import as_read
+from worker.engine.pipelines.extending import beginning, unused_frames
 from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.input_images import InputImages
@@ -82,6 +83,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_structure(pipeline, job, inputs),
         **{name: list(inputs.video) for name in VIDEOS},
         **_poses_and_faces(job, accepted, inputs),
+        **beginning(pipeline, job, accepted, inputs.video),
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs),
         **_controls(pipeline, job, inputs),
@@ -172,11 +174,12 @@ def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[Fi
         and "true_cfg_scale" not in _guidance(job, accepted)
     ):
         ignored["true_cfg_scale"] = True  # the pipeline guides only away from a negative prompt
-    return tuple(
+    warnings = tuple(
         FieldWarning(param=name, message=f"{name}: ignored; {_why_ignored(name, job, accepted)}")
         for name, is_ignored in ignored.items()
         if is_ignored
     )
+    return (*warnings, *unused_frames(pipeline, job))
 
 
 def _why_ignored(name: str, job: Job, accepted: Parameters) -> str:

@@ -34,28 +34,30 @@ Frames = tuple[Image.Image, ...]
 def decode_video(data: bytes, job: Job, param: str = "video") -> tuple[Frames, tuple[FieldWarning, ...]]:
     """Return the frames of a video at the times of the job's own, and warnings about what of it has no effect.
 
-    Those to change are cropped to the job's size. Those to follow keep their proportions, as pipelines fit them into
-    the image, and have at most twice the job's sides. `param` is the field of the video. Raises `UnusableInput`, also
-    for too many frames in memory.
+    Of a video that is extended they are all. Those to change are cropped to the job's size. Those to follow keep their
+    proportions, as pipelines fit them into the image, and have at most twice the job's sides. `param` is the field of
+    the video. Raises `UnusableInput`, also for too many frames in memory.
     """
     ref: InputRef | None = getattr(job, param)
     if ref is None or ref.fps is None or job.fps is None:
         raise UnusableInput("the video has no frame rate", param=param)
     _check_memory(job, ref, param)
+    usable = frames_at(ref.frames, ref.fps, job.fps)
+    wanted = usable if job.task is Task.EXTEND_VIDEO else job.frames
     try:
         # Nothing but the file itself is read: a MOV can name others.
         with av.open(io.BytesIO(data), "r", format="mov", options={"enable_drefs": "0"}) as container:
             stream = container.streams.video[0]
             _limit(stream, param)
             has_sound = bool(container.streams.audio)
-            picked = _picked(_timed(_decoded(container, stream, ref, param), ref.fps), job, ref.frames, ref.fps)
+            picked = _picked(_timed(_decoded(container, stream, ref, param), ref.fps), job, wanted, ref)
             frames = tuple(picked)
     except (av.error.FFmpegError, IndexError, ValueError, MemoryError) as error:
         raise UnusableInput(f"the video cannot be decoded: {error}"[:300], param=param) from error
-    if len(frames) < job.frames:
-        message = f"the video has {len(frames)} frames that can be decoded, fewer than the {job.frames} of the job"
+    if len(frames) < wanted:
+        message = f"the video has {len(frames)} frames that can be decoded, fewer than the {wanted} of the job"
         raise UnusableInput(message, param=param)
-    return frames, _warnings(job, frames_at(ref.frames, ref.fps, job.fps), param, has_sound=has_sound)
+    return frames, _warnings(job, usable, param, has_sound=has_sound)
 
 
 def _check_memory(job: Job, ref: InputRef, param: str) -> None:
@@ -109,8 +111,9 @@ def _timed(frames: Iterator[VideoFrame], fps: float) -> Iterator[tuple[float, Vi
         yield shown - start, frame
 
 
-def _picked(frames: Iterator[tuple[float, VideoFrame]], job: Job, total: int, fps: float) -> Iterator[Image.Image]:
-    """Yield the frame that shows at the time of each of the job's frames: the last one that has begun."""
+def _picked(frames: Iterator[tuple[float, VideoFrame]], job: Job, wanted: int, ref: InputRef) -> Iterator[Image.Image]:
+    """Yield the frame that shows at the time of each of the job's first frames: the last one that has begun."""
+    total, fps = ref.frames, ref.fps or 1.0
     each, tolerance = seconds_per_frame(fps, job.fps or 1), tolerance_s(fps, job.fps or 1)
     shown: VideoFrame | None = None
     picture: Image.Image | None = None
@@ -120,13 +123,13 @@ def _picked(frames: Iterator[tuple[float, VideoFrame]], job: Job, total: int, fp
             picture = picture or _picture(shown, job)
             yield picture
             made += 1
-            if made == job.frames:
+            if made == wanted:
                 return
         shown, picture = frame, None
         decoded += 1
     if shown is None or decoded < total - 1:  # it ends early
         return
-    while made < job.frames and made * each <= total / fps:
+    while made < wanted and made * each <= total / fps:
         picture = picture or _picture(shown, job)
         yield picture
         made += 1

@@ -34,6 +34,7 @@ _GIVEN: Mapping[Task, tuple[str, ...]] = {
     Task.EDIT: ("prompt", "image"),
     Task.IMAGE_TO_VIDEO: ("prompt", "image"),
     Task.VIDEO_TO_VIDEO: ("prompt", "video"),
+    Task.EXTEND_VIDEO: ("prompt", "video"),
     Task.ANIMATE: ("prompt", "image", "driving_video"),
     Task.TEXT_TO_AUDIO: ("prompt",),
     Task.AUDIO_TO_AUDIO: ("prompt", "audio"),
@@ -90,6 +91,8 @@ def _blocks_for(task: Task, pipeline: Pipeline) -> ModularPipelineBlocks:
 
 def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
     """Return why blocks do not do a task, None if they do."""
+    if task is Task.EXTEND_VIDEO:
+        return "its blocks do not say whether they change a video or go on from it"
     lacking = [name for name in _GIVEN[task] if name not in blocks.input_names]
     if lacking:
         return f"it takes no {lacking[0]}"

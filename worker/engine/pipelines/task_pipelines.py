@@ -13,6 +13,7 @@ from shared.config.models_file import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline
+from worker.engine.pipelines.extending import extends
 from worker.engine.pipelines.modular import is_modular, modular_for
 from worker.engine.pipelines.sounds import DURATIONS, does_sound
 
@@ -92,6 +93,8 @@ def check_structure(spec: ModelSpec, pipelines: Mapping[Task, Pipeline]) -> None
 
 
 def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspect.Parameter]) -> bool:
+    if task is Task.EXTEND_VIDEO:
+        return extends(accepted)
     if task is Task.ANIMATE:
         return "image" in accepted and ("driving_video" in accepted or accepted.keys() >= POSES_AND_FACES)
     return task is Task.VIDEO_TO_VIDEO and _needs_video(type(pipeline), accepted) and not _others_needed(accepted)

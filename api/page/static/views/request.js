@@ -5,7 +5,7 @@ import { makesSound, makesVideo, mediumOf } from "../core/format.js";
 import { session } from "../core/session.js";
 
 const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video", "animate", "image_to_mesh"];
-const WITH_VIDEO = ["video_to_video", "animate"];
+const WITH_VIDEO = ["video_to_video", "extend_video", "animate"];
 const WITH_AUDIO = ["audio_to_audio", "audio_inpaint"];
 const WITH_STRENGTH = ["image_to_image", "inpaint", "video_to_video", "audio_to_audio"];
 const SIDES = ["width", "height"];
@@ -176,7 +176,7 @@ function isAmbiguous(task, body, model) {
   if ("video" in body !== WITH_VIDEO.includes(task)) return true;
   if (image !== WITH_IMAGE.includes(task)) return true; // incomplete: the service names the missing field
   if (task === "inpaint") return !("mask" in body);
-  if ("video" in body) return false;
+  if ("video" in body) return model.tasks.filter((one) => WITH_VIDEO.includes(one) && WITH_IMAGE.includes(one) === image).length > 1;
   const others = model.tasks.filter((one) => one !== "inpaint" && !WITH_VIDEO.includes(one));
   return others.filter((one) => WITH_IMAGE.includes(one) === image).length > 1;
 }
@@ -211,7 +211,8 @@ export function valuesFrom(body, models) {
   values.output = body.output ?? null;
   values.metadata = metadataText(body.metadata ?? {});
   if (!body.task && values.video) {
-    values.task = values.images.length ? "animate" : "video_to_video";
+    const wanted = values.images.length ? ["animate"] : ["video_to_video", "extend_video"];
+    values.task = wanted.find((task) => model.tasks.includes(task)) ?? wanted[0];
   } else if (!body.task && values.images.length) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video", "image_to_mesh"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;

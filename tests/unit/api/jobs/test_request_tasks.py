@@ -48,6 +48,8 @@ SPECS = (
     ModelSpec(id="sculptor", source="x", tasks=(MESH,), limits=Limits(max_input_images=4)),
     ModelSpec(id="film", source="x", tasks=(T2V, I2V), **VIDEO),
     ModelSpec(id="remix", source="x", tasks=(T2V, V2V), **VIDEO),
+    ModelSpec(id="longer", source="x", tasks=(T2V, Task.EXTEND_VIDEO), **VIDEO),
+    ModelSpec(id="a-little-longer", source="x", tasks=(T2V, Task.EXTEND_VIDEO), limits=Limits(max_frames=33)),
     ModelSpec(id="mimic", source="x", tasks=(MOVE,), **VIDEO),
     ModelSpec(id="open-end", source="x", tasks=(T2V, I2V), limits=Limits(max_frames=81)),
     ModelSpec(id="both-ends", source="x", tasks=(I2V,), limits=Limits(max_frames=81, last_image="needed")),
@@ -115,7 +117,9 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         ("remix", {"video": "v", "strength": 0.5, "frames": 5}, V2V),
         ("remix", {}, T2V),
         ("mimic", {"video": "v", "image": "i"}, MOVE),
-        ("everything", {"video": "v"}, V2V),
+        ("everything", {"video": "v", "strength": 0.5}, V2V),
+        ("everything", {"video": "v", "task": "extend_video"}, Task.EXTEND_VIDEO),
+        ("longer", {"video": "v"}, Task.EXTEND_VIDEO),
         ("everything", {"video": "v", "image": "i"}, MOVE),
     ],
 )
@@ -190,6 +194,9 @@ def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[s
         ("words", {"output_format": "glb"}, "output_format"),
         ("everything", {"image": "i"}, "task"),
         ("everything", {}, "task"),
+        ("everything", {"video": "v"}, "task"),
+        ("longer", {"task": "extend_video"}, "video"),
+        ("longer", {"video": "v", "strength": 0.5}, "strength"),
         ("everything", {"task": "paint"}, "task"),
         ("film", {"video": "v"}, "video"),
         ("words", {"video": "v", "image": "i"}, "video"),
@@ -206,6 +213,9 @@ def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[s
         ("film", {"audio": "a", "video": "v"}, "audio"),
         ("remix", {"repaint_end_s": 2.0, "audio": "a", "video": "v"}, "repaint_end_s"),
         ("remix", {"video": "v", "frames": 45}, "frames"),
+        ("longer", {"video": "v", "frames": 37}, "frames"),
+        ("a-little-longer", {"video": "v"}, "video"),
+        ("a-little-longer", {"video": "v", "frames": 33}, "video"),
         ("remix", {"video": "v", "frames": 16}, "frames"),
     ],
 )
@@ -214,6 +224,15 @@ def test_a_conflicting_field_is_refused_by_name(model: str, body: dict[str, Any]
     with pytest.raises(InvalidRequest) as caught:
         job_of({"model": model, **body})
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "frames", "fps"), [({}, 81, 30), ({"frames": 45}, 45, 30), ({"fps": 10}, 17, 10), ({"fps": 12}, 17, 12)]
+)
+def test_a_video_that_is_extended_has_more_frames_than_were_sent(fields: dict[str, Any], frames: int, fps: int) -> None:
+    """It has 40 frames at its own rate, and 14 and 16 at the others."""
+    job = job_of({"model": "longer", "video": "v", **fields})
+    assert (job.frames, job.fps, job.width, job.height) == (frames, fps, 640, 360)
 
 
 def test_a_mesh_needs_no_prompt_and_its_thumbnail_has_the_models_size() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from shared.config.controls import Control
 from shared.config.models_file import Defaults
 from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
-from shared.job import Job
+from shared.job import InputRef, Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
@@ -226,6 +226,27 @@ def test_poses_are_cropped_to_the_size_of_the_job_and_faces_are_not() -> None:
     assert [frame.size for frame in made["pose_video"]] == [(32, 16)] * 5
     assert [frame.size for frame in made["face_video"]] == [(64, 16)] * 5
     assert made["segment_frame_length"] == 5
+
+
+def extending(frames: int, video: int) -> Job:
+    ref = InputRef(id="in_1", key="k", content_type="video/mp4", bytes=1, width=8, height=8, frames=video, fps=24.0)
+    return a_job("one", task=Task.EXTEND_VIDEO, frames=frames, fps=24, width=8, height=8, video=ref)
+
+
+def test_frames_that_vace_is_to_make_are_grey_and_masked() -> None:
+    made = called("WanVACEPipeline", extending(5, 2), InputImages(video=(OTHER,) * 2))
+    assert [frame.getpixel((3, 3)) for frame in made["video"]] == [(255, 0, 0)] * 2 + [(128, 128, 128)] * 3
+    assert [frame.getpixel((3, 3)) for frame in made["mask"]] == [0] * 2 + [255] * 3
+
+
+@pytest.mark.parametrize(("video", "message"), [(9, ""), (12, "goes on from frame 9 of 12")])
+def test_a_video_goes_on_from_the_last_whole_group_of_frames(video: int, message: str) -> None:
+    pipeline = object.__new__(diffusers.LTX2ConditionPipeline)
+    vars(pipeline)["vae_temporal_compression_ratio"] = 8
+    job = extending(17, video)
+    warnings = ignored_fields(pipeline, job, Defaults(steps=job.steps))
+    assert message in (warnings[0].message if message else "")
+    assert len(warnings) == bool(message)
 
 
 def test_faces_that_a_pipeline_does_not_use_have_a_warning() -> None:

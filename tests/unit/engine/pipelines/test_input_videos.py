@@ -120,6 +120,12 @@ def test_odd_sides_are_decoded() -> None:
     assert [frame.size for frame in frames] == [(64, 64)] * 3
 
 
+def test_a_video_that_is_extended_is_read_to_its_end() -> None:
+    data = a_video_file(9)
+    frames, warnings = decode_video(data, job_of(data, task=Task.EXTEND_VIDEO, frames=17))
+    assert (len(frames), {frame.size for frame in frames}, warnings) == (9, {(64, 64)}, ())
+
+
 def test_what_has_no_effect_is_said() -> None:
     data = a_video_file(9, sound=True)
     _, warnings = decode_video(data, job_of(data, frames=5))

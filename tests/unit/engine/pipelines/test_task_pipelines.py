@@ -80,9 +80,10 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("WanImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
         ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
         ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
-        ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
+        ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.EXTEND_VIDEO}),
         ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}),
         ("LucyEditPipeline", {Task.VIDEO_TO_VIDEO}),
+        ("WanVACEPipeline", {Task.TEXT_TO_VIDEO, Task.EXTEND_VIDEO}),
         ("WanAnimatePipeline", {Task.ANIMATE}),
         ("SkyReelsV2DiffusionForcingVideoToVideoPipeline", set()),  # it continues one
     ],
@@ -91,6 +92,11 @@ def test_the_tasks_of_a_class_follow_from_its_calls_parameters(pipeline: str, ta
     """Sibling classes do a model's other tasks."""
     instance = object.__new__(getattr(diffusers, pipeline))
     assert {task for task in Task if supports(task, instance)} == tasks
+
+
+def test_ltx_2_extends_videos_by_its_sibling() -> None:
+    model = diffusers.LTX2Pipeline(**ltx_2().components)
+    assert type(pipeline_for(Task.EXTEND_VIDEO, model)) is diffusers.LTX2ConditionPipeline
 
 
 def test_a_model_with_conditions_makes_videos_from_an_image_by_its_sibling() -> None:
