@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from parity.cells import Cell
+from parity.meshes import ROWS as MESHES
+from parity.meshes import MeshOutcome, MeshRow
 from parity.resuming import Difference as Continued
 from parity.running import CACHED_STEPS, TOLERANCE, Outcome
 from parity.tables import heading, line_of, read_rows
@@ -44,6 +46,8 @@ all rows, or use the positions of the first row: there the signature includes th
 
 Versions: {versions}. Rows that need torchvision name those they ran with; they are run by
 `pytest -m vision tests/parity --compatibility-page docs/compatibility.md` where the extra `vision` is installed.
+So do rows of meshes, which are compared with hy3dgen's own pipeline by their vertices (the cube's half side is 1.01):
+`pytest -m parity tests/parity/test_meshes.py --compatibility-page docs/compatibility.md` after `make mesh`.
 
 {columns}
 """
@@ -53,28 +57,25 @@ COLUMNS = (
 )
 VERSIONS = r"Versions: (.*?)\. Rows "
 WITH = ", with torch "  # before the versions of a row that needs torchvision
-# Requested, but not in diffusers.
-ABSENT = {
-    "family": "Hunyuan3D",
-    "models": "Hunyuan3D-2",
-    "pipelines": "none",
-    "tasks": "none",
-    "not supported": "it makes meshes and is not in diffusers",
-}
+HUNYUAN = "Hunyuan3D"
 
 
 def is_complete(grid: Sequence[Cell], outcomes: Collection[str]) -> bool:
-    """Return whether there are outcomes of all rows that need no torchvision, or of all others and no more."""
+    """Return whether there are outcomes of all rows, of all that need torchvision, or only of meshes."""
     needing = {cell.id for cell in grid if cell.needs_torchvision}
-    return {cell.id for cell in grid} == {*outcomes} or needing == {*outcomes}
+    listed = {*outcomes} - {row.models for row in MESHES}
+    return {cell.id for cell in grid} == listed or (bool(outcomes) and listed in (needing, set()))
 
 
 def write(
-    path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome | str], continued: Mapping[str, Continued] = {}
+    path: Path,
+    grid: Sequence[Cell],
+    outcomes: Mapping[str, Outcome | MeshOutcome | str],
+    continued: Mapping[str, Continued] = {},
 ) -> None:
     """Write the page to `path`; cells that have not run keep those of an earlier page, or say why.
 
-    So does the head, if only some rows have run; those that need torchvision name their own versions.
+    So does the head, if only some rows have run; those that need torchvision or hy3dgen name their own versions.
     """
     earlier = path.read_text("utf-8") if path.exists() else ""
     kept = {(row["family"], row["models"]): row for row in read_rows(earlier) if "models" in row}
@@ -83,12 +84,14 @@ def write(
         ran_with = known[1]
         if ran_with != versions() and any(cell.id in continued and not cell.needs_torchvision for cell in grid):
             raise ValueError(f"{path} is not of the versions {versions()}; run the whole grid")
-    rows = [_row(cell, outcomes.get(cell.id, ""), kept.get((cell.family, cell.models), {})) for cell in grid]
+    of_cells = {name: one for name, one in outcomes.items() if not isinstance(one, MeshOutcome)}
+    rows = [_row(cell, of_cells.get(cell.id, ""), kept.get((cell.family, cell.models), {})) for cell in grid]
     for cell, row in zip(grid, rows, strict=True):
         if cell.id in continued:
             row["continued"] = shown_continued(continued[cell.id])
     head = HEAD.format(tolerance=TOLERANCE, versions=ran_with, steps=CACHED_STEPS, columns=heading(COLUMNS))
-    lines = [line_of(row.get(column, "") for column in COLUMNS) for row in (*rows, ABSENT)]
+    rows += [_mesh_row(row, outcomes.get(row.models), kept.get((HUNYUAN, row.models), {})) for row in MESHES]
+    lines = [line_of(row.get(column, "") for column in COLUMNS) for row in rows]
     path.write_text(head + "\n".join(lines) + "\n")
 
 
@@ -106,8 +109,7 @@ def shown_continued(difference: Continued) -> str:
 
 
 def _row(cell: Cell, outcome: Outcome | str, kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the cells of a row by column; `kept` are those of an earlier page, "" is the outcome of a row that has
-    not run."""
+    """Return the cells of a row by column: those of `kept`, an earlier page, if its outcome is "": it has not run."""
     row = {"family": cell.family, "models": cell.models, "pipelines": cell.pipelines, "not supported": cell.limits}
     difference = kept.get("largest difference", "")
     if isinstance(outcome, str):
@@ -130,3 +132,16 @@ def _row(cell: Cell, outcome: Outcome | str, kept: Mapping[str, str]) -> dict[st
         "continued": kept.get("continued", ""),
         "not supported": "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|"),
     }
+
+
+def _mesh_row(row: MeshRow, outcome: object, kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the cells of a row of meshes by column: those of `kept` if it has not run."""
+    if not isinstance(outcome, MeshOutcome) and kept:
+        return dict(kept)
+    cells = {"family": HUNYUAN, "models": row.models, "tasks": "image-to-mesh"}
+    cells["pipelines"] = "hy3dgen's Hunyuan3DDiTFlowMatchingPipeline"
+    if not isinstance(outcome, MeshOutcome):
+        return cells | {"largest difference": "not run: hy3dgen is not installed"}
+    difference = f"{outcome.largest_difference:.1e}{WITH}{version('torch')}, hy3dgen {version('hy3dgen')}"
+    rows = " ".join(map(str, outcome.rows))
+    return cells | {"largest difference": difference, "rows": rows, "joined": str(outcome.joined)}

@@ -8,40 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec, input_files
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_spec
+from harness.meshes import difference, mesh_job, plain_mesh, spec_of
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny.meshes import needs_hy3dgen, save_mesh_model
 
 from shared.errors import ModelUnavailable
 from shared.job import Job
-from shared.job_fields import OutputFormat, Task
 from worker.engine.protocol import EngineRequest, InputFiles, Mesh
 from worker.engine.weights.missing_packages import missing_package
 from worker.engine.weights.shape_classes import shape_classes
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), needs_hy3dgen]
 
-VIEWS = ("front", "left", "back", "right")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mesh_model(tmp_path_factory.mktemp("mesh"))
-
-
-def spec_of(folder: Path, **fields: Any) -> Any:
-    return a_spec(folder, tasks=(Task.IMAGE_TO_MESH,), variant="fp16", mixed_fields=(), **fields)
-
-
-def mesh_job(name: str, image_count: int = 1, extra: dict[str, Any] | None = None, **fields: Any) -> Job:
-    inputs = {"octree_resolution": 20} if extra is None else extra
-    values = {"prompt": "", "task": Task.IMAGE_TO_MESH, "output_format": OutputFormat.GLB, "extra": inputs}
-    return a_job(name, image_count, **(values | fields))
 
 
 def run(folder: Path, *jobs: Job, **fields: Any) -> EventRecorder:
@@ -56,32 +43,8 @@ def error_of(folder: Path, job: Job, image: bytes | None = None, **fields: Any) 
     return harness.recorder.finished[job.id].error
 
 
-def plain_mesh(folder: Path, job: Job) -> Mesh:
-    """The mesh of hy3dgen's own pipeline and loader."""
-    pipeline = shape_classes().pipeline.from_single_file(
-        str(folder / "model.fp16.ckpt"),
-        str(folder / "config.yaml"),
-        device="cpu",
-        dtype=torch.float32,
-        use_safetensors=True,
-    )
-    images = [Image.open(io.BytesIO(data)).convert("RGBA") for data in input_files(job).images]
-    takes_views = getattr(pipeline.image_processor, "return_view_idx", False)
-    (made,) = pipeline(
-        image=dict(zip(VIEWS, images, strict=False)) if takes_views else images[0],
-        num_inference_steps=job.steps,
-        guidance_scale=job.guidance_scale,
-        generator=torch.Generator("cpu").manual_seed(job.seed),
-        enable_pbar=False,
-        **(job.extra or {}),
-    )
-    return Mesh(np.asarray(made.vertices, np.float32), np.asarray(made.faces, np.uint32))
-
-
 def assert_equal(one: Mesh, other: Mesh, within: float = 1e-4) -> None:
-    assert one.vertices.shape == other.vertices.shape
-    assert np.abs(one.vertices - other.vertices).max() <= within
-    assert np.array_equal(one.faces, other.faces)
+    assert difference(one, other) <= within
 
 
 @pytest.mark.parametrize("variant", [{}, {"turbo": True}, {"views": True}])
