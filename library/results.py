@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,20 @@ from worker.engine.protocol import Audio, Latents, Mesh, Output
 from worker.output.image_encoding import encode, encode_latents
 
 StrPath: TypeAlias = str | Path
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Video:
-    """A video, with its sound if the model makes one."""
+class _Shown(Generic[Kind]):
+    """One output of a job, which becomes a file in the job's `output_format`."""
 
-    output: Output = field(repr=False)
+    output: Kind = field(repr=False)
     job: Job = field(repr=False)
     index: int = 0
+
+
+class Video(_Shown[Output]):
+    """A video, with its sound if the model makes one."""
 
     @property
     def frames(self) -> list[Image.Image]:
@@ -38,13 +43,8 @@ class Video:
         return encode_video(self.output, self.job, self.index).data
 
 
-@dataclass(frozen=True)
-class Sound:
+class Sound(_Shown[Audio]):
     """A sound: `samples` [channels, samples] of -1 to 1, `rate` in Hz."""
-
-    output: Audio = field(repr=False)
-    job: Job = field(repr=False)
-    index: int = 0
 
     @property
     def samples(self) -> npt.NDArray[np.float32]:
@@ -61,13 +61,8 @@ class Sound:
         return encode_audio(self.output, self.job, self.index).data
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(_Shown[Mesh]):
     """A mesh: `vertices` [count, 3] and the indexes of those of each triangle, `faces` [count, 3]."""
-
-    output: Mesh = field(repr=False)
-    job: Job = field(repr=False)
-    index: int = 0
 
     @property
     def vertices(self) -> npt.NDArray[np.float32]:
