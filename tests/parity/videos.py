@@ -68,10 +68,10 @@ def first(jobs: Jobs, count: int) -> dict[str, Fields]:
     return dict(islice(jobs.items(), count))
 
 
-def spec(frames: int = 9, width: int = SIDE, height: int = SIDE) -> dict[str, Any]:
+def spec(frames: int = 9, width: int = SIDE, height: int = SIDE, group: int = 4) -> dict[str, Any]:
     """Return limits and defaults of a video model; its self-check uses the smallest videos that they allow."""
     return {
-        "limits": Limits(min_side=height, multiple_of=16, max_frames=frames, frames_multiple=4, max_images=8),
+        "limits": Limits(min_side=height, multiple_of=16, max_frames=frames, frames_multiple=group, max_images=8),
         "defaults": Defaults(width=width, height=height, steps=4, guidance_scale=4.0, frames=frames),
     }
 

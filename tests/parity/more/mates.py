@@ -20,6 +20,7 @@ from parity.plain import PlainPipeline
 from parity.running import as_floats
 from tiny import registry
 
+from shared.config.model_index import index_file
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.protocol import EngineEvent, ForwardDone
@@ -152,7 +153,7 @@ class Rounds:
 
     def __init__(self, family: Mixed, folder: Path) -> None:
         self._family = family
-        source = folder if (folder / "model_index.json").exists() else registry.save_tiny(family.tiny, folder)
+        source = folder if index_file(folder) is not None else registry.save_tiny(family.tiny, folder)
         self._plain = PlainPipeline(source)
         self._recorder = Round()
         spec = {"max_batch": 8, "schedulers": family.schedulers, **family.spec}
@@ -202,11 +203,16 @@ class Rounds:
         again = {job.id: job.model_copy(update={"id": f"{job.id}-again"}) for job in jobs}
         self._run_round(draw_plan(self._family, random, f"{seed}-mate", list(again.values())))
         keys = [(job.id, index) for job in jobs for index in range(job.n)]
-        made = self._recorder.images
         for name, index in keys:
-            one, other = made[name, index], made[again[name].id, index]
-            assert np.array_equal(one, other), f"{np.abs(one - other).max():.1e} off: {again[name]}"
+            for one, other in zip(self._made(name, index), self._made(again[name].id, index), strict=True):
+                assert np.array_equal(one, other), f"{np.abs(one - other).max():.1e} off: {again[name]}"
         return len(keys)
+
+    def _made(self, name: str, index: int) -> list[np.ndarray]:
+        """Return the values of an image, a sound, or a video and its sound."""
+        output = self._recorder.outputs.get((name, index))
+        sound = [] if output is None or output.audio is None else [output.audio.samples]
+        return [self._recorder.images[name, index], *sound]
 
 
 def run(family: Mixed, folder: Path, seeds: Sequence[int]) -> Mingled:

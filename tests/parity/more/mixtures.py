@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from parity.more.families import Clip
 from parity.more.mates import Mixed
 from parity.videos import spec
@@ -14,13 +16,23 @@ TWO_SIZES = ((64, 64), (48, 80))
 
 
 def _film(tiny: str, clip: Clip = Clip(9, 4, 32)) -> Mixed:  # noqa: B008  # it never changes
-    frames, _, side = clip
+    frames, group, side = clip
     return Mixed(
         tiny,
         (Task.TEXT_TO_VIDEO,),
         {"frames": frames, "fps": 24, "n": 1},
         ((side, side),),
-        spec=spec(frames, side, side),
+        spec=spec(frames, side, side, group),
+    )
+
+
+def _sounds(tiny: str, **fields: Any) -> Mixed:
+    return Mixed(
+        tiny,
+        (Task.TEXT_TO_AUDIO,),
+        {"width": 0, "height": 0, **fields},
+        sizes=((0, 0),),
+        spec={"limits": Limits(max_duration_s=2, max_images=8), "defaults": Defaults(duration_s=2)},
     )
 
 
@@ -56,11 +68,11 @@ FAMILIES: tuple[Mixed, ...] = (
     _film("wan-2.1-t2v"),
     _film("ltx-video", Clip(9, 8, 64)),
     _film("skyreels-v2"),
-    Mixed(
-        "stable-audio-3-base",
-        (Task.TEXT_TO_AUDIO,),
-        {"width": 0, "height": 0},
-        sizes=((0, 0),),
-        spec={"limits": Limits(max_duration_s=2, max_images=8), "defaults": Defaults(duration_s=2)},
-    ),
+    _sounds("stable-audio-3-base"),
+    _sounds("ace-step"),
+    _sounds("stable-audio-3", guidance_scale=1.0),
+    Mixed("z-image-omni", sizes=TWO_SIZES),
+    Mixed("anima", THREE[:2], sizes=TWO_SIZES),
+    Mixed("flux-3", (Task.TEXT_TO_IMAGE, Task.EDIT), {"reference_sizes": ((64, 64),)}, sizes=TWO_SIZES),
+    _film("modular-minimax-h3", Clip(124, 123, 32)),
 )
