@@ -54,7 +54,9 @@ class Tools:
     async def generate(
         self,
         context: Context,
-        prompt: Annotated[str, Field(min_length=1, description="What the image or video shows, or what is to be heard.")],
+        prompt: Annotated[
+            str, Field(min_length=1, description="What the image or video shows, or what is to be heard.")
+        ],
         model: Model = None,
         seed: Annotated[int | None, Field(ge=0, description="Repeats a result.")] = None,
         fields: Fields = None,
