@@ -94,6 +94,7 @@ def test_the_page_makes_shows_and_saves_a_mesh(sculpting: Any, open_page: Any, p
     expect(page.get_by_role("textbox", name="Prompt")).to_have_count(0)
     expect(page.get_by_role("spinbutton", name="Width")).to_have_count(0)
     expect(page.locator("form figure img")).to_be_visible()
+    expect(page.get_by_text("Add an image and press Generate.")).to_be_visible()
     page.get_by_role("button", name=re.compile("^Generate")).click()
     panel = page.locator(".run-panel")
     expect(panel.get_by_role("heading", name="Result")).to_be_visible()
@@ -108,3 +109,6 @@ def test_the_page_makes_shows_and_saves_a_mesh(sculpting: Any, open_page: Any, p
     page.wait_for_url(lambda url: "/jobs/" in url and job_id not in url)
     expect(page.locator(".badge.is-succeeded")).to_be_visible()
     expect(page.get_by_text('{"octree_resolution":24}', exact=True).first).to_be_visible()
+    facts = page.locator(".panel", has=page.get_by_role("heading", name="Request"))
+    expect(facts.get_by_text("glb", exact=True)).to_be_visible()  # without a quality
+    expect(facts.get_by_text("Mask blur")).to_have_count(0)

@@ -239,11 +239,17 @@ const SHOWN = [
   ...["n", "output_format", "output_quality", "reproducible", "priority", "embed_parameters"],
 ];
 
-/** The fields of a request that `Request` does not name, if they are set. */
+const OF_MASKS = ["keep_unmasked", "mask_blur", "mask_padding"];
+
+/** The fields of a request that `Request` does not name, if they are set and change something. */
 function otherFields(job) {
-  const others = Object.keys(session.value.same_fields).filter((name) => !SHOWN.includes(name));
+  const unseen = job.mask ? SHOWN : [...SHOWN, ...OF_MASKS];
+  const others = Object.keys(session.value.same_fields).filter((name) => !unseen.includes(name));
   const label = (name) => words(name[0].toUpperCase() + name.slice(1));
-  const text = (value) => (value && typeof value === "object" ? JSON.stringify(value) : value);
+  const text = (value) => {
+    if (value === true) return "yes";
+    return value && typeof value === "object" ? JSON.stringify(value) : value;
+  };
   return Object.fromEntries(others.map((name) => [label(name), text(job[name])]));
 }
 
@@ -276,7 +282,7 @@ function Request({ job }) {
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
         Size: !job.task.endsWith("mesh") && sizeText(job),
-        [{ audio: "Sounds", mesh: "Meshes" }[mediumOf(job.task)] ?? "Images"]: job.n,
+        [{ audio: "Sounds", mesh: "Meshes", video: "Videos" }[mediumOf(job.task)] ?? "Images"]: job.n,
         Frames: makesVideo(job.task) && `${job.frames} at ${job.fps} fps`,
         Steps: job.steps,
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),
@@ -290,7 +296,7 @@ function Request({ job }) {
           .map((control) => `${control.id} ${control.scale}, ${control.start} to ${control.end}`)
           .join("; "),
         Reproducible: job.reproducible && "yes",
-        Format: `${job.output_format}${["png", "wav", "flac"].includes(job.output_format) ? "" : ` at ${job.output_quality}`}`,
+        Format: `${job.output_format}${["png", "wav", "flac", "glb"].includes(job.output_format) ? "" : ` at ${job.output_quality}`}`,
         Priority: job.priority,
         Batch: job.batch_id && html`<a href="#/jobs?batch_id=${job.batch_id}">${job.batch_id}</a>`,
         Metadata:

@@ -84,7 +84,7 @@ function Desk({ models, params }) {
           job
             ? html`<${Run} key=${job.id} first=${job} model=${modelOf(job)} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
             : html`<${Panel} title="Result">
-              <${Empty} icon="playground" title="Nothing generated yet.">Describe an image or a sound and press Generate. It appears here while its steps run.<//><//>`
+              <${Empty} icon="playground" title="Nothing generated yet.">${mediumOf(values.task) === "mesh" ? "Add an image" : "Describe an image or a sound"} and press Generate. It appears here while its steps run.<//><//>`
         }
         ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
         <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} sound=${makesSound(values.task)} /><//>
@@ -107,7 +107,7 @@ function Run({ first, model, start, edit }) {
     if (!done) return;
     announce(
       job.status === "succeeded"
-        ? `${plural(job.artifacts.length, { audio: "sound", mesh: "mesh" }[mediumOf(job.task)] ?? "image")} ready.`
+        ? `${plural(job.artifacts.length, { audio: "sound" }[mediumOf(job.task)] ?? mediumOf(job.task))} ready.`
         : `The job is ${job.status}.`,
     );
     runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
