@@ -28,7 +28,7 @@ from shared.errors import ConfigurationError
 from shared.runtime.python_command import python_command
 
 WORKER_RANK, CHORES_RANK, API_RANK, REDIS_RANK = range(4)
-AFTER_DRAIN_S = 10.0  # for a worker to release its jobs and exit after the drain
+AFTER_DRAIN_S = 15.0  # for a worker: 5 s for the last checkpoints, 10 s to release jobs while Redis is away
 STOP_GRACE_S = 10.0
 API_GRACE_S = 30.0  # the API allows 20 s for open requests
 KEY_REQUIRED = (401, 403)
