@@ -25,6 +25,7 @@ from worker.claims.checkpoint_store import CheckpointStore
 from worker.claims.claimed_job import ClaimedJob, StopReason
 from worker.claims.claiming import ClaimLoop
 from worker.claims.leases import Leases
+from worker.claims.time_slices import TimeSlices
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineFactory, ForwardDone, ModelLoaded
 from worker.engine.remote import RemoteEngine
@@ -105,6 +106,8 @@ class Worker:
             self._cost_curves,
             self._start_job,
         )
+        claimable, put_aside = self._availability.claimable, self._claim_loop.put_aside
+        self._slices = TimeSlices(self.name, queue, self._engine, checkpoints, self._claimed_jobs, claimable, put_aside)
 
     async def run(self) -> int:
         """Work until drained; return the exit status of the process."""
@@ -119,6 +122,8 @@ class Worker:
         policies = self._queue.policies.keep_announced("worker")
         loops = (*self._leases.loops(), *progress, *models, policies, self._claim_loop.listen())
         background = [asyncio.create_task(loop) for loop in loops]
+        if any(spec.slice_s for spec in self._catalog):
+            background.append(asyncio.create_task(self._slices.watch()))
         try:
             return await self._work_until_drained(background)
         finally:

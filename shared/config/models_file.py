@@ -169,6 +169,7 @@ class ModelSpec(_Table):
     `devices` run each forward of its denoisers together. With the `prompt_syntax` of weights prompts have any length.
     `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
     `checkpoint_s` are the GPU-seconds of a job that a killed worker may cost; 0: its jobs have no checkpoints.
+    A batch that has run for `slice_s` is put aside for overdue jobs of other models; 0: it runs to its end.
     """
 
     id: Identifier
@@ -193,6 +194,7 @@ class ModelSpec(_Table):
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
     checkpoint_s: Annotated[float, Field(ge=0)] = 20.0
+    slice_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     safety_checker: bool = True
     prompt_syntax: PromptSyntax = "plain"
     schedulers: tuple[str, ...] = ()
@@ -215,6 +217,8 @@ class ModelSpec(_Table):
             raise ValueError("quantization excludes checkpoint: it quantizes the weights of source only")
         if limits.max_images > self.max_batch:
             raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
+        if self.slice_s and not self.checkpoint_s:
+            raise ValueError("slice_s needs checkpoint_s: jobs without checkpoints are not put aside")
         if self.makes_meshes and (fault := self._mesh_fault):
             raise ValueError(fault)
         if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):

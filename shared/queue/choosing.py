@@ -169,6 +169,10 @@ class JobChooser:
             last = following
         return [], selection
 
+    async def has_overdue(self) -> bool:
+        """Return whether jobs that this worker could claim are overdue."""
+        return (await self._read_order()).has_overdue()
+
     async def next_ready_ms(self) -> float | None:
         """Return ms until jobs are ready for this worker; None when none is queued that it can claim."""
         return (await self._read_order(tenants=False)).next_ready_ms()

@@ -41,6 +41,7 @@ class CheckpointStore:
         self._queue = queue
         self._storage = storage
         self.worker = worker
+        self.last_s = 0.0  # what it took to store the last checkpoint
 
     def take(self, claimed: ClaimedJob, event: CheckpointTaken) -> None:
         """Store a checkpoint from the engine, after the one being stored, and instead of one that waits."""
@@ -125,6 +126,7 @@ class CheckpointStore:
             return REFUSALS.get(verdict, f"the quota {verdict} is used up")
         claimed.checkpoint = checkpoint
         seconds = round(time.monotonic() - started, 3)
+        self.last_s = seconds
         log.info("checkpoint_stored", job_id=claimed.job.id, step=checkpoint.step, bytes=size, seconds=seconds)
         metrics.checkpoints_written.labels(claimed.job.model).inc()
         await self._delete(earlier, kept=checkpoint)

@@ -20,7 +20,7 @@ from shared.job_fields import OnDeadline
 from shared.queue import Claim
 from shared.queue.checkpoints import JobCheckpoint
 from shared.runtime.asyncio_tools import cancel_and_wait
-from worker.claims.step_times import StepTimes, remaining_s, with_report
+from worker.claims.step_times import StepTimes, ran_s, remaining_s, with_report
 from worker.engine.protocol import (
     Audio,
     EngineRequest,
@@ -100,6 +100,10 @@ class ClaimedJob:
         """Return the number of another checkpoint of this claim."""
         self._checkpoints += 1
         return self._checkpoints
+
+    def ran_s(self, now_s: float) -> float:
+        """Return for how long the job has taken steps since its claim."""
+        return ran_s(self._step_times, now_s)
 
     def remaining_s(self, now_s: float) -> float:
         """Return how long the engine needs for the rest of the steps; 0 if that is unknown."""

@@ -69,9 +69,15 @@ class ClaimLoop:
         self._woken_for_interactive = False
         self._fruitless = 0
         self._wait: Wait | None = None
+        self._aside: Sequence[ClaimedJob] = ()
 
     def stop(self) -> None:
         self._stopped = True
+        self.end_pause()
+
+    def put_aside(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Claim nothing until the engine has ended these jobs, and then jobs of other models before theirs."""
+        self._aside = jobs
         self.end_pause()
 
     def end_pause(self) -> None:
@@ -139,10 +145,11 @@ class ClaimLoop:
 
     def _requests(self) -> list[ClaimRequest]:
         """Return what this worker has room for: nothing next to a lost job, while the spool is full, or while an
-        operator's order waits for the running jobs."""
+        operator's order or a batch that is put aside waits for the running jobs."""
         if (
             self.uploader.full
             or self.engine.status().awaits_jobs
+            or any(one.has_checkpoints and not one.engine_done.done() for one in self._aside)
             or any(claimed.claim.must_run_solo for claimed in self.claimed_jobs.values())
         ):
             return []
@@ -176,12 +183,20 @@ class ClaimLoop:
                 on_overdue=mark_overdue,
             )
         if min_priority is Priority.BULK:
-            return await claims.claim(self.worker, self._load_times(), slots)
+            return await self._claim_any(slots)
         # Only models in memory: a model cannot be loaded next to one whose jobs are preempted.
         loaded = self.engine.status().loaded_models
         return await claims.claim(
             self.worker, loaded, slots, min_priority=min_priority, has_other_jobs=True, preempted=preempted
         )
+
+    async def _claim_any(self, slots: int) -> list[Claim]:
+        """Claim jobs of any model; after a batch was put aside, those of other models first, for which it was."""
+        load_times, aside = self._load_times(), {one.job.model for one in self._aside}
+        others = {model: load_ms for model, load_ms in load_times.items() if model not in aside}
+        found = await self.queue.claims.claim(self.worker, others, slots) if aside and others else []
+        self._aside = ()
+        return found or await self.queue.claims.claim(self.worker, load_times, slots)
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()

@@ -23,6 +23,11 @@ def with_report(times: StepTimes | None, step: int, total: int, at_s: float) -> 
     return StepTimes(times.first_step, times.first_s, step, at_s, total)
 
 
+def ran_s(times: StepTimes | None, now_s: float) -> float:
+    """Return for how long the job has taken steps; 0 before the first one."""
+    return 0.0 if times is None else now_s - times.first_s
+
+
 def remaining_s(times: StepTimes | None, now_s: float) -> float:
     """Return how long the rest of the steps takes, at the pace so far; 0 if nothing is known of it.
 

@@ -1,0 +1,95 @@
+"""Time slices: a batch that has run for its model's `slice_s` gives way to overdue jobs of other models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from shared.errors import RedisUnavailable
+from shared.queue import Queue
+from worker.claims.checkpoint_store import CheckpointStore
+from worker.claims.claimed_job import ClaimedJob
+from worker.engine.protocol import EngineInterface
+
+log = structlog.get_logger()
+
+CHECK_EVERY_S = 0.5
+
+
+class Slice(NamedTuple):
+    """How long a job has taken steps since its claim, and how long the rest of them takes; 0 if that is unknown."""
+
+    ran_s: float
+    left_s: float
+
+
+def is_over(slice_s: float, jobs: Collection[Slice], cost_s: float) -> bool:
+    """Return whether a batch is to be put aside for others; `cost_s`: of putting it aside and loading its model again.
+
+    Each of its jobs has then run for a slice, and for no less than the cost, so that at most half of the time is lost
+    to changes; and for one of them more is left than that.
+    """
+    if not jobs or not slice_s:
+        return False
+    return min(job.ran_s for job in jobs) >= max(slice_s, cost_s) and max(job.left_s for job in jobs) > cost_s
+
+
+@dataclass(eq=False)
+class TimeSlices:
+    """Puts batches aside: the engine ends their jobs with checkpoints, and their tasks return them to the queue."""
+
+    worker: str
+    queue: Queue
+    engine: EngineInterface
+    checkpoints: CheckpointStore
+    claimed_jobs: Mapping[str, ClaimedJob]
+    claimable: Callable[[], Sequence[str]]
+    on_put_aside: Callable[[Sequence[ClaimedJob]], None]
+    _asked: set[str] = field(default_factory=set)
+
+    async def watch(self) -> None:
+        """Put batches aside until canceled."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            try:
+                if (jobs := self._due()) and await self._others_wait(jobs):
+                    self._put_aside(jobs)
+            except RedisUnavailable as error:
+                log.warning("slices_not_checked", error=error.message)
+
+    def _due(self) -> list[ClaimedJob]:
+        """Return the jobs of a batch whose slice is over; none while jobs of other models run as well."""
+        jobs = [one for one in self.claimed_jobs.values() if not one.engine_done.done()]
+        self._asked &= self.claimed_jobs.keys()
+        if self._asked.intersection(one.claim_key for one in jobs):  # their checkpoints are being taken
+            return []
+        if len({one.job.model for one in jobs}) != 1 or any(not _can_be_put_aside(one) for one in jobs):
+            return []
+        now_s, spec = time.monotonic(), jobs[0].spec
+        cost_s = self.checkpoints.last_s + self.engine.status().load_seconds.get(spec.id, 0.0)
+        slices = [Slice(one.ran_s(now_s), one.remaining_s(now_s)) for one in jobs]
+        return jobs if is_over(spec.slice_s, slices, cost_s) else []
+
+    async def _others_wait(self, jobs: Sequence[ClaimedJob]) -> bool:
+        """Return whether jobs of other models, of no lower priority than these, are overdue for this worker."""
+        models = [model for model in self.claimable() if model != jobs[0].job.model]
+        priority = min((one.job.priority for one in jobs), key=lambda one: one.rank)
+        return bool(models) and await self.queue.claims.has_overdue(self.worker, models, priority)
+
+    def _put_aside(self, jobs: Sequence[ClaimedJob]) -> None:
+        running = [one for one in jobs if not one.engine_done.done()]
+        if running:
+            self._asked.update(one.claim_key for one in running)
+            log.info("batch_put_aside", model=running[0].job.model, jobs=len(running))
+            self.engine.hand_over(*(one.claim_key for one in running))
+            self.on_put_aside(running)
+
+
+def _can_be_put_aside(claimed: ClaimedJob) -> bool:
+    """Return whether a job loses no step; a lost one, which runs solo, keeps its worker."""
+    return claimed.has_checkpoints and claimed.stop_reason is None and not claimed.claim.must_run_solo
