@@ -61,6 +61,18 @@ def test_queued_jobs_get_another_priority_and_canceled_ones_are_retried(open_pag
     waiting.client.post("/v1/jobs:cancel", params={"metadata.set": "p"})
 
 
+def test_a_job_is_paused_and_resumed_on_its_page(open_page: Any, waiting: Any) -> None:
+    job_id = waiting.submit(prompt="a ring")
+    page = open_page(waiting.url, f"#/jobs/{job_id}")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.locator(".job-head .badge")).to_have_text("paused")
+    assert waiting.job(job_id)["paused_at"] is not None
+    page.get_by_role("button", name="Resume", exact=True).click()
+    expect(page.locator(".job-head .badge")).to_have_text("queued")
+    assert waiting.job(job_id)["paused_at"] is None
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
 def test_the_choice_of_a_question_is_fixed_while_it_runs(open_page: Any, waiting: Any, hold: Any) -> None:
     job_id = waiting.submit(prompt="a ring", metadata={"set": "fixed"})
     page = open_page(waiting.url, "#/jobs?metadata=set%3Dfixed")

@@ -175,6 +175,19 @@ async def test_a_running_job_without_a_lease_gets_one(queue: Queue, make_submiss
     assert await end(queue, one)
 
 
+async def test_a_paused_job_whose_sets_are_lost_stays_paused(queue: Queue, make_submission: Make) -> None:
+    one = make_submission()
+    (job_id,) = await put(queue, one)
+    await queue.jobs.pause(job_id)
+    keys = queue.client.redis_keys
+    await queue.client.redis.delete(keys.paused, keys.paused_jobs(one.job.tenant))
+    assert await queue.maintenance.reconcile() == 1
+    assert await claim_ids(queue) == []
+    assert await queue.client.redis.zscore(keys.paused, job_id) is not None
+    await queue.jobs.resume(job_id)
+    assert await claim_ids(queue) == [job_id]
+
+
 async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission: Make) -> None:
     """It becomes a dead letter, and no slot is counted for it."""
     gone, stays = await put(queue, make_submission(), make_submission())

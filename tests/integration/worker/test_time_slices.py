@@ -26,17 +26,24 @@ STEPS = 400
 SLICE_S = 0.5
 
 
-@pytest.mark.parametrize("slice_s", [0.0, SLICE_S])
+@pytest.mark.parametrize(
+    "case",
+    [(0.0, Priority.INTERACTIVE), (SLICE_S, Priority.INTERACTIVE), (SLICE_S, Priority.STANDARD)],
+)
 @pytest.mark.usefixtures("quick_loads")
-async def test_an_interactive_job_of_another_model_runs_before_a_long_one_ends(
+async def test_a_job_of_another_model_runs_before_a_long_one_ends(
     queue_with: Callable[..., Queue],
     tiny_models: Path,
     tmp_path: Path,
     eventually: Callable[..., Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
-    slice_s: float,
+    case: tuple[float, Priority],
 ) -> None:
-    """The long job goes on at its step afterwards. Without slices it runs to its end first."""
+    """The long job goes on at its step afterwards. Without slices it runs to its end first.
+
+    Of two standard jobs the long one is older, and its model is in memory: by these alone it would be claimed again.
+    """
+    slice_s, priority = case
     monkeypatch.setattr(time_slices, "CHECK_EVERY_S", 0.05)
     queue = queue_with(overdue_ms=50)
     slow = a_spec(tiny_models / "sd", "slow", slice_s=slice_s)
@@ -67,7 +74,7 @@ async def test_an_interactive_job_of_another_model_runs_before_a_long_one_ends(
         running = asyncio.create_task(worker.run())
         await eventually(has_run_alone, "the long job runs", 60)
         assert (await record("long")).epoch == 1, "it is put aside for nobody"
-        await submit("short", model="quick", steps=2, priority=Priority.INTERACTIVE)
+        await submit("short", model="quick", steps=2, priority=priority)
         await eventually(lambda: ended("short"), "the short job has ended", 60)
         long_ended = (await record("long")).state.terminal
         await eventually(lambda: ended("long"), "the long job has ended", 60)
