@@ -41,7 +41,7 @@ async def test_a_job_of_another_model_runs_before_a_long_one_ends(
 ) -> None:
     """The long job goes on at its step afterwards. Without slices it runs to its end first.
 
-    Of two standard jobs the long one is older, and its model is in memory: by these alone it would be claimed again.
+    The other job has a higher priority, or the same.
     """
     slice_s, priority = case
     monkeypatch.setattr(time_slices, "CHECK_EVERY_S", 0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from worker.engine.protocol import LoadFailure
 from worker.model_availability import claimable_models, models_only_here
 
 BULK, INTERACTIVE = Priority.BULK, Priority.INTERACTIVE
+BOTH = {"demo": 0, "other": 5}
 
 
 def bulk(slots: int = 1, signature: str = "a") -> RunningJob:
@@ -384,3 +386,36 @@ async def test_the_worker_that_was_woken_claims_an_interactive_job_when_it_is_re
     assert await loop._claim() == ([], 0.3)
     _, later_s = await loop._claim()
     assert later_s != 0.3
+
+
+@pytest.mark.parametrize(("found", "asked"), [([], [{"other": 5}, BOTH]), (["a claim"], [{"other": 5}])])
+async def test_after_a_batch_was_put_aside_jobs_of_other_models_are_claimed_first_once(
+    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch, found: list[str], asked: list[dict[str, int]]
+) -> None:
+    """Its own jobs can be queued again by then, and go first by their age or tenant."""
+    monkeypatch.setattr(claiming.ClaimLoop, "_load_times", lambda _: BOTH)
+    monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest(None, 8)])
+    claims.claim = AsyncMock(side_effect=[found, []])
+    loop.put_aside([Mock(job=Mock(model="demo"))])
+    await loop._send(ClaimRequest(None, 8))
+    assert [call.args[1] for call in claims.claim.await_args_list] == asked
+    claims.claim = AsyncMock(return_value=[])
+    await loop._send(ClaimRequest(None, 8))
+    claims.claim.assert_awaited_once_with("w", BOTH, 8)
+
+
+async def test_nothing_is_claimed_until_the_engine_has_ended_a_batch_that_is_put_aside(claims: Any) -> None:
+    engine = Mock(status=lambda: SimpleNamespace(loaded_models=("demo",), awaits_jobs=False))
+    settings, uploader = Mock(max_preempted_rows=8), Mock(full=False)
+    loop = ClaimLoop(
+        "w", Mock(claims=claims), engine, Mock(), [Mock(max_batch=8)], settings, {}, uploader, Mock(), Mock(), Mock()
+    )
+    ended = asyncio.Event()
+    put_aside = Mock(has_checkpoints=True, engine_done=Mock(done=ended.is_set))
+    loop.put_aside([put_aside])
+    assert loop._requests() == []
+    put_aside.has_checkpoints = False  # it can have none after all, and runs on
+    assert loop._requests() == [ClaimRequest(None, 8)]
+    put_aside.has_checkpoints = True
+    ended.set()
+    assert loop._requests() == [ClaimRequest(None, 8)]
