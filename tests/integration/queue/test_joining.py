@@ -363,3 +363,28 @@ async def test_a_busy_worker_that_is_listed_learns_of_interactive_jobs(
     await put(queue, make_submission(priority=[Priority.INTERACTIVE, Priority.STANDARD][priority]))
     listed = await queue.claims.list_as_waiting("w1", MODELS, wait_s=60, idle=idle)
     assert listed.has_interactive is expected
+
+
+async def test_jobs_that_a_worker_could_claim_are_overdue(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    queue = queue_with(overdue_ms=1)
+
+    async def overdue(min_priority: Priority = Priority.BULK, model: str = "demo") -> bool:
+        return await queue.claims.has_overdue("w1", [model], min_priority)
+
+    assert not await overdue()
+    (job_id,) = await put(queue, make_submission(priority=Priority.STANDARD))
+    await a_moment(5)
+    assert await overdue()
+    assert await overdue(Priority.STANDARD)
+    assert not await overdue(Priority.INTERACTIVE)
+    assert not await overdue(model="other")
+    await queue.jobs.pause(job_id)
+    assert not await overdue()
+
+
+async def test_a_job_is_not_overdue_before_its_time(queue_with: Callable[..., Queue], make_submission: Make) -> None:
+    queue = queue_with(overdue_ms=LONG_MS)
+    await put(queue, make_submission())
+    assert not await queue.claims.has_overdue("w1", MODELS, Priority.BULK)
