@@ -92,7 +92,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "input_missing": (422, "An input image is no longer stored, or cannot be read"),
     "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),
     "queue_full": (429, "The queue is full"),
-    "quota_exceeded": (429, "The tenant keeps as much as it may"),
+    "quota_exceeded": (429, "The tenant keeps or has used as much as it may"),
     "rate_limit_exceeded": (429, "Too many requests"),
     "headers_too_large": (431, "The head of the request is too large"),
     "internal_error": (500, "Internal error"),

@@ -74,6 +74,8 @@ class TenantLimits:
     requests_per_minute: int | None = None
     queued_jobs: int | None = None
     running_slots: int | None = None
+    device_seconds_per_day: int | None = None
+    device_seconds_per_month: int | None = None
     kept_jobs: int | None = None
     record_bytes: int | None = None
     stored_objects: int | None = None
@@ -96,6 +98,14 @@ class TenantUse:
 
     running_slots: int = 0
     device_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Device seconds that a tenant has used in the present day and month (UTC)."""
+
+    device_seconds_per_day: float = 0.0
+    device_seconds_per_month: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ FusequeueError
 ├── Conflict                  the state does not allow this
 │   └── IdempotencyMismatch   the same Idempotency-Key with another body
 ├── QueueFull                 has `retry_after_s`
-│   └── QuotaExceeded         a tenant keeps as much as it may; `quota` names what
+│   └── QuotaExceeded         a tenant keeps or has used as much as it may; `quota` names what
 ├── RateLimited               has `retry_after_ms`
 ├── Unavailable               an external service does not respond
 │   ├── Overloaded            this process has no room for more of what tenants share
@@ -202,7 +202,7 @@ class QueueFull(FusequeueError, code="queue_full", retryable=True):
 
 
 class QuotaExceeded(QueueFull, code="quota_exceeded", retryable=True):
-    """A tenant keeps as much as its `quota` allows, and has to delete something or wait."""
+    """A tenant keeps or has used as much as its `quota` allows, and has to delete something or wait."""
 
     def __init__(self, message: str, *, quota: str, retry_after_s: int) -> None:
         super().__init__(message, retry_after_s=retry_after_s)

@@ -100,8 +100,12 @@ def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
         limits = await queue.api_keys.tenant_limits()
         kept = await queue.api_keys.footprints()
         use = await queue.api_keys.tenant_use()
-        names = {key.tenant for key in await queue.api_keys.all()} | set(limits) | set(kept) | set(use)
-        return [_tenant_row(name, limits.get(name), kept.get(name), use.get(name)) for name in sorted(names)]
+        spent = await queue.api_keys.spent()
+        names = {key.tenant for key in await queue.api_keys.all()} | set(limits) | set(kept) | set(use) | set(spent)
+        return [
+            _tenant_row(name, limits.get(name), kept.get(name), use.get(name), spent.get(name))
+            for name in sorted(names)
+        ]
 
     _print(_run(run, data_dir), as_json)
 
@@ -112,6 +116,8 @@ def limit(
     requests_per_minute: Limit = None,
     queued_jobs: Limit = None,
     running_slots: Limit = None,
+    device_seconds_per_day: Limit = None,
+    device_seconds_per_month: Limit = None,
     kept_jobs: Limit = None,
     record_bytes: Limit = None,
     stored_objects: Limit = None,
@@ -124,6 +130,8 @@ def limit(
         "requests_per_minute": requests_per_minute,
         "queued_jobs": queued_jobs,
         "running_slots": running_slots,
+        "device_seconds_per_day": device_seconds_per_day,
+        "device_seconds_per_month": device_seconds_per_month,
         "kept_jobs": kept_jobs,
         "record_bytes": record_bytes,
         "stored_objects": stored_objects,
@@ -196,9 +204,13 @@ def _parse_limit(name: str, text: str) -> int | None:
 
 
 def _tenant_row(
-    name: str, limits: auth.TenantLimits | None, kept: auth.Footprint | None, use: auth.TenantUse | None
+    name: str,
+    limits: auth.TenantLimits | None,
+    kept: auth.Footprint | None,
+    use: auth.TenantUse | None,
+    spent: auth.Spent | None,
 ) -> dict[str, Any]:
-    values = asdict(kept or auth.Footprint()) | asdict(use or auth.TenantUse())
+    values = asdict(kept or auth.Footprint()) | asdict(use or auth.TenantUse()) | asdict(spent or auth.Spent())
     used = {f"{field}_used": value for field, value in values.items()}
     return {"tenant": name, **asdict(limits or auth.TenantLimits()), **used}
 

@@ -86,6 +86,8 @@ class TenantLimits(Resource):
     requests_per_minute: int | None = None
     queued_jobs: int | None = None
     running_slots: int | None = None
+    device_seconds_per_day: int | None = None
+    device_seconds_per_month: int | None = None
     kept_jobs: int | None = None
     record_bytes: int | None = None
     stored_objects: int | None = None
@@ -97,6 +99,8 @@ class TenantUse(Resource):
 
     queued_jobs: int = 0
     running_slots: int = 0
+    device_seconds_per_day: float = 0.0
+    device_seconds_per_month: float = 0.0
     kept_jobs: int = 0
     record_bytes: int = 0
     stored_objects: int = 0

@@ -19,6 +19,7 @@ _GROUPS = {
         log_level traces refuse_networks max_input_pixels output_buckets output_allow_networks output_allow_http
         output_ports
         retention_s input_retention_s usage_retention_days idempotency_s max_queued_jobs max_queued_jobs_per_tenant
+        max_device_seconds_per_day_per_tenant max_device_seconds_per_month_per_tenant
         max_running_slots_per_tenant max_kept_jobs_per_tenant max_record_bytes_per_tenant max_stored_objects_per_tenant
         max_stored_bytes_per_tenant max_checkpoint_bytes max_attempts lease_ms overdue_ms bulk_share
         interactive_allowance_s aging_ms sync_wait_s

@@ -118,6 +118,10 @@ class Settings(BaseSettings):
     max_running_slots_per_tenant: Positive | None = _setting(
         None, "Images generated at once for one tenant. Unset: unlimited."
     )
+    max_device_seconds_per_day_per_tenant: Positive | None = _setting(
+        None, "Device seconds of one tenant in a day (UTC), after which its jobs get 429. Unset: unlimited."
+    )
+    max_device_seconds_per_month_per_tenant: Positive | None = _setting(None, "The same in a month (UTC).")
     max_kept_jobs_per_tenant: Positive = _setting(1_000_000, "Records of jobs of one tenant, ended ones included.")
     max_record_bytes_per_tenant: Positive = _setting(2 * 1024**3, "Redis memory of one tenant's records, estimated.")
     max_stored_objects_per_tenant: Positive = _setting(2_000_000, "Inputs, results and file parts of one tenant.")

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 from shared.auth import (
@@ -11,6 +12,7 @@ from shared.auth import (
     Identity,
     Rate,
     Scope,
+    Spent,
     TenantLimits,
     TenantUse,
     digest_of,
@@ -195,6 +197,19 @@ class ApiKeys(QueueComponent):
             for tenant in sorted(running.keys() | seconds.keys())
         }
 
+    async def spent(self) -> dict[str, Spent]:
+        """Return how much device time each tenant has used in the present day and month."""
+        with translated():
+            seconds, _ = await self._redis.time()
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for period, number in present_periods(seconds).items():
+                    pipe.hgetall(self._keys.spent(period, str(number)))
+                of_day, of_month = await pipe.execute()
+        return {
+            tenant: Spent(*(round(int(rows.get(tenant, 0)) / 1e6, 3) for rows in (of_day, of_month)))
+            for tenant in of_day.keys() | of_month.keys()
+        }
+
     async def queued_jobs(self) -> dict[str, int]:
         """Return how many jobs of each tenant are queued."""
         with translated():
@@ -249,6 +264,12 @@ def _limits(rows: Mapping[str, str]) -> TenantLimits:
 
 def _footprint(values: Sequence[str | None]) -> Footprint:
     return Footprint(*(int(value or 0) for value in values))
+
+
+def present_periods(now_s: int) -> dict[str, int]:
+    """Return the numbers of the present day and month, as in `spending.lua`: months since March of year 0."""
+    today = datetime.fromtimestamp(now_s, UTC)
+    return {"day": now_s // 86_400, "month": 12 * today.year + today.month - 3}
 
 
 def _number(text: str) -> int | None:

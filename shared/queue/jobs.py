@@ -107,7 +107,7 @@ class Jobs(QueueComponent):
         if code == "mismatch":
             return _mismatch()
         if code == "quota":
-            return quota_exceeded(submission.job.tenant, detail)
+            return quota_exceeded(submission.job.tenant, detail, int(reply[2]) if reply[2] else None)
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
         message = f"queue full: {scope} has the maximum of queued jobs; retry later"
         return QueueFull(message, retry_after_s=full_queue_retry_s(int(detail), float(reply[2]) if reply[2] else None))

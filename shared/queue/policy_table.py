@@ -23,6 +23,8 @@ POLICIES: Mapping[str, Policy] = {
     "max_queued_jobs": Policy("max_queued_jobs"),
     "max_queued_jobs_per_tenant": Policy("max_queued_jobs_per_tenant"),
     "max_running_slots_per_tenant": Policy("max_running_slots_per_tenant"),
+    "max_device_seconds_per_day_per_tenant": Policy("max_device_seconds_per_day"),
+    "max_device_seconds_per_month_per_tenant": Policy("max_device_seconds_per_month"),
     "max_kept_jobs_per_tenant": Policy("max_kept_jobs"),
     "max_record_bytes_per_tenant": Policy("max_record_bytes"),
     "max_stored_objects_per_tenant": Policy("max_stored_objects"),

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from shared.errors import QuotaExceeded
 from shared.runtime import metrics
+from shared.runtime.clock import now_ms
 
 QUOTA_RETRY_S = 60
 UNKNOWN_RETRY_S, MAX_RETRY_S = 5, 60
@@ -23,11 +25,15 @@ _FREED_BY = {
 }
 
 
-def quota_exceeded(tenant: str, quota: str) -> QuotaExceeded:
-    """Return the error of a quota that a tenant has used up, and count it."""
+def quota_exceeded(tenant: str, quota: str, resets_at_ms: int | None = None) -> QuotaExceeded:
+    """Return the error of a quota that a tenant has used up, and count it. Those of device time reset at a time."""
     metrics.quota_refusals.labels(quota).inc()
-    message = f"quota of tenant {tenant!r} is used up: {quota}; {_FREED_BY[quota]}"
-    return QuotaExceeded(message, quota=quota, retry_after_s=QUOTA_RETRY_S)
+    message = f"quota of tenant {tenant!r} is used up: {quota}; "
+    if resets_at_ms is None:
+        return QuotaExceeded(message + _FREED_BY[quota], quota=quota, retry_after_s=QUOTA_RETRY_S)
+    resets = datetime.fromtimestamp(resets_at_ms // 1000, UTC)
+    wait_s = max(1, (resets_at_ms - now_ms()) // 1000)
+    return QuotaExceeded(f"{message}it resets at {resets:%Y-%m-%dT%H:%M:%SZ}", quota=quota, retry_after_s=wait_s)
 
 
 def full_queue_retry_s(limit: int, gap_ms: float | None) -> int:

@@ -112,6 +112,7 @@ class RedisKeys:
     api_process = _Family("process", "channel")  # without messages: its subscriber is the living process
     usage = _Family("day", "hash", ttl="usage_retention_days; 20,000 rows")  # by tenant and model; days since 1970
     usage_rows = _Family("day", "zset", ttl="as usage")
+    spent = _Family("period number", "hash", ttl="a day after its day or month")  # device time by tenant
     # Storage and quotas
     footprint = _Single("hash", bound="four numbers a tenant that keeps something, and `*`")
     input = _Family("tenant id", "hash", bound="the quota of stored objects", ttl="while unused")

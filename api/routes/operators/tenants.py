@@ -13,7 +13,7 @@ from api.context import CallerDep, ServicesDep
 from api.http.lists import MAX_LIMIT, SCANS, After, Limit, known_parameters
 from api.http.openapi import problems
 from api.routes.usage import UsageObject, usage_object
-from shared.auth import Footprint, TenantLimits, TenantUse
+from shared.auth import Footprint, Spent, TenantLimits, TenantUse
 from shared.config.settings import Settings
 from shared.queue import Queue
 from shared.queue.maintenance.tenant_usage import UsageRow
@@ -27,6 +27,8 @@ class TenantLimitsObject(BaseModel):
     requests_per_minute: int | None
     queued_jobs: int | None
     running_slots: int | None
+    device_seconds_per_day: int | None
+    device_seconds_per_month: int | None
     kept_jobs: int | None
     record_bytes: int | None
     stored_objects: int | None
@@ -38,6 +40,8 @@ class TenantUseObject(BaseModel):
 
     queued_jobs: int
     running_slots: int = Field(description="Images that are generated now.")
+    device_seconds_per_day: float = Field(description="Of the present day (UTC).")
+    device_seconds_per_month: float = Field(description="Of the present month (UTC).")
     kept_jobs: int
     record_bytes: int
     stored_objects: int
@@ -105,6 +109,7 @@ class _Tenants:
     limits: dict[str, TenantLimits]
     kept: dict[str, Footprint]
     uses: dict[str, TenantUse]
+    spent: dict[str, Spent]
     queued: dict[str, int]
 
     @classmethod
@@ -115,11 +120,12 @@ class _Tenants:
             limits=await keys.tenant_limits(),
             kept=await keys.footprints(),
             uses=await keys.tenant_use(),
+            spent=await keys.spent(),
             queued=await keys.queued_jobs(),
         )
 
     def names(self) -> list[str]:
-        return sorted({*self.with_keys, *self.limits, *self.kept, *self.uses, *self.queued})
+        return sorted({*self.with_keys, *self.limits, *self.kept, *self.uses, *self.spent, *self.queued})
 
     def tenant(self, name: str, settings: Settings, usage: UsageObject) -> TenantObject:
         limits = asdict(self.limits.get(name, TenantLimits()))
@@ -134,6 +140,7 @@ class _Tenants:
                 running_slots=use.running_slots,
                 recent_device_seconds=use.device_seconds,
                 **asdict(kept),
+                **asdict(self.spent.get(name, Spent())),
             ),
             usage=usage,
         )

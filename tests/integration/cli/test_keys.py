@@ -107,6 +107,7 @@ def test_a_key_is_printed_although_the_storage_cannot_record_it(
     assert "not recorded in the storage" in created.err
 
 
+SPENT = ("device_seconds_per_day", "device_seconds_per_month")
 FOOTPRINT = ("kept_jobs", "record_bytes", "stored_objects", "stored_bytes")
 
 
@@ -114,11 +115,12 @@ def test_limits_are_set_and_reset(command: Command) -> None:
     limits = ("--requests-per-minute", "60", "--queued-jobs", "10", "--running-slots", "4")
     assert command("tenants", "limit", "acme", *limits).status == 0
     changed = command("tenants", "limit", "acme", "--queued-jobs", "default", "--json")
-    expected = {"requests_per_minute": 60, "queued_jobs": None, "running_slots": 4, **dict.fromkeys(FOOTPRINT)}
+    unset = dict.fromkeys((*SPENT, *FOOTPRINT))
+    expected = {"requests_per_minute": 60, "queued_jobs": None, "running_slots": 4, **unset}
     assert json.loads(changed.out) == {"tenant": "acme", **expected}
     kept = command("tenants", "limit", "acme", "--kept-jobs", "500", "--stored-bytes", str(10**12))
     assert kept.status == 0
-    used = dict.fromkeys((f"{name}_used" for name in (*FOOTPRINT, "running_slots", "device_seconds")), 0)
+    used = dict.fromkeys((f"{name}_used" for name in (*SPENT, *FOOTPRINT, "running_slots", "device_seconds")), 0)
     expected |= {"kept_jobs": 500, "stored_bytes": 10**12}
     assert json.loads(command("tenants", "list", "--json").out) == [{"tenant": "acme", **expected, **used}]
 

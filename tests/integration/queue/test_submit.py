@@ -247,6 +247,7 @@ async def test_an_idle_queue_has_no_lanes(queue: Queue, make_submission: Make) -
         "arrivals",
         "completions",
         "retention",
+        "spent",
         "footprint",
         "model_holders",
         "bulk_credit",

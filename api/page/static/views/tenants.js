@@ -16,9 +16,15 @@ const PERIODS = [
 const LIMITS = [
   ["queued_jobs", "Queued", count],
   ["running_slots", "Running", count],
+  ["device_seconds_per_day", "Device time today", seconds],
+  ["device_seconds_per_month", "This month", seconds],
   ["kept_jobs", "Kept jobs", count],
   ["stored_bytes", "Stored", bytes],
 ];
+
+function seconds(number) {
+  return number ? duration(1_000 * number) : "–";
+}
 
 export function Tenants({ params }) {
   const known = { days: periodOf(params.get("days")), name: params.get("name") ?? "", after: params.get("after") ?? "" };
@@ -109,7 +115,7 @@ function ModelRows({ tenant, from, to }) {
   const { data, error } = useLoaded((signal) => call(query, { signal }), [query], 10_000);
   const rows = data?.data ?? [];
   if (!rows.length) {
-    return html`<tr class="of-model"><td colspan="10" class="hint">${error ? error.message : data ? "No usage in these days." : "…"}</td></tr>`;
+    return html`<tr class="of-model"><td colspan=${6 + LIMITS.length} class="hint">${error ? error.message : data ? "No usage in these days." : "…"}</td></tr>`;
   }
   return rows.map(
     (row) => html`<tr key=${row.model} class="of-model"><td class="mono">${row.model}</td><${UsageCells} row=${row} />

@@ -1,16 +1,17 @@
--- NEEDS events inputs place footprint latest_start
+-- NEEDS events inputs place footprint latest_start spending
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
 --          and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
 --          `sync_call`: 'digest process' of a request that waits for the job
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
---          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', name of the one that is used up}
+--          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', its name, when it resets (ms) | ''}
 -- Fields of the job's hash that are left out when empty. `deadline` is now plus the time limit.
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps'}
 local now = clock_ms()
 local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0) + redis.call('ZCARD', key.paused)
-local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, deadlines, out = {}, {}, {}, {}, {}, {}, {}, {}, {}
+local of_tenant, most_of, spent, kept, kept_more = {}, {}, {}, {}, {}
+local added, arrivals, indexed, deadlines, out = {}, {}, {}, {}, {}
 
 local function queued_of(tenant)
   if not of_tenant[tenant] then
@@ -26,6 +27,12 @@ local function limit_of(tenant)
     most_of[tenant] = own or conf.max_queued_jobs_per_tenant
   end
   return most_of[tenant]
+end
+
+-- The limit of device time that a tenant has used up, and when it resets: {} if none.
+local function spent_by(tenant)
+  if not spent[tenant] then spent[tenant] = {spending.used_up(tenant, now)} end
+  return spent[tenant]
 end
 
 -- Whether a tenant has its limit of queued jobs, or its share: it may have as many as there is room left for others (or more,
@@ -152,11 +159,13 @@ local function submit(job)
       if known_id then return {known_print == fingerprint and 'replayed' or 'mismatch', known_id} end
     end
   end
+  local limit, resets = unpack(spent_by(job.tenant))
+  if limit then return {'quota', limit, whole(resets)} end
   if has_its_share(job.tenant) then return full('tenant_full', limit_of(job.tenant)) end
   if total >= conf.max_queued_jobs then return full('full', conf.max_queued_jobs) end
   job.size = footprint.of_job(#job.wire, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
-  if quota then return {'quota', quota} end
+  if quota then return {'quota', quota, ''} end
   enter(job)
   if job.sync_call ~= '' then
     local digest, process = string.match(job.sync_call, '^(%S+) (%S+)$')

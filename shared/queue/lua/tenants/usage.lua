@@ -1,3 +1,4 @@
+-- NEEDS spending
 -- Part of the scripts that end jobs or runs: what the jobs of each tenant and model have used, by day (UTC) of their end.
 -- A row is a field 'tenant|model' of `usage`, in order also in `usage_rows`: the numbers of NAMES, separated by commas.
 
@@ -11,6 +12,7 @@ local OTHERS = '*|*'
 
 -- Add the numbers of NAMES, by name, to a tenant's row of today.
 function usage.add(tenant, model, numbers, now)
+  spending.add(tenant, numbers.device_us or 0, now)
   local day = math.floor(now / DAY_MS)
   local name, row = key.usage(whole(day)), tenant .. '|' .. (model or '*')
   local known = redis.call('HGET', name, row)
