@@ -195,13 +195,14 @@ def _paths_with_head(protocols: tuple[ServedProtocol, ...]) -> tuple[re.Pattern[
 
 def _routers(protocols: tuple[ServedProtocol, ...]) -> Iterator[tuple[APIRouter, Sequence[Depends]]]:
     """Yield the routers in the order in which paths are matched, and the scopes that their requests need."""
-    native = (jobs, job_lists, bulk, inputs, adapters, models, webhooks)
+    native = (jobs, bulk, inputs, adapters, models, webhooks)
     # Before `models`: its path also matches `:load`, and a refused method is answered by the first path that matches.
     yield model_orders.router, [ADMIN_SCOPE]
     for router in (*(module.router for module in native), *_routers_of(protocols), live.router):
         yield router, [JOBS_SCOPE]
-    for module in (job_changes, matching_jobs, usage):  # they require the scope, which `tenant` changes
-        yield module.router, []
+    # They require the scope, which `tenant` changes.
+    for router in (jobs.reads, *(module.router for module in (job_lists, job_changes, matching_jobs, usage))):
+        yield router, []
     for module in (operations, dead_letters, pauses, cost_curves, tenants):
         yield module.router, [ADMIN_SCOPE]
     yield operations.scale_router, []

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -314,6 +314,20 @@ OF_TENANT = "Whose jobs; for keys with the scope `admin`. By default the key's o
 OfTenant = Annotated[str | None, Query(max_length=64, description=OF_TENANT)]
 
 
+async def read_context(
+    request: Request, caller: CallerDep, services: ServicesDep, tenant: OfTenant = None
+) -> RequestContext:
+    """Return the context of a read of jobs, which needs the scope to read jobs, or `admin` with a tenant's name."""
+    caller.require(Scope.JOBS_READ if tenant is None else Scope.ADMIN)
+    own = await request_context(request, caller, services)
+    return own if tenant is None else replace(own, tenant=tenant_name(tenant))
+
+
+async def list_context(request: Request, caller: CallerDep, services: ServicesDep) -> RequestContext:
+    """Return the context of a list of jobs, of whose filters `tenant` is one."""
+    return await read_context(request, caller, services, request.query_params.get("tenant"))
+
+
 async def change_context(
     request: Request, caller: CallerDep, services: ServicesDep, tenant: OfTenant = None
 ) -> ChangeContext:
@@ -337,6 +351,8 @@ async def matching_context(request: Request, caller: CallerDep, services: Servic
 
 
 Context = Annotated[RequestContext, Depends(request_context)]
+ReadContext = Annotated[RequestContext, Depends(read_context)]
+ListContext = Annotated[RequestContext, Depends(list_context)]
 JobContext = Annotated[ChangeContext, Depends(change_context)]
 MatchingContext = Annotated[ChangeContext, Depends(matching_context)]
 ArtifactContext = Annotated[RequestContext, Depends(artifact_context)]

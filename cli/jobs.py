@@ -9,13 +9,16 @@ from cli.submit import JobId, print_job
 from fusequeue import Job, JobState, QueueDepth, WorkerInfo
 
 WORKER_COLUMNS = ("id", "state", "device", "slots in use", "memory", "rows per forward", "models")
+OfTenant = Annotated[
+    str | None, typer.Option("--tenant", help="Its jobs, for keys with the scope admin.", callback=name_option)
+]
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
 
-def status(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+def status(job_id: JobId, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Show a job: its state and, while it is queued, its position, why it waits and when it is expected to end."""
     with connected(url, api_key, as_json) as (client, console):
-        print_job(console, client.get(job_id))
+        print_job(console, client.get(job_id, tenant=tenant))
 
 
 def jobs(
@@ -24,6 +27,7 @@ def jobs(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
     batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
+    tenant: OfTenant = None,
     limit: Limit = 20,
     url: Url = None,
     api_key: Key = None,
@@ -32,7 +36,7 @@ def jobs(
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
         states = None if status is None else cast(list[JobState], status.split(","))  # the service checks them
-        listed = client.jobs(limit=limit, status=states, model=model, batch_id=batch)
+        listed = client.jobs(limit=limit, status=states, model=model, batch_id=batch, tenant=tenant)
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 

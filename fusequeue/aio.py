@@ -208,13 +208,19 @@ class AsyncClient:
         file = await content(image)
         return (await self._http.read(Created, "POST", "/v1/inputs", files={"file": file})).id
 
-    async def get(self, job: Job | str, *, wait_s: float | None = None) -> Job:
-        """Return a job as it is now; with `wait_s`, when it has ended or after that time."""
+    async def get(self, job: Job | str, *, wait_s: float | None = None, tenant: str | None = None) -> Job:
+        """Return a job as it is now; with `wait_s`, when it has ended or after that time.
+
+        With a key of the scope `admin`, it can be a job of another `tenant`.
+        """
+        params = {} if tenant is None else {"tenant": tenant}
         options: dict[str, Any] = {}
         if wait_s is not None:
             wait_s = finite_seconds("wait_s", wait_s)
-            timeout = httpx.Timeout(self._timeout_s + wait_s, pool=None)
-            options = {"params": {"wait": f"{wait_s:.3f}"}, "timeout": timeout, "waits": True}
+            params["wait"] = f"{wait_s:.3f}"
+            options = {"timeout": httpx.Timeout(self._timeout_s + wait_s, pool=None), "waits": True}
+        if params:
+            options["params"] = params
         return await self._http.read(Job, "GET", path_of("/v1/jobs", job), **options)
 
     async def wait(
@@ -282,10 +288,14 @@ class AsyncClient:
         *,
         limit: int | None = None,
         status: States = None,
+        tenant: str | None = None,
         **filters: Unpack[JobFilters],
     ) -> AsyncGenerator[Job]:
-        """Yield jobs, newest first, up to `limit`; only those in one of the states, and that match the filters."""
-        return self._http.pages(Job, "/v1/jobs", limit, job_query(status, filters))
+        """Yield jobs, newest first, up to `limit`; only those in one of the states, and that match the filters.
+
+        With a key of the scope `admin`, `tenant` can be another one.
+        """
+        return self._http.pages(Job, "/v1/jobs", limit, job_query(status, filters, tenant=tenant))
 
     async def cancel(self, job: Job | str) -> Job:
         """Cancel a job: at once while it is queued, at its next step while it runs."""

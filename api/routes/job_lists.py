@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.context import Context, RequestContext
+from api.context import OF_TENANT, ListContext, RequestContext
 from api.http.lists import MAX_LIMIT, SCANS, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
 from api.jobs.job_object import JobObject, job_object
@@ -43,6 +43,7 @@ class JobFilters(BaseModel):
 class JobListQuery(JobFilters):
     """Filters and paging of a list."""
 
+    tenant: str | None = Field(None, max_length=64, description=OF_TENANT)
     after: After = None
     limit: Limit = 20
     order: Order = "desc"
@@ -67,7 +68,7 @@ class JobList(BaseModel):
     responses=problems(422, 503) | {200: {"model": JobList}},
     dependencies=[known_parameters(*JobListQuery.model_fields, prefix=METADATA)],
 )
-async def list_jobs(request: Request, context: Context, query: Annotated[JobListQuery, Query()]) -> Response:
+async def list_jobs(request: Request, context: ListContext, query: Annotated[JobListQuery, Query()]) -> Response:
     """List jobs, by default newest first. `metadata.KEY=VALUE` selects jobs with that metadata."""
     jobs = Selection.of(query, request, context.services.catalog, newest_first=query.order == "desc")
     async with SCANS.turn(context.tenant, 1) if jobs.is_filtered else contextlib.nullcontext():

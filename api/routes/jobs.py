@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from api import strict_json
-from api.context import JOB_ID, Context, direct_context
+from api.context import JOB_ID, Context, ReadContext, direct_context
 from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.direct_routes import DirectRoute, route_of
 from api.http.middleware import JSON_TYPES, require_type
@@ -19,6 +19,7 @@ from api.waiting import preferred_wait_s
 from shared.errors import Unavailable
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+reads = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 Prefer = Annotated[str | None, Header(description="`wait=n`: respond with 200 if the job ends within n seconds.")]
 Wait = Annotated[
@@ -55,9 +56,9 @@ async def submit_job(request: Request, context: Context, key: IdempotencyKey = N
     return job_response(await context.job_object(record), status=status, headers=headers)
 
 
-@router.get("/{job_id}", responses=job_responses(200, 304) | problems(404, 422, 503))
+@reads.get("/{job_id}", responses=job_responses(200, 304) | problems(404, 422, 503))
 async def get_job(
-    job_id: str, context: Context, wait: Wait = None, if_none_match: Annotated[str | None, Header()] = None
+    job_id: str, context: ReadContext, wait: Wait = None, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """Read a job. Until it has ended, `Retry-After` says when to poll again."""
     services = context.services
@@ -82,6 +83,6 @@ async def _get_directly(request: Request) -> Response:
 
 DIRECT = (
     DirectRoute(route_of(router, submit_job), re.compile("/v1/jobs"), _submit_directly),
-    DirectRoute(route_of(router, get_job), re.compile(f"/v1/jobs/{JOB_ID.pattern}"), _get_directly),
+    DirectRoute(route_of(reads, get_job), re.compile(f"/v1/jobs/{JOB_ID.pattern}"), _get_directly),
 )
 """Clients send these routes' requests far more often than others; see docs/design/request-cost.md."""

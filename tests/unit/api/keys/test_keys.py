@@ -254,6 +254,9 @@ NEEDS = [
     ("POST", "/v1/jobs/job_00000000000000000000000000/retry", Scope.JOBS_WRITE),
     ("DELETE", "/v1/jobs/job_00000000000000000000000000?tenant=other", Scope.ADMIN),
     ("PATCH", "/v1/jobs/job_00000000000000000000000000?tenant=other", Scope.ADMIN),
+    ("GET", "/v1/jobs", Scope.JOBS_READ),
+    ("GET", "/v1/jobs?tenant=other", Scope.ADMIN),
+    ("GET", "/v1/jobs/job_00000000000000000000000000?tenant=other", Scope.ADMIN),
     ("POST", "/v1/jobs:cancel?status=queued", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs:update?status=queued", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs:retry?status=failed", Scope.JOBS_WRITE),
@@ -355,6 +358,26 @@ async def test_requests_for_other_hosts_are_refused_without_keys(fake_queue: Que
     async with serving(fake_queue, tmp_path, auth="keys") as api:
         header = await bearer(fake_queue)
         assert (await api.get("/v1/jobs", headers=header | {"Host": "images.elsewhere"})).status_code == 200
+
+
+async def test_an_operator_reads_the_jobs_of_a_tenant(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """With the scope admin and the tenant's name; other keys cannot, and without a name it reads its own."""
+    operator, own = await bearer(fake_queue, "ops", scopes=ALL), await bearer(fake_queue, "acme")
+    other = await bearer(fake_queue, "evil", scopes=ALL - {Scope.ADMIN})
+    job_id = (await api.post("/v1/jobs", json={**BODY, "batch_id": "b1"}, headers=own)).json()["id"]
+    await finish(fake_queue, tmp_path, job_id)
+    for query in ("tenant=acme", "tenant=acme&batch_id=b1", "tenant=acme&status=succeeded"):
+        listed = await api.get(f"/v1/jobs?{query}", headers=operator)
+        assert [job["id"] for job in listed.json()["data"]] == [job_id]
+    job = (await api.get(f"/v1/jobs/{job_id}?tenant=acme", headers=operator)).json()
+    assert (await api.get(job["artifacts"][0]["url"])).status_code == 200, "its URL is signed"
+    assert (await api.get("/v1/jobs", headers=operator)).json()["data"] == []
+    assert code(await api.get(f"/v1/jobs/{job_id}", headers=operator)) == (404, "not_found")
+    for path in ("/v1/jobs", f"/v1/jobs/{job_id}"):
+        assert code(await api.get(f"{path}?tenant=acme", headers=other))[0] == 403
+        assert code(await api.get(f"{path}?tenant=A*", headers=operator))[0] == 422
 
 
 async def test_another_tenants_objects_are_not_found(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
