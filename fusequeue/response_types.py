@@ -141,7 +141,7 @@ class JobControl(Resource):
     """A control image of a job; it applies from `start` to `end`, shares of the steps."""
 
     id: str
-    kind: SkipValidation[Literal["controlnet", "ip_adapter", "structure"]]
+    kind: SkipValidation[Literal["controlnet", "ip_adapter", "redux", "structure"]]
     image: InputImage
     scale: float
     start: float

@@ -70,7 +70,7 @@ class ControlInfo(Resource):
     """A control of a model, with its default and its largest scale."""
 
     id: str
-    kind: SkipValidation[Literal["controlnet", "ip_adapter", "structure"]]
+    kind: SkipValidation[Literal["controlnet", "ip_adapter", "redux", "structure"]]
     scale: float
     max_scale: float
 

@@ -131,7 +131,7 @@ class BatchingObject(BaseModel):
 
 class ControlObject(BaseModel):
     id: str
-    kind: Literal["controlnet", "ip_adapter", "structure"]
+    kind: Literal["controlnet", "ip_adapter", "redux", "structure"]
     image: ImageObject
     scale: float
     start: float

@@ -85,7 +85,7 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 
 def _prompt_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    if not request.prompt and not spec.makes_meshes:
+    if not request.prompt and not spec.makes_meshes and "redux" not in _control_kinds(request, spec):
         yield InvalidRequest("prompt: Field required", param="prompt")
     if request.prompt and spec.makes_meshes:
         yield InvalidRequest(f"prompt: model {spec.id!r} takes none", param="prompt")
@@ -255,8 +255,12 @@ def _part_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[I
 
 
 def _has_nets(request: JobRequest, spec: ModelSpec) -> bool:
-    kinds = {control.id: control.kind for control in spec.control}
-    return any(kinds.get(control.id) == "controlnet" for control in request.controls)
+    return "controlnet" in _control_kinds(request, spec)
+
+
+def _control_kinds(request: JobRequest, spec: ModelSpec) -> set[str]:
+    chosen = {control.id for control in request.controls}
+    return {control.kind for control in spec.control if control.id in chosen}
 
 
 def _refiner_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:

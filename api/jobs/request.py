@@ -48,8 +48,8 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "",
         min_length=1,
         max_length=100_000,
-        description="What the image or video shows, or what is to be heard. Needed by all models but those of meshes, "
-        "which take none.",
+        description="What the image or video shows, or what is to be heard. Needed, except by models of meshes, "
+        "which take none, and by jobs with a control of kind `redux`.",
     )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
     image: str | None = Field(

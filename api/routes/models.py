@@ -39,7 +39,7 @@ class ControlTypeObject(BaseModel):
     """A control that a job can name in `controls`."""
 
     id: str
-    kind: Literal["controlnet", "ip_adapter", "structure"]
+    kind: Literal["controlnet", "ip_adapter", "redux", "structure"]
     scale: float = Field(description="Default scale.")
     max_scale: float = Field(description="Largest scale.")
 

@@ -1,5 +1,5 @@
-"""Controls: images that guide a job's results, through a control net (edges, a pose), an IP-Adapter (style), or the
-denoiser itself (structure)."""
+"""Controls: images that guide a job's results, through a control net (edges, a pose), an IP-Adapter or Redux (style),
+or the denoiser itself (structure)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from shared.errors import InvalidRequest
 if TYPE_CHECKING:
     from shared.job_fields import Task
 
-Kind = Literal["controlnet", "ip_adapter", "structure"]
+Kind = Literal["controlnet", "ip_adapter", "redux", "structure"]
+_NAMES = {"ip_adapter": "an IP-Adapter", "redux": "Redux", "structure": "structure"}
 MAX_CONTROLS = 4
 
 
 class ControlSpec(BaseModel):
     """A control of a model. `source` is a folder or a hub id: of a control net for the model's denoiser, or of an
     IP-Adapter, which is the file `weight_name` in `subfolder`. Its `image_encoder` is a folder there, or of `source` if
-    it has a slash. One of kind `structure` has no source: it is an input of the model's denoiser.
+    it has a slash. `redux` has the folder or hub id of a pipeline, and `structure`, an input of the denoiser, none.
 
     `scale` is the default; scales of requests are 0 to `max_scale`.
     """
@@ -76,12 +77,15 @@ def controls_fault(controls: Sequence[ControlSpec], *, as_loaded: bool) -> str |
     ids = [control.id for control in controls]
     if duplicates := sorted({name for name in ids if ids.count(name) > 1}):
         return f"duplicate control ids: {', '.join(duplicates)}"
-    adapters = sum(control.kind == "ip_adapter" for control in controls)
-    if adapters > 1:
-        return "a model has at most one control of kind ip_adapter"
-    if len(controls) > 1 and any(control.kind == "structure" for control in controls):
+    kinds = [control.kind for control in controls]
+    for kind in ("ip_adapter", "redux"):
+        if kinds.count(kind) > 1:
+            return f"a model has at most one control of kind {kind}"
+    if len(controls) > 1 and "structure" in kinds:
         return "a control of kind structure is the only one of its model"
-    return "an ip_adapter needs compile = false and no quantization" if adapters and not as_loaded else None
+    return (
+        "an ip_adapter needs compile = false and no quantization" if "ip_adapter" in kinds and not as_loaded else None
+    )
 
 
 def structure_for(task: Task, controls: Sequence[ControlSpec]) -> ControlSpec | None:
@@ -143,8 +147,7 @@ def resolve_controls(
             message = f"control {choice.id!r} ends at {choice.end}, not after its start at {choice.start}"
             raise InvalidRequest(message, param=f"{param}.end")
         if spec.kind != "controlnet" and (choice.start, choice.end) != (0.0, 1.0):
-            what = "an IP-Adapter" if spec.kind == "ip_adapter" else "structure"
-            message = f"control {choice.id!r} is {what}, which applies to all steps; remove start and end"
+            message = f"control {choice.id!r} is {_NAMES[spec.kind]}, which applies to all steps; remove start and end"
             raise InvalidRequest(message, param=f"{param}.{'start' if choice.start else 'end'}")
         if spec.kind == "structure" and scale != 1:
             message = f"control {choice.id!r} is structure, which has no scale; remove it"

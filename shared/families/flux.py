@@ -1,6 +1,6 @@
 """FLUX.1, with Kontext and Fill."""
 
-from shared.architectures.family import ControlNet, Denoiser, Family, KnownCheckpoint
+from shared.architectures.family import ControlNet, Denoiser, Encoder, Family, KnownCheckpoint
 from shared.architectures.stacking_rules import FRESH, ROWS, SAME, SHARED, forward
 from shared.job_fields import Task
 
@@ -40,6 +40,7 @@ FAMILY = Family(
             ),
         )
     },
+    encoders={"ReduxImageEncoder": Encoder(forward("x"))},
     siblings={
         ("FluxKontextPipeline", Task.INPAINT): "FluxKontextInpaintPipeline",
         ("FluxControlPipeline", Task.IMAGE_TO_IMAGE): "FluxControlImg2ImgPipeline",

@@ -13,6 +13,7 @@ from diffusers import (
     ControlNetModel,
     DiffusionPipeline,
     FluxControlNetModel,
+    FluxPriorReduxPipeline,
     HunyuanDiT2DControlNetModel,
     QwenImageControlNetModel,
     SanaControlNetModel,
@@ -20,9 +21,17 @@ from diffusers import (
     T2IAdapter,
     ZImageControlNetModel,
 )
+from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
 from safetensors.torch import save_file
+from tiny import tokens
 from tiny.weights import spread
-from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    SiglipImageProcessorPil,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 _VISION = {"image_size": 30, "patch_size": 15, "projection_dim": 24}
 
@@ -45,6 +54,23 @@ def save_t2i_adapter(source: Path, folder: Path, seed: int, *, in_channels: int)
     adapter = T2IAdapter(in_channels, [*channels, *channels[-1:] * 2], 1, 16, adapter_type="full_adapter_xl")
     spread(adapter, torch.Generator().manual_seed(seed))
     adapter.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def save_redux(folder: Path, seed: int, *, width: int = tokens.WIDTH) -> Path:
+    """Save the encoders of images of FLUX.1 Redux for tiny pipelines."""
+    generator = torch.Generator().manual_seed(seed)
+    config = SiglipVisionConfig(
+        image_size=32, patch_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    prior = FluxPriorReduxPipeline(
+        image_encoder=SiglipVisionModel(config),
+        feature_extractor=SiglipImageProcessorPil(size={"height": 32, "width": 32}),
+        image_embedder=ReduxImageEncoder(redux_dim=16, txt_in_features=width),
+    )
+    spread(prior.image_encoder, generator)
+    spread(prior.image_embedder, generator)
+    prior.save_pretrained(folder, safe_serialization=True)
     return folder
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import diffusers
 from parity import grid
 from parity.classes.facts import Facts, all_facts, rows_of
-from parity.classes.standings import UNTRIED, Kind, Standing, standing_of
+from parity.classes.standings import PARTS, UNTRIED, Kind, Standing, standing_of
 from parity.more import grid as more
 
 HEAD = """\
@@ -66,7 +66,7 @@ def _counts(all_standings: Sequence[Standing]) -> str:
 
 
 def _line(facts: Facts, standing: Standing) -> str:
-    served = () if standing.kind is Kind.NOT_SERVED else facts.tasks
+    served = () if standing.kind is Kind.NOT_SERVED or facts.name in PARTS else facts.tasks
     tasks = ", ".join(task.value.replace("_", "-") for task in served)
     fields = (facts.name, standing.kind.value, standing.why, tasks)
     return "| " + " | ".join(fields) + " |"

@@ -61,7 +61,7 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline"),
     ),
     REPEATS: ("SkyReelsV2DiffusionForcingVideoToVideoPipeline",),
-    OTHER_STAGE: ("FluxPriorReduxPipeline", "LTX2VideoDiffusionDecodePipeline"),
+    OTHER_STAGE: ("LTX2VideoDiffusionDecodePipeline",),
     OTHER_CALL: ("LEditsPPPipelineStableDiffusion", "LEditsPPPipelineStableDiffusionXL"),
     CAMERA: ("SanaWMPipeline",),
     LISTED_IMAGES: ("JoyImageEditPlusPipeline",),
@@ -76,12 +76,16 @@ UNFUSED: Mapping[str, tuple[str, ...]] = {
     ),
     ONE_VIDEO: ("Cosmos3DistilledModularPipeline", "Cosmos3OmniModularPipeline", "Cosmos3OmniPipeline"),
 }
+# Parts of models of other classes: what proves that their jobs share forwards.
+PARTS: Mapping[str, str] = {"FluxPriorReduxPipeline": "a control: `tests/integration/weights/test_redux.py`"}
 _NOT_SERVED = {name: reason for reason, names in DECLARED.items() for name in names}
 _UNFUSED = {name: reason for reason, names in UNFUSED.items() for name in names}
 
 
 def standing_of(facts: Facts) -> Standing:
     """Return the standing of a class. A row of a grid counts more than that the class is deprecated."""
+    if facts.name in PARTS:
+        return Standing(Kind.FUSED, PARTS[facts.name])
     reason = _not_served(facts)
     if reason is not None:
         return Standing(Kind.NOT_SERVED, reason)

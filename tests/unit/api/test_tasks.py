@@ -40,6 +40,10 @@ id = "style"
 source = "z"
 kind = "ip_adapter"
 weight_name = "a.safetensors"
+[[model.control]]
+id = "like"
+source = "r"
+kind = "redux"
 
 [[model]]
 id = "editor"
@@ -111,6 +115,13 @@ async def test_an_inpainting_job_has_an_image_and_a_mask(api: httpx.AsyncClient)
     assert (job["task"], job["strength"], job["mask"]["width"], job["last_image"]) == ("inpaint", 1.0, 128, None)
 
 
+async def test_an_image_of_redux_needs_no_prompt(api: httpx.AsyncClient) -> None:
+    made = await api.post("/v1/jobs", json=controls("like"))
+    assert (made.status_code, made.json()["prompt"]) == (202, "")
+    assert [control["kind"] for control in made.json()["controls"]] == ["redux"]
+    assert (await api.post("/v1/jobs", json=controls("edges"))).status_code == 422
+
+
 async def test_a_video_has_a_first_and_a_last_image(api: httpx.AsyncClient) -> None:
     """With the requested length and rate, or the model's defaults."""
     first, last = data_url(64, 64, "red"), data_url(64, 64, "blue")
@@ -160,6 +171,7 @@ INVALID_REQUESTS = [
     (controls("edges", start=0.5, end=0.5), "invalid_request", "controls.0.end"),
     (controls("edges", start=1.0), "invalid_request", "controls.0.start"),
     (controls("style", end=0.5), "invalid_request", "controls.0.end"),
+    (controls("like", start=0.5), "invalid_request", "controls.0.start"),
     (controls("edges", end=1.1), "invalid_request", "controls.0.end"),
     (controls("edges", weight=1), "invalid_request", "controls.0.weight"),
     (controls("edges", image=UNKNOWN), "invalid_input_image", "controls.0.image"),

@@ -17,6 +17,7 @@ from shared.errors import ConfigurationError
 
 VALID = '[[model]]\nid = "a"\nsource = "b"\n'
 STYLE = '[[model.control]]\nid = "{}"\nsource = "c"\nkind = "ip_adapter"\nweight_name = "a.safetensors"\n'
+REDUX = '[[model.control]]\nid = "{}"\nsource = "c"\nkind = "redux"\n'
 REFINER = '[model.refiner]\nsource = "c"\n'
 CONTROL = '[[model.control]]\nid = "edges"\nsource = "c"\n'
 
@@ -73,6 +74,10 @@ def write(folder: Path, text: str) -> Path:
         (
             VALID + STYLE.format("a") + STYLE.format("b"),
             "model.0: Value error, a model has at most one",
+        ),
+        (
+            VALID + REDUX.format("a") + REDUX.format("b"),
+            "model.0: Value error, a model has at most one control of kind redux",
         ),
         (
             VALID + 'compile = true\nprompt_syntax = "weights"\n',

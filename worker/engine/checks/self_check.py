@@ -198,7 +198,8 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
     # Two jobs with each control: their denoiser calls meet those of jobs without one.
     added = [control for control in spec.control if control.kind != "structure"]
     for at, control in enumerate(added, len(PROMPTS)):
-        task = next(iter(model.templates if control.kind == "ip_adapter" else model.controlled_templates))
+        templates = model.controlled_templates if control.kind == "controlnet" else model.templates
+        task = next(task for task in templates if task.takes_controls)
         for seed, prompt in enumerate(PROMPTS[-2:], 2 * at):
             job = sample_job(spec, task, seed, prompt, size)
             image_tasks.append(_image_task(model, with_control(job, control)))

@@ -127,7 +127,7 @@ def _mask_warnings(mask: Image.Image) -> tuple[FieldWarning, ...]:
 
 def _control_image(data: bytes, at: int, job: Job, region: Box | None = None) -> Image.Image:
     param = f"controls.{at}.image"
-    if job.controls[at].kind != "ip_adapter":
+    if job.controls[at].kind in ("controlnet", "structure"):
         return fit_image(data, job.width, job.height, param, region)
     with _decoded(data, param) as image:  # an image encoder scales it
         return _opaque(image)

@@ -68,6 +68,7 @@ from worker.engine.pipelines.model_facts import facts_of
 from worker.engine.pipelines.modules import modules_of, vae_cast_of
 from worker.engine.pipelines.prompt_lengths import cut_prompts, cut_weighted_prompts
 from worker.engine.pipelines.prompt_words import tokenizers_with, unused_words
+from worker.engine.pipelines.redux import Redux, load_redux, make_redux
 from worker.engine.pipelines.refiner import (
     Refiner,
     check_has_step,
@@ -120,6 +121,7 @@ class LoadedModel:
     watch: ModuleWatch
     controls: ControlNets | None = None
     image_adapter: ImageAdapter | None = None
+    redux: Redux | None = None
     refiner: Refiner | None = None
     controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
     decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
@@ -310,7 +312,12 @@ class LoadedModel:
             arguments["output_type"] = output_type or self.output_types.get(task, arguments["output_type"])
         if self.spec.prompt_syntax == "weights":
             arguments = with_embeddings(pipeline, job, arguments)
-        return arguments
+        return arguments if self.redux is None else self.redux.with_image(pipeline, job, inputs, arguments)
+
+    def add_redux(self, redux: Redux) -> None:
+        self.redux = redux
+        self.shared_methods += redux.shared_methods
+        self.nbytes += redux.nbytes
 
     def spread_over(self, ranks: RankGroup) -> None:
         """Run the forwards of the denoisers on all ranks from now on."""
@@ -386,6 +393,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             denoisers = {name: part for name, part in modules_of(pipeline).items() if name in DENOISERS}
             nets = load_control_nets(spec, list(denoisers.values()), device, dtype)
             image_adapter = load_ip_adapter(spec, pipeline)
+            prior = load_redux(spec, pipeline, options)
             refining = load_refiner(spec, folder, pipeline, options)
         check_weights(pipeline)
         check_tokenizers(pipeline)
@@ -399,6 +407,8 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             refining.to(device)
         model = _assemble(pipeline, refining, nets, spec, device, dtype)
         model.image_adapter = image_adapter
+        if prior is not None:
+            model.add_redux(make_redux(prior, spec, device))
         model.fingerprint = model_fingerprint(spec, folder)
         if ranks is not None:
             ranks.join(denoisers)

@@ -75,7 +75,7 @@ def _cached(spec: _Spec) -> Path | None:
 
 
 def _download(spec: _Spec, *, local_files_only: bool) -> Path:
-    if isinstance(spec, ControlSpec):
+    if isinstance(spec, ControlSpec) and spec.kind != "redux":
         patterns: tuple[str, ...] = _CONTROL_FILES if spec.variant is None else ("config.json", f"*.{spec.variant}*")
         if spec.weight_name is not None:
             patterns = (
@@ -89,6 +89,8 @@ def _download(spec: _Spec, *, local_files_only: bool) -> Path:
             download(spec.source, revision=spec.revision, allow_patterns=allowed, local_files_only=local_files_only)
         )
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
+    if isinstance(spec, ControlSpec):
+        return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
     if isinstance(spec, RefinerSpec):
         return Path(_LOADER.download(spec.source, use_safetensors=True, vae=None, **options))  # that of its model
     replaced = _replaced_parts(spec, local_files_only)
@@ -139,7 +141,7 @@ def _source_of(spec: _Spec) -> _Source:
     """Return what decides which files are downloaded."""
     source = (spec.source, spec.revision, spec.variant)
     if isinstance(spec, ControlSpec):
-        return (*source, spec.weight_name)
+        return (*source, spec.weight_name, spec.kind)
     if isinstance(spec, RefinerSpec):
         return (*source, RefinerSpec)
     gguf = frozenset(spec.quantization.gguf) if spec.quantization is not None else frozenset()

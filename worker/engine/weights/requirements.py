@@ -151,7 +151,9 @@ def cached_folder(control: ControlSpec) -> Path | None:
     """Return the folder of a control's files on this machine, None if it has none."""
     if not control.source:
         return None
-    known = "config.json" if control.weight_name is None else (Path(control.subfolder) / control.weight_name).as_posix()
+    known = CLASSIC if control.kind == "redux" else "config.json"
+    if control.weight_name is not None:
+        known = (Path(control.subfolder) / control.weight_name).as_posix()
     if control.is_folder:
         folder = Path(control.source)
         return folder if (folder / known).is_file() else None
@@ -163,6 +165,8 @@ def _control_files(control: ControlSpec) -> list[Path]:
     folder = cached_folder(control)
     if folder is None:
         return []
+    if control.kind == "redux":
+        return [file for part in folder.iterdir() if part.is_dir() for file in _weight_files(part, control.variant)]
     if control.weight_name is None:
         return _weight_files(folder, control.variant)
     return [folder / control.subfolder / control.weight_name, *_weight_files(folder / control.encoder_folder, None)]

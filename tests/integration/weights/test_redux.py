@@ -1,0 +1,122 @@
+"""FLUX.1 Redux in running batches: prompts with an image behind them, an image alone, and prompts without."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, FluxPriorReduxPipeline
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec, input_files
+from parity.plain_calls import arguments, pipeline_of
+from parity.running import ALIKE, TOLERANCE, as_floats
+from PIL import Image
+from safetensors.torch import load_file
+from tiny import controls, tokens
+
+from shared.config.controls import Control, ControlSpec
+from shared.config.models_file import Limits, ModelSpec
+from shared.errors import ModelUnavailable
+from shared.job import Job
+from shared.job_fields import Task
+from worker.engine.pipelines.loading import load, locate
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+
+LOADER: Any = DiffusionPipeline
+TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
+
+
+def like(scale: float = 1.0) -> tuple[Control, ...]:
+    return (Control(id="like", kind="redux", scale=scale),)
+
+
+def redux_spec(source: Path, redux: Path) -> ModelSpec:
+    control = ControlSpec(id="like", kind="redux", source=str(redux))
+    return a_spec(source, tasks=TASKS, limits=Limits(multiple_of=16), control=(control,))
+
+
+def plain_image(source: Path, redux: Path, job: Job) -> np.ndarray:
+    """Return what a user of diffusers makes: the prior's output in place of the prompt."""
+    loaded = LOADER.from_pretrained(source, local_files_only=True)
+    pipeline = pipeline_of(loaded, job.task)
+    call = arguments(pipeline, job.model_copy(update={"controls": (), "control_images": ()}), 0)
+    texts = {name: getattr(loaded, name) for name in ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")}
+    prior = FluxPriorReduxPipeline.from_pretrained(redux, **texts)
+    for one in (pipeline, prior):
+        one.set_progress_bar_config(disable=True)
+    with torch.no_grad():
+        if job.controls:
+            prompt = call.pop("prompt")
+            zeros = {
+                "prompt_embeds": torch.zeros(1, 512, tokens.WIDTH),
+                "pooled_prompt_embeds": torch.zeros(1, tokens.WIDTH),
+            }
+            image = Image.open(io.BytesIO(input_files(job).controls[0])).convert("RGB")
+            text = {"prompt": prompt} if prompt else zeros
+            call |= prior(image, **text, prompt_embeds_scale=job.controls[0].scale)
+        return np.asarray(pipeline(**{**call, "output_type": "pt"}).images[0].numpy())
+
+
+def test_prompts_with_an_image_and_images_alone_share_forwards(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Jobs without an image run beside them; all equal the unmodified pipelines."""
+    source, redux = tiny_model("flux"), controls.save_redux(tmp_path / "redux", 1)
+    begun = {"strength": 0.7, "controls": like()}
+    jobs = [
+        a_job("both", controls=like()),
+        a_job("weakly", prompt="a boat", controls=like(0.4), guidance_scale=2.0, steps=5),
+        a_job("image", prompt="", controls=like()),
+        a_job("other", prompt="", controls=like(1.5), seed=3),
+        a_job("changed", **begun),
+        a_job("repainted", task=Task.INPAINT, **begun),
+        a_job("none"),
+        a_job("neither", prompt="a mill"),
+    ]
+    without = jobs[0].model_copy(update={"id": "without", "controls": (), "control_images": ()})
+    spec = redux_spec(source, redux)
+    with as_floats():
+        recorder = EngineHarness(spec).run(*jobs)
+        assert not {name: ended.error.message for name, ended in recorder.finished.items() if ended.error}
+        assert max(recorder.rows) == 6
+        for job in jobs:
+            off = np.abs(recorder.images[job.id, 0] - plain_image(source, redux, job)).max()
+            assert off <= TOLERANCE, job.id
+        assert np.abs(plain_image(source, redux, without) - recorder.images["both", 0]).max() > ALIKE
+
+
+def test_its_weights_count_as_memory_of_the_model(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    source, redux = tiny_model("flux"), controls.save_redux(tmp_path / "redux", 1)
+    whole, plain = redux_spec(source, redux), a_spec(source)
+    weights = sum(_bytes_in(file) for file in redux.glob("*/*.safetensors"))
+    assert locate(whole)[1] - locate(plain)[1] == weights
+    device = torch.device("cpu")
+    loaded = load(whole, source, device).nbytes - load(plain, source, device).nbytes
+    assert loaded == pytest.approx(weights, rel=0.05)
+
+
+def _bytes_in(file: Path) -> int:
+    return sum(tensor.nbytes for tensor in load_file(file).values())
+
+
+@pytest.mark.parametrize(
+    ("family", "folder", "fault"),
+    [
+        ("sd", "redux", "control 'like': Redux is for FLUX.1, from text"),
+        ("flux", "wide", "control 'like': its embeddings have 48 values, and the model needs 32"),
+        ("flux", "nowhere", "control 'like': no FluxPriorReduxPipeline at .*nowhere"),
+    ],
+)
+def test_one_that_does_not_fit_fails_the_load(
+    family: str, folder: str, fault: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    controls.save_redux(tmp_path / "redux", 1)
+    controls.save_redux(tmp_path / "wide", 1, width=48)
+    source = tiny_model(family)
+    with pytest.raises(ModelUnavailable, match=fault):
+        load(redux_spec(source, tmp_path / folder), source, torch.device("cpu"))
