@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
+from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
 from harness.engine import input_files
 from PIL import Image, ImageOps
 
@@ -52,6 +53,7 @@ _OF_TASKS = {
     },
     Task.VIDEO_TO_VIDEO: {
         "WanPipeline": "WanVideoToVideoPipeline",
+        "LTX2Pipeline": "LTX2InContextPipeline",
         "CogVideoXPipeline": "CogVideoXVideoToVideoPipeline",
         "AnimateDiffPipeline": "AnimateDiffVideoToVideoPipeline",
     },
@@ -259,6 +261,7 @@ CALLS = {
     ),
     "SanaImageToVideoPipeline": "image negative_prompt guidance_scale height width frames",
     "HunyuanSkyreelsImageToVideoPipeline": "image negative_prompt height width num_frames guidance_scale",
+    "LTX2InContextPipeline": "reference_conditions negative_prompt height width num_frames frame_rate guidance_scale",
     "LTX2ConditionPipeline": "conditions negative_prompt height width num_frames frame_rate guidance_scale",
     "StableVideoDiffusionPipeline": "image height width num_frames fps max_guidance_scale",
     "MotifVideoPipeline": "negative_prompt height width num_frames",
@@ -385,6 +388,7 @@ def _images(job: Job) -> dict[str, Any]:
             frames = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
         values |= dict.fromkeys(("video", "driving_video"), frames)
         values |= _beginning(job, frames) if job.task is Task.EXTEND_VIDEO else {}
+        values["reference_conditions"] = [LTX2ReferenceCondition(frames)]
         values["pose_video"] = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
     if files.face_video is not None:
         values["face_video"] = load_frames(files.face_video)

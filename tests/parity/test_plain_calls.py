@@ -18,7 +18,7 @@ from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import VIDEOS, arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.sounds import DURATIONS
-from worker.engine.pipelines.task_pipelines import POSES_AND_FACES, pipeline_for
+from worker.engine.pipelines.task_pipelines import POSES_AND_FACES, REFERENCES, pipeline_for
 
 EDGES, DEPTH = Control(id="edges", scale=0.7, start=0.1, end=0.8), Control(id="depth", scale=0.4)
 STYLE = Control(id="style", kind="ip_adapter", scale=0.5)
@@ -87,7 +87,7 @@ def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
     if taken & {"num_frames", "frames", "video_length"}:
         task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
         own |= {"frames": 9, "fps": 24}
-    if not taken.isdisjoint({*VIDEOS, *POSES_AND_FACES}):
+    if not taken.isdisjoint({*VIDEOS, *POSES_AND_FACES, REFERENCES}):
         task = Task.EXTEND_VIDEO if "mask" in taken else Task.ANIMATE if image else Task.VIDEO_TO_VIDEO
         own |= {"frames": 9, "fps": 24}
     if not taken.isdisjoint(DURATIONS):

@@ -58,7 +58,7 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
     ),
     VIDEO_INPUT: (
         *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),
-        *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "LTX2InContextPipeline", "VideoToVideoSDPipeline"),
+        *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "VideoToVideoSDPipeline"),
     ),
     REPEATS: ("SkyReelsV2DiffusionForcingVideoToVideoPipeline",),
     OTHER_STAGE: ("LTX2VideoDiffusionDecodePipeline",),

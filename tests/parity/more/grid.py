@@ -75,6 +75,7 @@ VIDEOS: tuple[Family, ...] = (
     video("LTX-Video", "LTXImageToVideoPipeline", "ltx-video-i2v", Clip(group=8), task=Task.IMAGE_TO_VIDEO),
     extended(both(video("LTX-Video 0.9.5 and later", "LTXConditionPipeline", "ltx-video-condition", Clip(17, 8)))),
     extended(both(video("LTX-2 with conditions", "LTX2ConditionPipeline", "ltx-2-condition", Clip(17, 8)))),
+    from_videos(video("LTX-2 in context", "LTX2Pipeline, LTX2InContextPipeline", "ltx-2", Clip(group=8))),
     video("CogVideoX 2B", "CogVideoXPipeline", "cogvideox"),
     video("CogVideoX 5B", "CogVideoXPipeline", "cogvideox-5b"),
     video("CogVideoX 5B I2V", "CogVideoXImageToVideoPipeline", "cogvideox-i2v", task=Task.IMAGE_TO_VIDEO),

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from worker.engine.pipelines.sounds import SOUND_STRENGTHS, audio_of, check_lyri
 from worker.engine.pipelines.task_pipelines import (
     FRAME_COUNTS,
     POSES_AND_FACES,
+    REFERENCES,
     call_parameters,
     takes_last_image,
     takes_structure,
@@ -84,6 +86,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **{name: list(inputs.video) for name in VIDEOS},
         **_poses_and_faces(job, accepted, inputs),
         **beginning(pipeline, job, accepted, inputs.video),
+        **_references(inputs, accepted),
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs),
         **_controls(pipeline, job, inputs),
@@ -365,6 +368,14 @@ def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
         each, rest = divmod(job.steps, len(stages.default))
         values[stages.name] = [max(1, each + (at < rest)) for at in range(len(stages.default))]
     return values
+
+
+def _references(inputs: InputImages, accepted: Parameters) -> dict[str, Any]:
+    """Return the video of a job as one to follow, without any noise, for pipelines that take those."""
+    if not inputs.video or REFERENCES not in accepted:
+        return {}
+    reference = import_module("diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora").LTX2ReferenceCondition
+    return {REFERENCES: [reference(list(inputs.video))]}
 
 
 def effective_strength(job: Job) -> float:

@@ -22,6 +22,8 @@ FRAME_COUNTS = ("num_frames", "frames", "video_length")
 
 POSES_AND_FACES = frozenset({"pose_video", "face_video"})
 """The videos of a call that animates an image, made of one video by models that workers lack."""
+REFERENCES = "reference_conditions"
+"""The argument of pipelines whose videos follow others, as an in-context LoRA says."""
 
 # They import the pipelines of all families when they are first used, which takes 0.3 s and 21 MB.
 _AUTOMATIC: Mapping[Task, str] = {
@@ -97,6 +99,8 @@ def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspe
         return extends(accepted)
     if task is Task.ANIMATE:
         return "image" in accepted and ("driving_video" in accepted or accepted.keys() >= POSES_AND_FACES)
+    if REFERENCES in accepted:
+        return task is Task.VIDEO_TO_VIDEO
     return task is Task.VIDEO_TO_VIDEO and _needs_video(type(pipeline), accepted) and not _others_needed(accepted)
 
 

@@ -81,6 +81,7 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
         ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
         ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.EXTEND_VIDEO}),
+        ("LTX2InContextPipeline", {Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO}),
         ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}),
         ("LucyEditPipeline", {Task.VIDEO_TO_VIDEO}),
         ("WanVACEPipeline", {Task.TEXT_TO_VIDEO, Task.EXTEND_VIDEO}),
@@ -103,6 +104,7 @@ def test_a_model_with_conditions_makes_videos_from_an_image_by_its_sibling() -> 
     """The call of LTX-2's takes images only in conditions."""
     model = diffusers.LTX2ConditionPipeline(**ltx_2().components)
     assert type(pipeline_for(Task.IMAGE_TO_VIDEO, model)) is diffusers.LTX2ImageToVideoPipeline
+    assert type(pipeline_for(Task.VIDEO_TO_VIDEO, model)) is diffusers.LTX2InContextPipeline
     assert pipeline_for(Task.TEXT_TO_VIDEO, model) is model
 
 
