@@ -24,6 +24,8 @@ class ControlSpec(BaseModel):
     IP-Adapter, which is the file `weight_name` in `subfolder`. Its `image_encoder` is a folder there, or of `source` if
     it has a slash. `redux` has the folder or hub id of a pipeline, and `structure`, an input of the denoiser, none.
 
+    `mode` is the kind of image that a union of control nets gets, a number of its authors' list.
+
     `scale` is the default; scales of requests are 0 to `max_scale`.
     """
 
@@ -34,6 +36,7 @@ class ControlSpec(BaseModel):
     kind: Kind = "controlnet"
     revision: str | None = None
     variant: str | None = None
+    mode: Annotated[int | None, Field(ge=0)] = None
     weight_name: Annotated[str | None, Field(pattern=r"^[^/\\]+\.safetensors$")] = None
     subfolder: str = ""
     image_encoder: str = "image_encoder"
@@ -46,6 +49,8 @@ class ControlSpec(BaseModel):
             raise ValueError(f"scale {self.scale} is above max_scale {self.max_scale}")
         if (self.weight_name is not None) != (self.kind == "ip_adapter"):
             raise ValueError("weight_name is needed for an ip_adapter, and for nothing else")
+        if self.mode is not None and self.kind != "controlnet":
+            raise ValueError("mode is for control nets only")
         if bool(self.source) == (self.kind == "structure"):
             raise ValueError('source is needed, unless kind is "structure", which the model itself reads')
         return self

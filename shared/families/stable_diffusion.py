@@ -48,6 +48,17 @@ FAMILY = Family(
                     },
                     part="adapter",
                 ),
+                ControlNet(
+                    "ControlNetUnionModel",
+                    {},  # its attention spans the rows of a call: each runs by itself
+                    nothing=(None, None),
+                    several="MultiControlNetUnionModel",
+                    pipelines={
+                        "StableDiffusionXLPipeline": "StableDiffusionXLControlNetUnionPipeline",
+                        "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLControlNetUnionImg2ImgPipeline",
+                        "StableDiffusionXLInpaintPipeline": "StableDiffusionXLControlNetUnionInpaintPipeline",
+                    },
+                ),
             ),
         )
     },

@@ -220,6 +220,15 @@ CALLS = {
     "StableDiffusionXLControlNetInpaintPipeline": (
         f"image mask_image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
     ),
+    "StableDiffusionXLControlNetUnionPipeline": (
+        f"height width guidance_scale control_image negative_prompt {_CONTROL}"
+    ),
+    "StableDiffusionXLControlNetUnionImg2ImgPipeline": (
+        f"image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
+    ),
+    "StableDiffusionXLControlNetUnionInpaintPipeline": (
+        f"image mask_image control_image height width strength guidance_scale negative_prompt {_CONTROL}"
+    ),
     "StableDiffusionAdapterPipeline": "image height width guidance_scale negative_prompt adapter_conditioning_scale",
     "StableDiffusionXLAdapterPipeline": (
         "image height width guidance_scale negative_prompt adapter_conditioning_scale adapter_conditioning_factor"

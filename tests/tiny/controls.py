@@ -11,6 +11,7 @@ import diffusers
 import torch
 from diffusers import (
     ControlNetModel,
+    ControlNetUnionModel,
     DiffusionPipeline,
     FluxControlNetModel,
     FluxPriorReduxPipeline,
@@ -54,6 +55,22 @@ def save_t2i_adapter(source: Path, folder: Path, seed: int, *, in_channels: int)
     adapter = T2IAdapter(in_channels, [*channels, *channels[-1:] * 2], 1, 16, adapter_type="full_adapter_xl")
     spread(adapter, torch.Generator().manual_seed(seed))
     adapter.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def save_union(source: Path, folder: Path, seed: int) -> Path:
+    """Save a union of control nets, with modes 0 to 3, for the pipeline of XL or FLUX.1 in `source`."""
+    index = json.loads((source / "model_index.json").read_text())
+    component = "unet" if "unet" in index else "transformer"
+    denoiser = getattr(diffusers, index[component][1]).from_pretrained(source / component)
+    if component == "unet":
+        width = denoiser.config.block_out_channels[0]
+        sizes = {"num_control_type": 4, "num_trans_channel": width, "num_trans_head": 2, "num_proj_channel": width}
+        net: Any = _like(denoiser, ControlNetUnionModel, conditioning_embedding_out_channels=(4, 8, 8, 8), **sizes)
+    else:
+        net = _like(denoiser, FluxControlNetModel, num_layers=1, num_single_layers=1, num_mode=4)
+    spread(net, torch.Generator().manual_seed(seed))
+    net.save_pretrained(folder, safe_serialization=True)
     return folder
 
 

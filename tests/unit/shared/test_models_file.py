@@ -91,6 +91,8 @@ def write(folder: Path, text: str) -> Path:
             VALID + CONTROL + '[[model.control]]\nid = "a"\nkind = "structure"\n',
             "model.0: Value error, a control of kind structure is the only one",
         ),
+        (VALID + REDUX.format("a") + "mode = 1\n", "model.0.control.0: Value error, mode is for control nets only"),
+        (VALID + CONTROL + "mode = -1\n", "model.0.control.0.mode: Input should be greater than or equal to 0"),
         (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
         (VALID + REFINER + "start = 1.5\n", "model.0.refiner.start: Input should be less than or equal to 1"),
         (VALID + REFINER + "share = 0.8\n", "model.0.refiner.share: unknown key"),

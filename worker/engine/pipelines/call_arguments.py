@@ -20,7 +20,7 @@ from shared.job import FieldWarning, Job
 from shared.job_fields import PARTS, CallFields, OutputFormat, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline, StepCounter
-from worker.engine.pipelines.control_nets import as_read
+from worker.engine.pipelines.control_nets import as_read, modes_of
 from worker.engine.pipelines.extending import beginning, unused_frames
 from worker.engine.pipelines.extra_inputs import extra_arguments
 from worker.engine.pipelines.inpainting import Paste
@@ -288,6 +288,8 @@ def _controls(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, An
             "control_guidance_start": [control.start for control, _ in nets],
             "control_guidance_end": [control.end for control, _ in nets],
         }
+        if modes := modes_of(pipeline):
+            columns["control_mode"] = modes
         values |= {name: column if len(nets) > 1 else column[0] for name, column in columns.items()}
         values["adapter_conditioning_factor"] = nets[0][0].end
     return values

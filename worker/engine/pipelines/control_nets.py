@@ -63,7 +63,12 @@ def load_control_nets(
         raise ValueError(f"offload: a {declared.name} uses weights of the denoiser, which must stay on the device")
     for control in nets:
         _check_fits(control, configs[control.id], denoisers[0])
-    return {control.id: _load(control, declared, device, dtype) for control in nets}
+    loaded: dict[tuple[Any, ...], Any] = {}  # one that several controls use, with other modes, is loaded once
+    for control in nets:
+        files = (control.source, control.revision, control.variant)
+        if files not in loaded:
+            loaded[files] = _load(control, declared, device, dtype)
+    return {control.id: loaded[control.source, control.revision, control.variant] for control in nets}
 
 
 def _config(control: ControlSpec, known: Sequence[ControlNet], denoiser: Any) -> Mapping[str, Any]:
@@ -85,6 +90,11 @@ def _check_fits(control: ControlSpec, config: Mapping[str, Any], denoiser: Any) 
         own, other = config.get(key), denoiser.config.get(key)
         if None not in (own, other) and own != other:
             raise ValueError(f"control {control.id!r}: its {key} is {own}, that of the model {other}: made for another")
+    modes = config.get("num_control_type") or config.get("num_mode")
+    if modes and (control.mode is None or control.mode >= modes):
+        raise ValueError(f"control {control.id!r}: it is a union, and needs a mode of 0 to {modes - 1}")
+    if not modes and control.mode is not None:
+        raise ValueError(f"control {control.id!r}: it is no union; remove its mode")
     made = config.get("adapter_type")
     if made is not None and (made == "full_adapter_xl") != (denoiser.config.down_block_types[0] == "DownBlock2D"):
         raise ValueError(f"control {control.id!r}: its adapter_type is {made}: made for another denoiser")
@@ -107,6 +117,13 @@ def as_read(pipeline: Pipeline, images: Sequence[Image.Image]) -> list[Image.Ima
     return [image.convert("L") if grey else image for image, grey in zip(images, greys, strict=True)]
 
 
+def modes_of(pipeline: Pipeline) -> list[int]:
+    """Return the modes of the nets of a job's pipeline, if they are unions."""
+    net = getattr(pipeline, "controlnet", None)
+    nets = getattr(net, "nets", [net])
+    return [one.mode for one in nets if isinstance(getattr(one, "mode", None), int)]
+
+
 def borrow_modules(net: Any, denoiser: Any) -> None:
     """Give a net that has no embedders of its own those of its denoiser, without counting their weights as its own."""
     if not _NETS[type(net).__name__].borrowing:
@@ -121,17 +138,22 @@ def borrow_modules(net: Any, denoiser: Any) -> None:
 class ControlNets:
     """The control nets of one model, as job's pipelines use them."""
 
-    def __init__(self, nets: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, nets: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
         self._nets = nets
-        self._methods = {
-            name: shared_methods_of(f"controlnet.{name}", net, lean=True, device=device) for name, net in nets.items()
+        self._modes = {control.id: control.mode for control in spec.control}
+        names = {id(net): name for name, net in nets.items()}
+        of_nets = {
+            name: shared_methods_of(f"controlnet.{name}", nets[name], lean=True, device=device)
+            for name in names.values()
         }
+        self._methods = {name: of_nets[names[id(net)]] for name, net in nets.items()}
 
     @property
     def shared_methods(self) -> list[SharedMethod]:
-        return [method for methods in self._methods.values() for method in methods.values()]
+        unique = {id(methods): methods for methods in self._methods.values()}
+        return [method for methods in unique.values() for method in methods.values()]
 
     def stand_in(self, controls: Sequence[Control]) -> Any:
         """Return what a job's pipeline uses as its control net."""
@@ -139,11 +161,11 @@ class ControlNets:
         if len(proxies) == 1:
             return proxies[0]
         several = _NETS[type(next(iter(self._nets.values()))).__name__].several
-        return getattr(diffusers, str(several))(proxies)
+        return getattr(diffusers.models, str(several))(proxies)
 
     def _proxy(self, name: str, *, skips_zero: bool) -> "ControlProxy":
         proxy = ControlProxy(self._nets[name], self._methods[name], self._device, self._dtype)
-        proxy.skips_zero = skips_zero
+        proxy.skips_zero, proxy.mode = skips_zero, self._modes[name]
         return proxy
 
 
@@ -155,9 +177,12 @@ class ControlProxy(ModuleProxy):
     """
 
     skips_zero = True
+    mode: int | None = None
 
-    def __call__(self, *args: Any, conditioning_scale: float = 1.0, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, conditioning_scale: float | list[float] = 1.0, **kwargs: Any) -> Any:
         declared = _NETS[type(self._module).__name__]
+        if isinstance(conditioning_scale, list):  # of a union, one for each image of its call
+            (conditioning_scale,) = conditioning_scale
         if conditioning_scale == 0 and self.skips_zero:
             return declared.nothing
         if declared.borrowing:

@@ -470,9 +470,9 @@ def _assemble(
     for name, module in modules.items():
         stand_ins[name], methods = stand_in_for(name, module, spec, device, vae_cast if name == "vae" else None)
         shared_methods.extend(methods.values())
-    controls = ControlNets(nets, device, dtype) if nets else None
+    controls = ControlNets(spec, nets, device, dtype) if nets else None
     shared_methods += controls.shared_methods if controls else []
-    modules |= nets
+    modules |= dict({id(net): (name, net) for name, net in nets.items()}.values())  # one of several controls once
     adapters = ModelAdapters({method.component: method.adapters for method in shared_methods})
     refiner = None if refining is None else make_refiner(spec, refining, pipeline, stand_ins, device)
     if refiner is not None:  # its modules have no adapters

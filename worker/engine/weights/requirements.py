@@ -70,7 +70,8 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
     replaced = _replaced_parts(spec, folder)
     components = [one for one in (*folder.iterdir(), *_elsewhere(folder)) if one.is_dir() and one.name not in replaced]
     item_bytes = ITEM_BYTES[spec.dtype]
-    of_controls = (file_bytes(file, item_bytes, None) for one in spec.control for file in _control_files(one))
+    control_files = {file for one in spec.control for file in _control_files(one)}  # one can be of several controls
+    of_controls = (file_bytes(file, item_bytes, None) for file in control_files)
     of_folder = (component_bytes(component, spec) for component in components)
     return sum(of_folder) + sum(replaced.values()) + sum(of_controls) + _refiner_bytes(spec, folder)
 

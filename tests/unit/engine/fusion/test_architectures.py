@@ -40,7 +40,7 @@ def ltx_call(rows: int, timestep: torch.Tensor, **more: Any) -> dict[str, Any]:
     return add_substitutes(LTX, call | more)
 
 
-PACKAGES: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
+PACKAGES: tuple[Any, ...] = (diffusers, diffusers.models, diffusers.pipelines.ltx2, transformers)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
