@@ -32,7 +32,7 @@ GLB_TYPE = "model/gltf-binary"
 
 MAX_DEADLINE_S = 7 * 86_400
 MAX_EXTRA_INPUTS = 16
-MAX_EXTRA_BYTES = 16 * 1024
+MAX_EXTRA_BYTES = 32 * 1024  # of 161 poses of a camera, with 9 characters a number
 MAX_EXTRA_LEVELS = 16
 MAX_COUNT = 2**31 - 1
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""

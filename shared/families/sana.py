@@ -1,7 +1,7 @@
-"""SANA and SANA-Video."""
+"""SANA, SANA-Video and SANA-WM."""
 
 from shared.architectures.family import ControlNet, Denoiser, Family
-from shared.architectures.stacking_rules import FRESH, ROWS, forward
+from shared.architectures.stacking_rules import FRESH, ROWS, UNUSED, forward
 
 _ROWS = ("hidden_states", "encoder_hidden_states", "encoder_attention_mask", "guidance")
 
@@ -18,6 +18,18 @@ FAMILY = Family(
             ),
         ),
         "SanaVideoTransformer3DModel": Denoiser(forward(*_ROWS, timestep=ROWS)),
+        # Each latent frame has a time of its own. `data_info` names the size, which nothing reads.
+        "SanaWMTransformer3DModel": Denoiser(
+            forward(
+                "hidden_states",
+                "timestep",
+                "encoder_hidden_states",
+                "mask",
+                "camera_conditions",
+                "chunk_plucker",
+                data_info=UNUSED,
+            )
+        ),
     },
     control_pipelines={"SanaPipeline": "SanaControlNetPipeline"},
 )

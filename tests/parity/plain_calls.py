@@ -333,6 +333,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         "pyramid_num_inference_steps_list": [max(1, len(part)) for part in np.array_split(range(job.steps), 3)],
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         "segment_frame_length": min(81, job.frames),  # a shorter video does not fill one of the default length
+        **_camera(job),
         **_images(job),
         **_sounds(job),
         **({} if job.controls else _structure(job)),
@@ -351,6 +352,12 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     output_type = "pt" if job.task.makes_audio else "pil"
     prompt = {} if name in _WITHOUT_PROMPT else {"prompt": job.prompt}
     return {**prompt, "generator": generator, "output_type": output_type, **steps, **own, **(job.extra or {})}
+
+
+def _camera(job: Job) -> dict[str, Any]:
+    """Return a camera that stands still, for jobs without a path."""
+    path = {} if "c2w" in (job.extra or {}) else {"action": f"none-{job.frames - 1}"}
+    return {**path, "intrinsics": [job.width / 2, job.width / 2, job.width / 2, job.height / 2]}
 
 
 def _sounds(job: Job) -> dict[str, Any]:

@@ -39,7 +39,6 @@ TEXT = "it makes text only"
 OTHER_OUTPUT = "it makes neither images nor videos: meshes, maps or molecules"
 ENLARGES = "it enlarges or refines a finished image or video"
 OTHER_CALL = "another method must be called first"
-CAMERA = "it needs the path of a camera, for which requests have no field"
 LISTED_IMAGES = "its call takes lists of images under another name"
 
 # Only what facts do not show.
@@ -63,7 +62,6 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
     REPEATS: ("SkyReelsV2DiffusionForcingVideoToVideoPipeline",),
     OTHER_STAGE: ("LTX2VideoDiffusionDecodePipeline",),
     OTHER_CALL: ("LEditsPPPipelineStableDiffusion", "LEditsPPPipelineStableDiffusionXL"),
-    CAMERA: ("SanaWMPipeline",),
     LISTED_IMAGES: ("JoyImageEditPlusPipeline",),
 }
 UNFUSED: Mapping[str, tuple[str, ...]] = {

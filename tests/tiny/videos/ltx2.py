@@ -45,7 +45,7 @@ def _text_encoder(vocabulary: int) -> Gemma3ForConditionalGeneration:
     )
 
 
-def _vae() -> AutoencoderKLLTX2Video:
+def vae() -> AutoencoderKLLTX2Video:
     return AutoencoderKLLTX2Video(
         latent_channels=4,
         block_out_channels=(8,),
@@ -88,7 +88,7 @@ def _pipeline(connectors: dict[str, Any], transformer: dict[str, Any], vocoder: 
     tokenizer = tokens.gemma()
     return LTX2Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05),
-        vae=_vae(),
+        vae=vae(),
         audio_vae=_audio_vae(),
         text_encoder=_text_encoder(len(tokenizer)),
         tokenizer=tokenizer,

@@ -19,6 +19,7 @@ from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableI
 from shared.job import FieldWarning, Job
 from shared.job_fields import PARTS, CallFields, OutputFormat, Task
 from worker.engine.channel import shared_array
+from worker.engine.pipelines.camera import camera_arguments
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.control_nets import as_read, modes_of
 from worker.engine.pipelines.extending import beginning, unused_frames
@@ -93,6 +94,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_call_fields(job),
         **_listed_steps(pipeline, job, accepted),
         **extra_arguments(pipeline, job),
+        **camera_arguments(job, accepted),
     }
     if type(pipeline).__name__ in NEEDS_NEGATIVE:
         arguments.setdefault("negative_prompt", "")

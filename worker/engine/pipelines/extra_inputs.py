@@ -4,9 +4,10 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import GenericAlias
-from typing import Any, get_args, get_origin
+from types import GenericAlias, UnionType
+from typing import Any, Union, get_args, get_origin
 
+import numpy as np
 from pydantic import JsonValue, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from shared.errors import UnusableInput, first_of
@@ -31,6 +32,7 @@ _OWN = frozenset(
     }
 )
 _INNER = re.compile(r"(^|_)(latents?|embeds|kwargs|mask|masks|ids|coords|tokens?|state|cache)(_|$)")
+_NUMBERS = list[float] | list[list[float]] | list[list[list[float]]]
 _JSON_TYPES = frozenset({"boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -64,10 +66,19 @@ def _items(task: Task, pipeline: Pipeline) -> Sequence[Any]:
 
 
 def _type_of(item: Any) -> Any:
-    hint = item.type_hint or (type(item.default) if item.default is not None else None)
+    hint = _without_arrays(item.type_hint) or (type(item.default) if item.default is not None else None)
     types = get_args(hint) if get_origin(hint) is tuple else ()
     # diffusers writes `tuple[int]` for any number of them.
     return GenericAlias(tuple, (*types, ...)) if len(types) == 1 else hint
+
+
+def _without_arrays(hint: Any) -> Any:
+    """Return a type with nested lists of numbers in place of numpy's arrays."""
+    if hint is np.ndarray:
+        return _NUMBERS
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    return Union[tuple(map(_without_arrays, get_args(hint)))]  # noqa: UP007  # of parts that are known at run time only
 
 
 def _schema(hint: Any) -> dict[str, Any] | None:

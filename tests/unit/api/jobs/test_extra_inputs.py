@@ -146,7 +146,7 @@ async def test_described_inputs_are_listed_and_checked(api: httpx.AsyncClient, f
         ({"other": 1}, "demo", "extra.other", "model 'demo' does not allow it; its inputs are boxes, sound"),
         ({"boxes": []}, "plain", "extra.boxes", "model 'plain' does not allow it; it takes none"),
         ({"Boxes": []}, "demo", "extra.Boxes", "pattern"),
-        ({"boxes": "x" * 20_000}, "demo", "extra", "at most 16 inputs and 16384 bytes of JSON"),
+        ({"boxes": "x" * 40_000}, "demo", "extra", "at most 16 inputs and 32768 bytes of JSON"),
         ({f"a{at}": 1 for at in range(17)}, "demo", "extra", "at most 16 inputs"),
         ({"boxes": nested(15)}, "demo", "extra", "at most 16 levels"),
         ({"boxes": nested(254)}, "demo", "extra", "at most 16 levels"),
