@@ -402,7 +402,7 @@ def _images(job: Job) -> dict[str, Any]:
         frames = load_frames(files.video)
         if job.task is not Task.ANIMATE:
             frames = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
-        values |= dict.fromkeys(("video", "driving_video"), frames)
+        values |= dict.fromkeys(("video", "driving_video", "controls"), frames)
         values |= _beginning(job, frames) if job.task is Task.EXTEND_VIDEO else {}
         values["reference_conditions"] = [LTX2ReferenceCondition(frames)]
         values["pose_video"] = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]

@@ -90,10 +90,10 @@ def mochi() -> MochiPipeline:
     )
 
 
-class _LenientChecker:
+class LenientChecker:
     """Stand-in for Cosmos' guardrail, a model of its own that must be installed."""
 
-    def to(self, *_args: Any) -> _LenientChecker:
+    def to(self, *_args: Any) -> LenientChecker:
         return self
 
     def check_text_safety(self, _text: str) -> bool:
@@ -105,7 +105,7 @@ class _LenientChecker:
 
 @contextmanager
 def without_guardrail() -> Iterator[None]:
-    with mock.patch.object(pipeline_cosmos2_text2image, "CosmosSafetyChecker", _LenientChecker):
+    with mock.patch.object(pipeline_cosmos2_text2image, "CosmosSafetyChecker", LenientChecker):
         yield
 
 

@@ -45,7 +45,7 @@ _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
 
 FRAME_RATES = ("frame_rate", "fps")  # pipelines name it differently
-VIDEOS = ("video", "driving_video")
+VIDEOS = ("video", "driving_video", "controls")
 LEAST_POSES = 2  # segments of one frame have none but that of the segment before
 
 Parameters = Mapping[str, inspect.Parameter]

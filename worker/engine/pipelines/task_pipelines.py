@@ -108,12 +108,14 @@ def _needs_video(pipeline_class: type[Any], accepted: Mapping[str, inspect.Param
     """Return whether a call without a video fails. For some pipelines a video with default None is optional."""
     video = accepted.get("video")
     by_name = "VideoToVideo" in pipeline_class.__name__
-    return "pose_video" in accepted or (video is not None and (video.default is inspect.Parameter.empty or by_name))
+    other = not accepted.keys().isdisjoint(("pose_video", "controls"))
+    return other or (video is not None and (video.default is inspect.Parameter.empty or by_name))
 
 
 def _others_needed(accepted: Mapping[str, inspect.Parameter]) -> bool:
     needed = {name for name, item in accepted.items() if item.default is inspect.Parameter.empty}
-    return not needed <= {"self", "prompt", "video"} or "overlap_history" in accepted  # it continues the video
+    given = {"self", "prompt", "video", "controls"}
+    return not needed <= given or "overlap_history" in accepted  # it continues the video
 
 
 def takes_last_image(pipeline: Pipeline) -> bool | None:

@@ -84,6 +84,7 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("LTX2InContextPipeline", {Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO}),
         ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}),
         ("LucyEditPipeline", {Task.VIDEO_TO_VIDEO}),
+        ("Cosmos2_5_TransferPipeline", {Task.VIDEO_TO_VIDEO}),
         ("WanVACEPipeline", {Task.TEXT_TO_VIDEO, Task.EXTEND_VIDEO}),
         ("WanAnimatePipeline", {Task.ANIMATE}),
         ("SkyReelsV2DiffusionForcingVideoToVideoPipeline", set()),  # it continues one
