@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import idle, interactive, over_http, step_cache
+from bench import checkpoints, idle, interactive, over_http, step_cache
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +33,18 @@ def test_idle_measures_the_idle_share_with_an_s3_server(tmp_path: Path) -> None:
     assert record["busy_s"] > 0
     assert record["uploads"] > 0
     assert record["rows_per_forward"] > 1
+
+
+@pytest.mark.timeout(300)
+def test_checkpoints_compares_turns_with_and_without_them(tmp_path: Path) -> None:
+    saved = tmp_path / "figures.json"
+    checkpoints.main(["--clients", "8", "--turns", "1", "--seconds", "3", "--json", str(saved)])
+    record = json.loads(saved.read_text())
+    assert record["of_without"] > 0
+    assert record["of_without_by_cpu_second"] > 0
+    assert 0 < record["seconds_between_checkpoints_of_a_job"] < 60
+    assert record["checkpoints_of_the_model_without"] == 0
+    assert record["short_jobs"]["checkpoints"] == 0
 
 
 @pytest.mark.timeout(300)
