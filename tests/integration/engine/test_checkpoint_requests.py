@@ -293,3 +293,15 @@ def test_a_check_without_memory_leaves_no_unchecked_checkpoints_and_is_not_repea
     assert {event.reason for event in recorder.checkpoints} == {"there is no memory for the check of its checkpoints"}
     assert not any(image for event in recorder.checkpoints for image in event.images)
     assert len(checks) == 1
+
+
+def test_a_finished_image_of_a_job_computes_no_step_again(tiny_models: Path) -> None:
+    """The others go on; the finished one is decoded again from its last step."""
+    spec, job = a_spec(tiny_models / "sd", max_batch=1), a_job("one", steps=4, n=3)
+    whole = run_with_checkpoints(spec, job)
+    steps = [tuple(0 if image is None else image.step for image in event.images) for event in whole.checkpoints]
+    at = next(at for at, (first, *others) in enumerate(steps) if first == 4 and 0 < sum(others) < 8)
+    again = EngineHarness(spec).run(job, checkpoints=files_of(whole.checkpoints[at]))
+    assert again.finished["one"].resumed_steps == sum(steps[at])
+    assert len(again.forwards) == 12 - sum(steps[at])
+    assert all(np.array_equal(image, whole.images[key]) for key, image in again.images.items())
