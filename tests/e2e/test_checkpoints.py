@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+import safetensors
+import safetensors.torch
 from harness.waiting import wait_until
 from tiny import registry
+
+from shared.queue.checkpoints import JobCheckpoint
+from shared.queue.redis_keys import RedisKeys
+from worker.engine.checkpoints import file_format
 
 STEPS = 60
 JOBS = 8
@@ -63,6 +73,12 @@ def running_from(stack: Any, job_ids: list[str], step: int) -> bool:
     return far >= len(jobs) / 2 and all(job["status"] == "running" for job in jobs)
 
 
+def kill_workers(stack: Any) -> None:
+    for process in stack.processes:
+        if process.name.startswith("worker"):
+            process.kill()
+
+
 def used_steps(stack: Any) -> int:
     return sum(int(row["steps"]) for row in stack.read("/v1/usage")["data"])
 
@@ -111,3 +127,56 @@ def test_a_video_of_a_killed_worker_goes_on_from_its_last_checkpoint(stack: Any,
     assert (job["status"], job["attempts"]) == ("succeeded", 2)
     assert job["resumed_at_step"] > 0
     assert video(stack, job_id) == undisturbed[3]
+
+
+def checkpoint_of(stack: Any, job_id: str) -> JobCheckpoint:
+    """Return what the record of a job names."""
+    with redis.Redis(port=stack.redis_port, decode_responses=True) as client:
+        checkpoint = JobCheckpoint.parsed(client.hget(RedisKeys("default").job(job_id), "checkpoint") or "")
+    assert checkpoint is not None, f"{job_id} has a checkpoint"
+    return checkpoint
+
+
+def replace_file(stack: Any, job_id: str, data: bytes, *, in_record: bool = True) -> None:
+    """Replace the file of a job's only image in storage, and its digest in the record."""
+    (image,) = checkpoint_of(stack, job_id).stored
+    (stack.folder / "storage" / image.key).write_bytes(data)
+    if in_record:
+        digest = hashlib.sha256(data).hexdigest()
+        changed = JobCheckpoint(images=(image.model_copy(update={"bytes": len(data), "sha256": digest}),))
+        with redis.Redis(port=stack.redis_port) as client:
+            client.hset(RedisKeys("default").job(job_id), "checkpoint", changed.wire())
+
+
+def outdated(file: Path) -> bytes:
+    """Return a file as one with other versions of the libraries would have written it."""
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata = dict(opened.metadata())
+    tensors = safetensors.torch.load_file(file)
+    header = json.loads(metadata["header"])
+    header["identity"]["versions"] = "torch 1.0"
+    text = json.dumps(header)
+    digest = file_format._digest(text, tensors)
+    return safetensors.torch.save(tensors, metadata | {"header": text, "digest": digest})
+
+
+def test_a_checkpoint_that_is_not_the_jobs_own_is_refused_and_the_job_begins_anew(
+    stack: Any, undisturbed: dict[int, bytes]
+) -> None:
+    """Also where the record agrees with the file: what it says of itself is checked by the engine."""
+    worker = only_worker(stack)
+    tampered, truncated, foreign, old = jobs = [submit(stack, seed) for seed in (0, 1, 2, 3)]
+    wait_until(lambda: all(stack.job(job_id)["progress"]["step"] >= FAR for job_id in jobs), "all jobs run")
+    assert worker.stop() == 0
+    files = {job_id: stack.folder / "storage" / checkpoint_of(stack, job_id).stored[0].key for job_id in jobs}
+    data = {job_id: file.read_bytes() for job_id, file in files.items()}
+    replace_file(stack, old, outdated(files[old]))
+    replace_file(stack, foreign, data[old])
+    replace_file(stack, truncated, data[truncated][:-8])
+    replace_file(stack, tampered, data[tampered][:-1] + bytes([data[tampered][-1] ^ 1]), in_record=False)
+    after = stack.worker()
+    ended = [stack.finish(job_id) for job_id in jobs]
+    assert [(job["status"], job["resumed_at_step"]) for job in ended] == [("succeeded", None)] * len(jobs)
+    assert {seed: video(stack, job_id) for seed, job_id in ((0, tampered), (3, old))} == undisturbed
+    for reason in ("it is not the file that was stored", "is damaged", "is of another job", "was made with"):
+        assert reason in after.text()
