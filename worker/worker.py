@@ -106,8 +106,7 @@ class Worker:
             self._cost_curves,
             self._start_job,
         )
-        claimable, put_aside = self._availability.claimable, self._claim_loop.put_aside
-        self._slices = TimeSlices(self.name, queue, self._engine, checkpoints, self._claimed_jobs, claimable, put_aside)
+        self._slices = TimeSlices(self._claim_loop, self._engine, checkpoints, self._claimed_jobs)
 
     async def run(self) -> int:
         """Work until drained; return the exit status of the process."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.config.models_file import Catalog
@@ -74,6 +74,11 @@ class ClaimLoop:
     def stop(self) -> None:
         self._stopped = True
         self.end_pause()
+
+    async def others_are_overdue(self, model: str, min_priority: Priority) -> bool:
+        """Return whether jobs of other models, of at least that priority, are overdue that this worker would claim."""
+        others = self._without({model})
+        return bool(others) and await self.queue.claims.has_overdue(self.worker, others, min_priority)
 
     def put_aside(self, jobs: Sequence[ClaimedJob]) -> None:
         """Claim nothing until the engine has ended these jobs, and then jobs of other models before theirs."""
@@ -192,11 +197,13 @@ class ClaimLoop:
 
     async def _claim_any(self, slots: int) -> list[Claim]:
         """Claim jobs of any model; after a batch was put aside, those of other models first, for which it was."""
-        load_times, aside = self._load_times(), {one.job.model for one in self._aside}
-        others = {model: load_ms for model, load_ms in load_times.items() if model not in aside}
-        found = await self.queue.claims.claim(self.worker, others, slots) if aside and others else []
+        others = self._without({one.job.model for one in self._aside}) if self._aside else {}
+        found = await self.queue.claims.claim(self.worker, others, slots) if others else []
         self._aside = ()
-        return found or await self.queue.claims.claim(self.worker, load_times, slots)
+        return found or await self.queue.claims.claim(self.worker, self._load_times(), slots)
+
+    def _without(self, models: Collection[str]) -> dict[str, int]:
+        return {model: load_ms for model, load_ms in self._load_times().items() if model not in models}
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import structlog
 
 from shared.errors import RedisUnavailable
-from shared.queue import Queue
 from worker.claims.checkpoint_store import CheckpointStore
 from worker.claims.claimed_job import ClaimedJob
+from worker.claims.claiming import ClaimLoop
 from worker.engine.protocol import EngineInterface
 
 log = structlog.get_logger()
@@ -43,13 +43,10 @@ def is_over(slice_s: float, jobs: Collection[Slice], cost_s: float) -> bool:
 class TimeSlices:
     """Puts batches aside: the engine ends their jobs with checkpoints, and their tasks return them to the queue."""
 
-    worker: str
-    queue: Queue
+    claim_loop: ClaimLoop
     engine: EngineInterface
     checkpoints: CheckpointStore
     claimed_jobs: Mapping[str, ClaimedJob]
-    claimable: Callable[[], Sequence[str]]
-    on_put_aside: Callable[[Sequence[ClaimedJob]], None]
     _asked: set[str] = field(default_factory=set)
 
     async def watch(self) -> None:
@@ -77,9 +74,8 @@ class TimeSlices:
 
     async def _others_wait(self, jobs: Sequence[ClaimedJob]) -> bool:
         """Return whether jobs of other models, of no lower priority than these, are overdue for this worker."""
-        models = [model for model in self.claimable() if model != jobs[0].job.model]
         priority = min((one.job.priority for one in jobs), key=lambda one: one.rank)
-        return bool(models) and await self.queue.claims.has_overdue(self.worker, models, priority)
+        return await self.claim_loop.others_are_overdue(jobs[0].job.model, priority)
 
     def _put_aside(self, jobs: Sequence[ClaimedJob]) -> None:
         running = [one for one in jobs if not one.engine_done.done()]
@@ -87,7 +83,7 @@ class TimeSlices:
             self._asked.update(one.claim_key for one in running)
             log.info("batch_put_aside", model=running[0].job.model, jobs=len(running))
             self.engine.hand_over(*(one.claim_key for one in running))
-            self.on_put_aside(running)
+            self.claim_loop.put_aside(running)
 
 
 def _can_be_put_aside(claimed: ClaimedJob) -> bool:
