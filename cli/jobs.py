@@ -28,6 +28,9 @@ def jobs(
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
     batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
     tenant: OfTenant = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Only with this in their prompts, in any case.", callback=name_option)
+    ] = None,
     limit: Limit = 20,
     url: Url = None,
     api_key: Key = None,
@@ -36,7 +39,7 @@ def jobs(
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
         states = None if status is None else cast(list[JobState], status.split(","))  # the service checks them
-        listed = client.jobs(limit=limit, status=states, model=model, batch_id=batch, tenant=tenant)
+        listed = client.jobs(limit=limit, status=states, model=model, batch_id=batch, prompt=prompt, tenant=tenant)
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 

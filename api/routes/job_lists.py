@@ -32,6 +32,7 @@ class JobFilters(BaseModel):
     status: str | None = Field(None, max_length=128, description="One or more states, separated by commas.")
     model: str | None = Field(None, max_length=128)
     batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    prompt: str | None = Field(None, min_length=1, max_length=200, description="A part of the prompt, in any case.")
     created_after: datetime | None = Field(
         None, description="ISO 8601 or epoch seconds; inclusive.", json_schema_extra=TIME_SCHEMA
     )
@@ -102,8 +103,8 @@ class Selection:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether jobs must be read to find those that match: no index has their status, model and metadata."""
-        return bool(self.states or self.filters.model is not None or self.metadata)
+        """Whether jobs must be read to find those that match: no index has their status, model, prompt, metadata."""
+        return bool(self.states or self.filters.model is not None or self.filters.prompt or self.metadata)
 
     @property
     def is_empty(self) -> bool:
@@ -122,6 +123,7 @@ class Selection:
         return (
             (not self.states or record.state in self.states)
             and self.filters.model in (None, job.model)
+            and (self.filters.prompt or "").casefold() in job.prompt.casefold()
             and self.metadata.items() <= job.metadata.items()
         )
 

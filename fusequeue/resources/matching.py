@@ -26,6 +26,8 @@ class JobFilters(TypedDict, total=False):
 
     model: Model | str | None
     batch_id: str | None
+    prompt: str | None
+    """A part of the prompt, in any case."""
     created_after: Time
     created_before: Time
     metadata: Mapping[str, str] | None

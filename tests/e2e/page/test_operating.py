@@ -123,6 +123,17 @@ def test_metadata_with_a_comma_or_without_a_text_is_filtered_by(open_page: Any, 
         waiting.client.post(f"/v1/jobs/{job_id}/cancel")
 
 
+def test_jobs_are_found_by_a_part_of_their_prompt(open_page: Any, waiting: Any) -> None:
+    job_id = waiting.submit(prompt="An unmistakable Lighthouse at dusk")
+    page = open_page(waiting.url, "#/jobs")
+    page.get_by_role("textbox", name="Prompt").fill("lighthouse")
+    page.keyboard.press("Enter")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody tr")).to_have_attribute("data-job", job_id)
+    assert "prompt=lighthouse" in page.url
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
 def test_a_page_without_jobs_is_read_on_with_the_same_filters(open_page: Any, waiting: Any) -> None:
     page = open_page(waiting.url)
     empty = {"object": "list", "data": [], "has_more": True, "next_cursor": "next", "first_id": None, "last_id": None}

@@ -10,10 +10,10 @@ const COUNTED = 2_000; // jobs that a confirmation counts exactly
 const PAUSES = 6;
 
 /** Filters as the API's lists take them, or an error for one that cannot be read: without it, more jobs would match. */
-export function queryOf({ status, model, batch_id, after_time, before_time, metadata: text }) {
+export function queryOf({ status, model, batch_id, prompt, after_time, before_time, metadata: text }) {
   const { metadata, fault } = readMetadata(text);
   if (fault) throw new Error(fault);
-  const query = { status, model, batch_id, created_after: instant(after_time), created_before: instant(before_time) };
+  const query = { status, model, batch_id, prompt, created_after: instant(after_time), created_before: instant(before_time) };
   for (const [key, value] of Object.entries(metadata)) query[`metadata.${key}`] = value;
   return query;
 }
@@ -178,6 +178,7 @@ export function bodyFromResult(job, model) {
     const { audio: _audio, repaint_start_s: _start, repaint_end_s: _end, ...others } = rest;
     return { ...others, ...(task === "audio_to_audio" ? { strength } : {}), audio: job.id };
   }
+  if (job.artifacts[0].kind === "video") return { ...rest, strength, task: "video_to_video", video: job.id };
   return { ...rest, ...(task === "inpaint" ? {} : { strength }), image: job.id };
 }
 

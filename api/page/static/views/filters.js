@@ -6,7 +6,7 @@ import { STATES } from "../core/format.js";
 import { useLoaded } from "../core/hooks.js";
 import { Button } from "../parts/ui.js";
 
-export const FILTERS = ["status", "model", "batch_id", "metadata", "after_time", "before_time"];
+export const FILTERS = ["status", "prompt", "model", "batch_id", "metadata", "after_time", "before_time"];
 
 export function Filters({ filters, change }) {
   const { data } = useLoaded((signal) => call("v1/models", { signal }), []);
@@ -29,6 +29,7 @@ export function Filters({ filters, change }) {
           `,
         )}
       </fieldset>
+      <${Typed} label="Prompt" name="prompt" placeholder="any part of it" maxlength="200" filters=${filters} change=${change} />
       <label><span>Model</span>
         <select value=${filters.model} onChange=${(event) => change({ model: event.target.value })}>
           <option value="">any</option>

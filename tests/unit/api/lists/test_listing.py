@@ -59,6 +59,17 @@ async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None
     assert await pages(api, created_before="0") == [[]]
 
 
+async def test_jobs_are_listed_by_a_part_of_their_prompt(api: httpx.AsyncClient) -> None:
+    """In any case; changes of all that match use the same filters."""
+    mine = await submit(api, prompt="An old Lighthouse, STRASSE")
+    await submit(api, prompt="a red circle")
+    for part in ("lighthouse", "OLD LIGHT", "straße"):
+        assert await pages(api, prompt=part) == [[mine]]
+    assert await pages(api, prompt="house light") == [[]]
+    canceled = (await api.post("/v1/jobs:cancel", params={"prompt": "lighthouse"})).json()
+    assert canceled["ids"] == [mine]
+
+
 async def test_filters_find_all_jobs_over_all_pages(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_lists, "SCAN_PAGE_SIZE", 4)
     monkeypatch.setattr(job_lists, "MAX_SCANNED", 8)
