@@ -261,6 +261,7 @@ REQUESTS = """async () => {
         without_refiner: again({}).refiner_start ?? "none",
         again: bodyFrom(valuesFrom(again({}), [model]), model),
         result: bodyFrom(valuesFrom(bodyFromResult(job, model), [model]), model),
+        video: bodyFromResult({ ...job, task: "text_to_video", images: [], artifacts: [{ kind: "video" }] }, model),
     };
 }"""
 
@@ -282,13 +283,37 @@ def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: 
     assert again["clip_skip"] == 2, "the form has no input for it"
     assert again["output"] == result["output"] == {"bucket": "results", "prefix": "acme"}
     assert (result["image"], result.get("images")) == (job_id, None)
+    video = found["video"]
+    assert (video["video"], video["task"], "image" in video) == (job_id, "video_to_video", False)
 
 
 def test_an_invalid_field_is_named_beside_it(open_page: Any, working: Any) -> None:
     page = open_page(working.url, "#/playground")
-    page.get_by_role("spinbutton", name="Width").fill("65")
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("textbox", name="Deadline, seconds").fill("soon")
     generate(page)
-    expect(page.locator(".is-faulty").filter(has_text="Width").get_by_role("alert")).to_contain_text("width")
+    expect(page.locator(".is-faulty").filter(has_text="Deadline").get_by_role("alert")).to_contain_text("deadline_s")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fault"),
+    [
+        ("Width", "65", "a multiple of 8"),
+        ("Height", "136", "from 64 to 128"),
+        ("Steps", "101", "from 1 to 100"),
+        ("Guidance", "21", "from 0 to 20"),
+        ("Images", "9", "from 1 to 8"),
+    ],
+)
+def test_a_limit_of_the_model_is_named_before_anything_is_sent(
+    open_page: Any, working: Any, field: str, value: str, fault: str
+) -> None:
+    page = open_page(working.url, "#/playground")
+    page.get_by_role("textbox", name="Prompt", exact=False).first.fill(PROMPT)
+    expect(page.get_by_role("button", name=re.compile("^Generate"))).to_be_enabled()
+    page.get_by_role("spinbutton", name=field).fill(value)
+    expect(page.locator(".is-faulty").filter(has_text=field).get_by_role("alert")).to_have_text(fault)
+    expect(page.get_by_role("button", name=re.compile("^Generate"))).to_be_disabled()
 
 
 @pytest.mark.parametrize("client", ["curl", "Python", "CLI", "OpenAI"])
@@ -342,12 +367,30 @@ def test_now_shows_a_running_job_with_its_step_and_cancels_it(open_page: Any, wo
     cancel(working, mate)
 
 
+def test_now_shows_the_latest_results_while_thousands_are_queued(open_page: Any, working: Any) -> None:
+    """The newest jobs are all queued then, and those before them are of the same second."""
+    working.client.put("/v1/pauses/models/demo", json={"reason": "so that they stay queued"}).raise_for_status()
+    lines = "".join(f'{{"model": "demo", "prompt": "{PROMPT}", "batch_id": "flood"}}\n' for _ in range(300))
+    headers = {"Content-Type": "application/x-ndjson"}
+    first = working.submit(prompt="the first one of a flood", steps=2, priority="interactive")
+    working.client.post("/v1/jobs:bulk", content=lines, headers=headers).raise_for_status()
+    page = open_page(working.url)
+    results = page.locator(".panel").filter(has_text="Latest results")
+    working.client.delete("/v1/pauses/models/demo").raise_for_status()
+    working.finish(first)
+    expect(results.get_by_role("button", name=re.compile("the first one of a flood")).first).to_be_visible()
+    working.client.post("/v1/jobs:cancel", params={"batch_id": "flood"}).raise_for_status()
+
+
 def test_a_job_s_page_has_its_timeline_events_and_json(open_page: Any, working: Any) -> None:
     job_id = working.submit(prompt="a green ring on a white ground", steps=12, seed=5, metadata={"order": "12"})
     page = open_page(working.url, f"#/jobs/{job_id}")
     expect(page.locator(".job-head .badge")).to_have_text("succeeded")
     expect(page.get_by_role("img", name=re.compile("^Timeline: queued .*, forwards .*, upload "))).to_be_visible()
     expect(page.locator(".events")).to_contain_text("succeeded")
+    ended_at = page.locator(".facts").get_by_text("Ended", exact=True).locator("xpath=following-sibling::*[1]")
+    later = open_page(working.url, f"#/jobs/{job_id}")  # its event has the time of the end, not of the visit
+    expect(later.locator(".events time")).to_have_text((ended_at.inner_text().split() or ["?"])[-1])
     expect(page.get_by_role("button", name=re.compile("^Enlarge"))).to_be_visible()
     page.get_by_text("Raw JSON").click()
     expect(page.locator(".raw code")).to_contain_text(f'"id": "{job_id}"')

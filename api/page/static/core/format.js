@@ -116,6 +116,9 @@ export const makesVideo = (task) => task === "animate" || task.endsWith("video")
 export const mediumOf = (task) =>
   task.endsWith("mesh") ? "mesh" : makesSound(task) ? "audio" : makesVideo(task) ? "video" : "image";
 
+/** The names of several. */
+export const NAMES = { image: "Images", video: "Videos", audio: "Sounds", mesh: "Meshes" };
+
 /** The sides of an image or video, or the seconds of a sound. */
 export const sizeText = (made) =>
   made.width ? `${made.width} × ${made.height}` : made.duration_s ? `${Number(made.duration_s.toFixed(2))} s` : "";

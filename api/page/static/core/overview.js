@@ -15,6 +15,7 @@ const WAITS_MS = 60_000;
 const EARLIER_MS = 300_000;
 const EVERY_MS = 5_000; // of those from before the page was opened
 const MOST_FINISHED = 2_000;
+const MOST_PAGES = 5;
 const SCAN_EVERY_MS = 6_000; // a list by state reads up to 1,000 jobs
 
 const empty = () => ({
@@ -37,6 +38,8 @@ let timer = 0;
 let unfollow = () => {};
 let followedIds = "";
 let scannedAt = 0;
+let searchedAt = 0;
+let frontier = ""; // with jobs queued: the last one of those that have all ended, from the oldest on
 let watchers = 0; // views that show the figures
 let reading = null; // aborts the read in progress: two could end in another order
 let isAskedAgain = false;
@@ -52,6 +55,7 @@ export function startOverview() {
     counters = new Map();
     unfollow();
     followedIds = "";
+    frontier = "";
     unfollow = () => {};
     overview.set(empty());
   };
@@ -124,17 +128,17 @@ async function readAll(signal) {
 }
 
 /**
- * Jobs that run or have ended lately. With thousands queued the newest are all queued, so the list begins at the oldest
- * queued one; what runs although it is newer (of a higher priority) is among the newest, or found by its state.
+ * Jobs that run or have ended lately. With thousands queued the newest are all queued, so those around the oldest
+ * queued one are read too; what runs although it is newer (of a higher priority) is among the newest, or found by its
+ * state.
  */
 async function recentJobs(queues, workers, signal) {
   const oldest = Math.max(0, ...(queues ?? []).map((queue) => queue.oldest_age_ms ?? 0));
-  const lists = [readJobs("v1/jobs?limit=50", { signal })];
-  if (oldest) {
-    const before = new Date(serverNow() - oldest + 1_000).toISOString();
-    lists.push(readJobs(withQuery("v1/jobs", { created_before: before, limit: 100 }), { signal }));
-  }
-  const found = new Map((await Promise.all(lists)).flatMap((list) => list.data.map((job) => [job.id, job])));
+  const latest = (await readJobs("v1/jobs?limit=50", { signal })).data;
+  if (latest.length < 50 || !latest.every((job) => job.status === "queued")) frontier = "";
+  const isFull = latest.length === 50 && (oldest || latest.every((job) => job.status === "queued"));
+  const around = isFull ? await aroundFrontier(oldest, signal) : [];
+  const found = new Map([...latest, ...around].map((job) => [job.id, job]));
   const expected = workers?.reduce((sum, worker) => sum + worker.running_jobs, 0) ?? 1;
   const runs = [...found.values()].filter((job) => job.status === "running").length;
   if (runs < expected && Date.now() - scannedAt > SCAN_EVERY_MS && found.size >= 50) {
@@ -146,6 +150,39 @@ async function recentJobs(queues, workers, signal) {
     for (const job of list.data) found.set(job.id, job);
   }
   return [...found.values()];
+}
+
+/** Jobs around the oldest queued one, which is `oldest` ms old, or 0 if that is not known. */
+async function aroundFrontier(oldest, signal) {
+  const before = oldest ? new Date(serverNow() - oldest - 1_000).toISOString() : "";
+  const jobs = frontier ? [] : await beforeFrontier(before, signal);
+  frontier ||= jobs.find((job) => ended(job.status))?.id ?? "";
+  let from = frontier ? { after: frontier } : { created_after: before }; // the first jobs of all
+  let isPassed = false;
+  for (let pages = 0; (from.after || from.created_after) && pages < MOST_PAGES; pages += 1) {
+    const { data, has_more } = await readJobs(withQuery("v1/jobs", { order: "asc", limit: 100, ...from }), { signal });
+    for (const job of data) {
+      isPassed ||= !ended(job.status);
+      if (!isPassed) frontier = job.id;
+    }
+    jobs.push(...data);
+    from = { after: data.at(-1)?.id };
+    if (!has_more || data.some((job) => job.status === "queued")) break;
+  }
+  return jobs;
+}
+
+/** The newest jobs created before a time; without one, those that have ended, looked for by their state. */
+async function beforeFrontier(before, signal) {
+  if (before) return (await readJobs(withQuery("v1/jobs", { created_before: before, limit: 100 }), { signal })).data;
+  if (Date.now() - searchedAt < SCAN_EVERY_MS) return [];
+  searchedAt = Date.now();
+  const query = { status: "succeeded,failed,canceled,expired", limit: 100 };
+  for (let pages = 0; ; pages += 1) {
+    const { data, has_more, next_cursor } = await readJobs(withQuery("v1/jobs", query), { signal });
+    if (data.length || !has_more || pages === MOST_PAGES) return data;
+    query.after = next_cursor;
+  }
 }
 
 const hasEnded = (job) => live.value.jobs.get(job.id)?.job !== undefined; // since it was read

@@ -83,7 +83,7 @@ export function Ago({ time }) {
   return html`<time title=${dateTime(time)}>${ago(time, serverNow())}</time>`;
 }
 
-export const JobLink = ({ id }) => html`<a class="mono" href="#/jobs/${id}" title=${id}>${shortId(id)}</a>`;
+export const JobLink = ({ id }) => html`<a class="mono nowrap" href="#/jobs/${id}" title=${id}>${shortId(id)}</a>`;
 
 /** Copy a text, and say so. */
 export function Copy({ text, label = "Copy", children }) {

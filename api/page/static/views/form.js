@@ -1,12 +1,13 @@
 // The form of the playground, made of what the model allows.
 
 import { html, useRef } from "../vendor/htm-preact-3.1.1.js";
-import { plural, PRIORITIES, words } from "../core/format.js";
+import { NAMES, plural, PRIORITIES, words } from "../core/format.js";
 import { mayWrite } from "../core/session.js";
 import { Button } from "../parts/ui.js";
 import { Drop, Drops } from "../parts/drop.js";
 import { PaintMask } from "../parts/mask.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
+import { limitFaults } from "./limits.js";
 import { blank, fieldsOf, formFaults, newControl, usualStrength } from "./request.js";
 
 const RATIOS = [
@@ -23,7 +24,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
   const has = fieldsOf(values.task, model);
   const { limits } = model;
   const button = useRef(null);
-  const own = formFaults(values);
+  const own = { ...formFaults(values), ...limitFaults(values, model) };
   const faultOf = (name) =>
     own[name] ??
     fault?.faults.find((one) => one.param?.split(".")[0] === name)?.message ??
@@ -95,7 +96,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         <${Range} label="Guidance" ...${field("guidance_scale")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />
         ${values.guidance_scale_2 !== null && html`<${Range} label="Guidance, less noisy steps" ...${field("guidance_scale_2")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />`}
         ${has.strength && html`<${Range} label="Strength" ...${field("strength")} min=${0.05} max=${1} step=${0.05} />`}
-        <${Range} label=${{ audio: "Sounds", mesh: "Meshes" }[has.medium] ?? "Images"} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
+        <${Range} label=${NAMES[has.medium]} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
         ${
           has.frames &&
           html`

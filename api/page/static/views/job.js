@@ -13,7 +13,7 @@ import {
   updateJob,
   withoutSeed,
 } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, makesSound, makesVideo, mediumOf, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, makesSound, makesVideo, mediumOf, NAMES, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -56,7 +56,7 @@ export function JobPage({ id }) {
       <div class="column">
         <${Images} job=${job} previews=${jobs.get(id)?.previews ?? []} />
         <${Timeline} job=${job} />
-        <${Panel} title="Events" note=${events.length ? "since this page was opened" : ""}>
+        <${Panel} title="Events" note=${events.length && !ended(data.status) ? "since this page was opened" : ""}>
           <ol class="events">${events.map((event) => html`<li key=${event.key}><time class="mono hint">
             ${clock(event.at)}</time><span>${event.text}</span></li>`)}</ol>
           ${!events.length && html`<p class="hint pad">None since this page was opened.</p>`}
@@ -94,7 +94,7 @@ function useEvents(id, now) {
   useEffect(() => {
     if (text)
       setEvents((before) =>
-        [{ at: Date.now(), text, key: before.length ? before[0].key + 1 : 0 }, ...before].slice(0, MOST_EVENTS),
+        [{ at: now.job?.finished_at ? Date.parse(now.job.finished_at) : Date.now(), text, key: before.length ? before[0].key + 1 : 0 }, ...before].slice(0, MOST_EVENTS),
       );
   }, [id, text]);
   return events;
@@ -282,7 +282,7 @@ function Request({ job }) {
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
         Size: !job.task.endsWith("mesh") && sizeText(job),
-        [{ audio: "Sounds", mesh: "Meshes", video: "Videos" }[mediumOf(job.task)] ?? "Images"]: job.n,
+        [NAMES[mediumOf(job.task)]]: job.n,
         Frames: makesVideo(job.task) && `${job.frames} at ${job.fps} fps`,
         Steps: job.steps,
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),

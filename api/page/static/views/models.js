@@ -2,7 +2,7 @@
 
 import { html, useEffect } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
-import { duration, makesSound, makesVideo, plural, words } from "../core/format.js";
+import { duration, makesSound, makesVideo, mediumOf, NAMES, plural, words } from "../core/format.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { memoryState, orderModel } from "../core/model_orders.js";
 import { overview, watchOverview } from "../core/overview.js";
@@ -57,7 +57,7 @@ function Model({ model, curves, workers, queues }) {
         Frames:
           video &&
           `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
-        [sound ? "Sounds" : "Images"]: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
+        [NAMES[mediumOf(model.tasks[0])]]: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
         Prompt: !mesh && `up to ${limits.max_prompt_chars} characters${model.prompt_syntax === "weights" ? "; (word:1.3), [word] and BREAK" : ""}`,
         Schedulers: model.schedulers.join(", ") || "the model's own",
         Adapters: model.adapters.map(({ id, token, scale }) => `${id} (${token ?? scale})`).join(", "),

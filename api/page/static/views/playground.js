@@ -170,7 +170,8 @@ function Run({ first, model, start, edit }) {
 /** Whether another job of the model can start from its first result. */
 function canStartFrom(job, model) {
   const kind = job.artifacts[0]?.kind;
-  return kind === "image" || (kind === "audio" && model?.tasks.includes("audio_to_audio"));
+  const task = { audio: "audio_to_audio", video: "video_to_video" }[kind];
+  return kind === "image" || Boolean(task && model?.tasks.includes(task));
 }
 
 function place(queue) {
