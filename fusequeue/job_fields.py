@@ -126,7 +126,8 @@ class SentFields(TypedDict, total=False):
     """With `mask`: only its region and this many pixels around it are made, at the full size. Unset: the whole
     image."""
     reproducible: bool | None
-    """Identical bits whatever other jobs are in the batch."""
+    """Identical bits whatever other jobs are in the batch. Forwards have a fixed number of rows, up to 4: a lone job
+    takes longer."""
     output_quality: int | None
     """JPEG, WebP, MP4, MP3 and Opus."""
     embed_parameters: bool | None
@@ -206,7 +207,8 @@ class ReturnedFields(BaseModel):
     """With `mask`: only its region and this many pixels around it are made, at the full size. Unset: the whole
     image."""
     reproducible: bool = False
-    """Identical bits whatever other jobs are in the batch."""
+    """Identical bits whatever other jobs are in the batch. Forwards have a fixed number of rows, up to 4: a lone job
+    takes longer."""
     output_quality: int = 90
     """JPEG, WebP, MP4, MP3 and Opus."""
     embed_parameters: bool = False

@@ -361,7 +361,13 @@ class ServiceFields(BaseModel):
     ] = None
     # Its forwards have a fixed number of rows.
     reproducible: Annotated[
-        bool, MUST_MATCH, Field(strict=True, description="Identical bits whatever other jobs are in the batch.")
+        bool,
+        MUST_MATCH,
+        Field(
+            strict=True,
+            description="Identical bits whatever other jobs are in the batch. Forwards have a fixed number of "
+            "rows, up to 4: a lone job takes longer.",
+        ),
     ] = False
     output_quality: Annotated[
         int, MAY_DIFFER, Field(strict=True, ge=1, le=100, description="JPEG, WebP, MP4, MP3 and Opus.")

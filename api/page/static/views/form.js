@@ -149,7 +149,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             html`<p class="hint">It is sent to <code>${[values.output.bucket, values.output.prefix].filter(Boolean).join("/")}</code>.
               <${Button} kind="quiet" action=${() => set({ output: null })}>Keep it here<//></p>`
           }
-          <${Check} label="Reproducible: identical bits whatever shares its batch" ...${field("reproducible")} />
+          <${Check} label="Reproducible: identical bits whatever shares its batch; a lone job takes longer" ...${field("reproducible")} />
         </div>
       </details>
       ${unnamed && html`<p class="fault" role="alert">${fault.message}</p>`}
