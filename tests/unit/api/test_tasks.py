@@ -115,6 +115,14 @@ async def test_an_inpainting_job_has_an_image_and_a_mask(api: httpx.AsyncClient)
     assert (job["task"], job["strength"], job["mask"]["width"], job["last_image"]) == ("inpaint", 1.0, 128, None)
 
 
+async def test_an_image_of_structure_keeps_no_jobs_apart(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """All jobs of the model have one, unlike those of control nets."""
+    job = await submitted(api, **follows("outline"))
+    record = await fake_queue.jobs.get(job["id"])
+    assert record is not None
+    assert (record.job.controls[0].kind, record.job.control_ids) == ("structure", ())
+
+
 async def test_an_image_of_redux_needs_no_prompt(api: httpx.AsyncClient) -> None:
     made = await api.post("/v1/jobs", json=controls("like"))
     assert (made.status_code, made.json()["prompt"]) == (202, "")
