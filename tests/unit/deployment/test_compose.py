@@ -113,12 +113,14 @@ def test_a_key_file_that_is_missing_is_not_made_as_a_folder() -> None:
 
 
 def test_grafana_finds_the_dashboard_and_its_source() -> None:
-    """By the folder and the uid in the dashboard."""
+    """By its folder; the source is the default of the dashboard's variable."""
     providers = yaml.safe_load((FOLDER / "grafana/provisioning/dashboards/fusequeue.yaml").read_text())["providers"]
     (source,) = yaml.safe_load((FOLDER / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     assert any(volume.split(":")[1] == providers[0]["options"]["path"] for volume in SERVICES["grafana"]["volumes"])
     used = re.findall(r'"uid": "([^"]+)"', (FOLDER / "grafana/dashboards/fusequeue.json").read_text("utf-8"))
-    assert set(used) == {source["uid"], "fusequeue"}
+    assert set(used) == {"${datasource}", "fusequeue"}
+    assert source["isDefault"]
+    assert source["type"] == "prometheus"
 
 
 def test_gpu_workers_get_one_gpu_each_and_do_not_start_without() -> None:

@@ -86,6 +86,17 @@ def test_metrics_and_labels_of_the_dashboard_exist() -> None:
     assert {query: faults(query) for query in queries() if faults(query)} == {}
 
 
+def test_variables_choose_the_source_and_the_models() -> None:
+    """Of every series that has a model, and of no other; panels name no source of one installation."""
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "model"]
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if "datasource" in panel} == {"${datasource}"}
+    labels = label_names()
+    for query in queries():
+        for name, selector in re.findall(r"(fusequeue_\w+)(\{[^}]*\})?", query):
+            assert ('model=~"$model"' in selector) == ("model" in labels[name]), query
+
+
 @pytest.mark.parametrize(
     ("query", "fault"),
     [

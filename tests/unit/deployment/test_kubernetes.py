@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -122,6 +123,12 @@ def test_commands_and_probes_exist() -> None:
     for document in render(("prometheus",)):
         for endpoint in document["spec"].get("podMetricsEndpoints", []) if document["kind"] == "PodMonitor" else []:
             assert endpoint["path"] == "/metrics"
+
+
+def test_the_dashboard_is_a_config_map_for_a_sidecar_of_grafana() -> None:
+    (found,) = [one for one in render(("grafana",)) if one["metadata"]["name"] == "fusequeue-dashboard"]
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["data"]["fusequeue.json"])["title"] == "fusequeue"
 
 
 def test_a_drain_ends_within_the_grace_period() -> None:

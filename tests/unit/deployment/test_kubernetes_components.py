@@ -157,6 +157,7 @@ def test_the_example_renders_with_every_component_and_a_prefix(tmp_path: Path) -
     """As a user would edit it: its comments are complete lines, and its patch for the volume has no target then."""
     folder = tmp_path / "kubernetes"
     shutil.copytree(FOLDER, folder)
+    shutil.copytree(FOLDER.parent / "grafana", tmp_path / "grafana")  # the dashboard
     path = folder / "example" / "kustomization.yaml"
     path.write_text(re.sub(r"^( *)# (-|namePrefix)", r"\1\2", path.read_text("utf-8"), flags=re.M), "utf-8")
     documents = render_folder(path.parent)
