@@ -135,7 +135,10 @@ class Model(Resource):
 
 
 class QueueDepth(Resource):
-    """Queued and running jobs of one signature; `jobs` and `slots` are those queued."""
+    """Queued and running jobs of one signature; `jobs` and `slots` are those queued.
+
+    `spared_slots` is the work, in slots, that checkpoints of queued jobs spare.
+    """
 
     signature: str
     model: str
@@ -147,6 +150,7 @@ class QueueDepth(Resource):
     waiting_ms: int | None = None
     bulk_age_ms: int | None = None
     paused: bool = False
+    spared_slots: dict[SkipValidation[PriorityName], float] = Field(default_factory=dict)
 
 
 class UnavailableModel(Resource):
