@@ -99,6 +99,7 @@ class Scene:
     new: Submission
     key_id: str
     dead: str
+    stopped: str
 
     @property
     def signature(self) -> str:
@@ -129,7 +130,9 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await queue.webhooks.send_test("default", ENDPOINT, "known")
     await queue.sync_calls.start("default", "digest", running.job.id)
     await queue.adapters.begin("default", ADAPTER.id, 1, 1)
-    return Scene(queue, queued, claims[running.job.id], make_submission(), key.id, dead.job.id)
+    (stopped,) = await put(queue, make_submission())
+    await queue.jobs.pause(stopped)
+    return Scene(queue, queued, claims[running.job.id], make_submission(), key.id, dead.job.id, stopped)
 
 
 def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
@@ -139,6 +142,8 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
     return {
         "admit": ("default", 60),
         "cancel_jobs": (queued,),
+        "pause_jobs": (queued,),
+        "resume_jobs": (scene.stopped,),
         "heartbeat": ("w2", "{}", 1000, "demo", "digest", "demo"),
         "read_place": (queued,),
         "reclaim": (10, 1, 0, 0),

@@ -112,6 +112,17 @@ def case(*scripts: str) -> Callable[[Case], Case]:
     return add
 
 
+@case("submit", "pause_jobs", "resume_jobs")
+async def pauses_of_jobs(queue: Queue, make: Make) -> None:
+    (running,) = await put(queue, make())
+    await claim(queue)
+    (queued,) = await put(queue, make())
+    for job_id in (queued, running):
+        await queue.jobs.pause(job_id)
+    for job_id in (queued, running):
+        await queue.jobs.resume(job_id)
+
+
 @case("submit", "read_place", "cancel_jobs", "transact")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
