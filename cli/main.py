@@ -41,6 +41,10 @@ COMMANDS = {
         "Show a job: its state and, while it is queued, its position.",
     ),
     "jobs": ("cli.jobs:jobs", "List jobs, newest first."),
+    "batches": (
+        "cli.batches:batches",
+        "List batches with their progress and the time left, or show one.",
+    ),
     "cancel": (
         "cli.matching:cancel",
         "Cancel jobs, by id or all that match: queued ones at once, running ones at their next step.",

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.operators.operations import write_csv
-from fusequeue import UsageRow
+from fusequeue import Client, UsageRow
 from shared.job import Outcome, Progress, State
 from shared.job_fields import Priority
 from shared.queue import Queue
@@ -357,3 +357,15 @@ def test_no_name_becomes_a_formula_of_a_spreadsheet(capsys: pytest.CaptureFixtur
     _, *found = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
     assert [row[1] for row in found] == ["'=1+1", "'+1", "'-1", "'@x", "acme"]
     assert {row[2] for row in found} == {'a,"b"'}
+
+
+async def test_batches_are_listed_and_shown(run: Run, server: Server) -> None:
+    assert (await run("batches")).stdout == "none\n"
+    with Client(server.url) as client:
+        first, second = (client.batches.create([{"model": "demo", "prompt": PROMPT}]) for _ in range(2))
+    assert [one["id"] for one in lines(await run("batches", "--json"))] == [second.id, first.id]
+    assert [one["id"] for one in lines(await run("batches", "--json", "--limit", "1"))] == [second.id]
+    assert [one["id"] for one in lines(await run("batches", first.id, "--json"))] == [first.id]
+    shown = (await run("batches", first.id)).stdout
+    assert (first.id in shown, second.id in shown, "validating" in shown) == (True, False, True)
+    assert (await run("batches", "batch_none")).exit_code == 4
