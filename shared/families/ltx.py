@@ -43,6 +43,7 @@ FAMILY = Family(
         ("LTX2Pipeline", Task.EXTEND_VIDEO): "LTX2ConditionPipeline",
         ("LTX2ImageToVideoPipeline", Task.EXTEND_VIDEO): "LTX2ConditionPipeline",
         ("LTX2ConditionPipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
+        ("LTX2InContextPipeline", Task.EXTEND_VIDEO): "LTX2ConditionPipeline",
         ("LTX2InContextPipeline", Task.IMAGE_TO_VIDEO): "LTX2ImageToVideoPipeline",
         ("LTX2Pipeline", Task.VIDEO_TO_VIDEO): "LTX2InContextPipeline",
         ("LTX2ImageToVideoPipeline", Task.VIDEO_TO_VIDEO): "LTX2InContextPipeline",

@@ -95,12 +95,12 @@ def check_structure(spec: ModelSpec, pipelines: Mapping[Task, Pipeline]) -> None
 
 
 def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspect.Parameter]) -> bool:
+    if REFERENCES in accepted:  # with conditions too, which a sibling class takes
+        return task is Task.VIDEO_TO_VIDEO
     if task is Task.EXTEND_VIDEO:
         return extends(accepted)
     if task is Task.ANIMATE:
         return "image" in accepted and ("driving_video" in accepted or accepted.keys() >= POSES_AND_FACES)
-    if REFERENCES in accepted:
-        return task is Task.VIDEO_TO_VIDEO
     return task is Task.VIDEO_TO_VIDEO and _needs_video(type(pipeline), accepted) and not _others_needed(accepted)
 
 

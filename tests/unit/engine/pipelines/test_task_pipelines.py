@@ -22,7 +22,7 @@ from shared.errors import InferenceFailed, ModelUnavailable, UnusableInput
 from shared.job_fields import PARTS, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.task_pipelines import check_structure, pipeline_for, supports, takes_last_image
+from worker.engine.pipelines.task_pipelines import check_structure, pipeline_for, rebuild, supports, takes_last_image
 
 
 def video_pipeline(pipeline: str, denoiser: dict[str, Any], **config: Any) -> Any:
@@ -96,8 +96,9 @@ def test_the_tasks_of_a_class_follow_from_its_calls_parameters(pipeline: str, ta
     assert {task for task in Task if supports(task, instance)} == tasks
 
 
-def test_ltx_2_extends_videos_by_its_sibling() -> None:
-    model = diffusers.LTX2Pipeline(**ltx_2().components)
+@pytest.mark.parametrize("pipeline", ["LTX2Pipeline", "LTX2InContextPipeline"])
+def test_ltx_2_extends_videos_by_its_sibling(pipeline: str) -> None:
+    model = rebuild(diffusers.LTX2Pipeline(**ltx_2().components), getattr(diffusers, pipeline))
     assert type(pipeline_for(Task.EXTEND_VIDEO, model)) is diffusers.LTX2ConditionPipeline
 
 
