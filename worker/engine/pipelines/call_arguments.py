@@ -46,6 +46,7 @@ LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layer
 
 FRAME_RATES = ("frame_rate", "fps")  # pipelines name it differently
 VIDEOS = ("video", "driving_video", "controls")
+_DOWNSCALE = "reference_downscale_factor"
 LEAST_POSES = 2  # segments of one frame have none but that of the segment before
 
 Parameters = Mapping[str, inspect.Parameter]
@@ -87,7 +88,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **{name: list(inputs.video) for name in VIDEOS},
         **_poses_and_faces(job, accepted, inputs),
         **beginning(pipeline, job, accepted, inputs.video),
-        **_references(inputs, accepted),
+        **_references(pipeline, job, inputs, accepted),
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs),
         **_controls(pipeline, job, inputs),
@@ -374,10 +375,17 @@ def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
     return values
 
 
-def _references(inputs: InputImages, accepted: Parameters) -> dict[str, Any]:
-    """Return the video of a job as one to follow, without any noise, for pipelines that take those."""
+def _references(pipeline: Pipeline, job: Job, inputs: InputImages, accepted: Parameters) -> dict[str, Any]:
+    """Return the video of a job as one to follow, without any noise, for pipelines that take those.
+
+    Raises `UnusableInput` for a factor of a job that leaves nothing of it.
+    """
     if not inputs.video or REFERENCES not in accepted:
         return {}
+    factor = (job.extra or {}).get(_DOWNSCALE)
+    most = min(job.width, job.height) // getattr(pipeline, "vae_spatial_compression_ratio", 1)
+    if isinstance(factor, int) and not 1 <= factor <= most:
+        raise UnusableInput(f"extra.{_DOWNSCALE}: it must be 1 to {most} for this size", param=f"extra.{_DOWNSCALE}")
     reference = import_module("diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora").LTX2ReferenceCondition
     return {REFERENCES: [reference(list(inputs.video))]}
 

@@ -228,6 +228,19 @@ def test_poses_are_cropped_to_the_size_of_the_job_and_faces_are_not() -> None:
     assert made["segment_frame_length"] == 5
 
 
+@pytest.mark.parametrize("factor", [0, -1, 3, 10**9])
+def test_a_factor_that_leaves_nothing_of_a_video_to_follow_is_refused(factor: int) -> None:
+    pipeline = object.__new__(diffusers.LTX2InContextPipeline)
+    vars(pipeline)["vae_spatial_compression_ratio"] = 32
+    job = a_job("one", task=Task.VIDEO_TO_VIDEO, frames=9, fps=8, width=96, height=64)
+    inputs = InputImages(video=(IMAGE,) * 9)
+    fits = arguments_for(pipeline, job.model_copy(update={"extra": {"reference_downscale_factor": 2}}), 0, inputs)
+    assert fits["reference_downscale_factor"] == 2
+    with pytest.raises(UnusableInput, match="it must be 1 to 2") as caught:
+        arguments_for(pipeline, job.model_copy(update={"extra": {"reference_downscale_factor": factor}}), 0, inputs)
+    assert caught.value.param == "extra.reference_downscale_factor"
+
+
 def extending(frames: int, video: int) -> Job:
     ref = InputRef(id="in_1", key="k", content_type="video/mp4", bytes=1, width=8, height=8, frames=video, fps=24.0)
     return a_job("one", task=Task.EXTEND_VIDEO, frames=frames, fps=24, width=8, height=8, video=ref)
