@@ -85,3 +85,17 @@ def test_rows_with_different_images_and_scales_and_without_share_forwards(
         assert np.abs(made - plain_image(source, adapter, job)).max() <= TOLERANCE, job.id
     assert np.abs(plain_image(source, adapter, without) - recorder.images["job3", 0]).max() > ALIKE
     assert locate(spec)[1] > locate(a_spec(source))[1] + (adapter / FILE).stat().st_size / 2
+
+
+def test_one_that_no_job_can_have_does_not_stop_the_self_check(
+    tiny_model: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Edits take no controls."""
+    source = tiny_model("pix2pix")
+    adapter = controls.save_ip_adapter(source, tmp_path / "adapter", 1)
+    control = ControlSpec(id="style", kind="ip_adapter", source=str(adapter), weight_name=FILE)
+    recorder = EngineHarness(a_spec(source, tasks=(Task.EDIT,), control=(control,))).run(a_job("one", task=Task.EDIT))
+    assert recorder.finished["one"].error is None
+    logged = capsys.readouterr().out
+    assert "model_loaded" in logged
+    assert "self_check_incomplete" not in logged

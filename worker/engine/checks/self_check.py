@@ -199,9 +199,11 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
     added = [control for control in spec.control if control.kind != "structure"]
     for at, control in enumerate(added, len(PROMPTS)):
         templates = model.controlled_templates if control.kind == "controlnet" else model.templates
-        task = next(task for task in templates if task.takes_controls)
+        controlled = next((task for task in templates if task.takes_controls), None)
+        if controlled is None:  # no job of the model can have it
+            continue
         for seed, prompt in enumerate(PROMPTS[-2:], 2 * at):
-            job = sample_job(spec, task, seed, prompt, size)
+            job = sample_job(spec, controlled, seed, prompt, size)
             image_tasks.append(_image_task(model, with_control(job, control)))
     return image_tasks
 
