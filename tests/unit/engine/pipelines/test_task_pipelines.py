@@ -81,7 +81,7 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
         ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
         ("LTXConditionPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.EXTEND_VIDEO}),
-        ("LTX2InContextPipeline", {Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO}),
+        ("LTX2InContextPipeline", {Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO}),
         ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}),
         ("LucyEditPipeline", {Task.VIDEO_TO_VIDEO}),
         ("Cosmos2_5_TransferPipeline", {Task.VIDEO_TO_VIDEO}),
