@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path, PurePosixPath
 
 import httpx
@@ -271,3 +273,30 @@ async def test_a_stream_ends_when_its_key_is_revoked(
         await reader.wait_for('"status":"queued"')
         await fake_queue.api_keys.revoke(key.id)
         await reader.read_all()
+
+
+REQUESTS_OF_FORM = """
+globalThis.location = new URL("http://127.0.0.1/");
+const kept = { getItem: () => null, setItem() {} };
+Object.assign(globalThis, { window: globalThis, localStorage: kept, sessionStorage: kept, addEventListener() {} });
+globalThis.document = { baseURI: "http://127.0.0.1/", querySelector: () => null, addEventListener() {} };
+const { blank, bodyFrom, needsPrompt } = await import("REQUEST_JS");
+const model = {
+  id: "m", tasks: ["text_to_image"], defaults: {}, limits: {}, adapters: [],
+  controls: [{ id: "variation", kind: "redux" }, { id: "edges", kind: "controlnet" }],
+};
+const seen = [["variation", ""], ["edges", ""], ["variation", "a cat"]].map(([id, prompt]) => {
+  const values = { ...blank(model), prompt, controls: [{ key: 1, id, image: { id: "in_1" } }] };
+  return [needsPrompt(values, model), bodyFrom(values, model).prompt ?? null];
+});
+console.log(JSON.stringify(seen));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_form_needs_no_prompt_beside_redux_and_sends_no_empty_one() -> None:
+    script = REQUESTS_OF_FORM.replace("REQUEST_JS", (STATIC / "views/request.js").as_uri())
+    command = ["node", "--input-type=module", "--eval", script]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert shown.stdout, shown.stderr
+    assert json.loads(shown.stdout) == [[False, None], [True, None], [False, "a cat"]]

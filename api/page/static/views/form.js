@@ -8,7 +8,7 @@ import { Drop, Drops } from "../parts/drop.js";
 import { PaintMask } from "../parts/mask.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
 import { limitFaults } from "./limits.js";
-import { blank, fieldsOf, formFaults, newControl, usualStrength } from "./request.js";
+import { blank, fieldsOf, formFaults, needsPrompt, newControl, usualStrength } from "./request.js";
 
 const RATIOS = [
   ["1:1", 1],
@@ -41,8 +41,9 @@ export function Form({ models, model, values, setValues, fault, generate }) {
     fault: faultOf(name),
     onChange: (value) => set({ [name]: value }),
   });
+  const isNeeded = needsPrompt(values, model);
   const tooLong = values.prompt.length > limits.max_prompt_chars;
-  const lacksPrompt = has.prompt && (!values.prompt.trim() || tooLong);
+  const lacksPrompt = has.prompt && (tooLong || (isNeeded && !values.prompt.trim()));
   const isRefused = !mayWrite() || lacksPrompt || Object.values(own).some(Boolean);
   const chooseImages = (images) =>
     set(({ task, images: [before] }) => {
@@ -74,7 +75,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         has.prompt &&
         html`
       <${Field} label="Prompt" fault=${faultOf("prompt")} note=${`${values.prompt.length} of ${limits.max_prompt_chars}`} noteFault=${tooLong}>
-        <textarea name="prompt" rows="4" required placeholder=${has.duration ? "a slow waltz for piano, warm and quiet" : "a red circle on a blue ground, left"} value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
+        <textarea name="prompt" rows="4" required=${isNeeded} placeholder=${has.duration ? "a slow waltz for piano, warm and quiet" : "a red circle on a blue ground, left"} value=${values.prompt} onInput=${(event) => set({ prompt: event.target.value })}></textarea>
       <//>`
       }
       ${

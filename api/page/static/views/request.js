@@ -95,14 +95,22 @@ export function blank(model, before = null, modelBefore = null) {
   };
 }
 
+/** Whether the form sends nothing without a prompt: Redux makes variations of an image without words. */
+export function needsPrompt(values, model) {
+  const has = fieldsOf(values.task, model);
+  const redux = model.controls.filter((control) => control.kind === "redux").map((control) => control.id);
+  return has.prompt && !(has.controls && values.controls.some((one) => one.image && redux.includes(one.id)));
+}
+
 /** The request body of the values: only what differs from the model's defaults, so that it is short to read. */
 export function bodyFrom(values, model) {
   const { defaults } = model;
   const has = fieldsOf(values.task, model);
-  const body = has.prompt ? { model: values.model, prompt: values.prompt } : { model: values.model };
+  const body = { model: values.model };
   const put = (name, value, other) => {
     if (value !== "" && value !== null && value !== undefined && value !== other) body[name] = value;
   };
+  if (has.prompt) put("prompt", values.prompt.trim() && values.prompt);
   if (has.prompt && values.negative_prompt !== (defaults.negative_prompt ?? "")) body.negative_prompt = values.negative_prompt;
   for (const name of PLAIN) {
     if (has.size || !SIDES.includes(name)) put(name, values[name], defaults[name]);
