@@ -101,7 +101,10 @@ def _input_schema(spec: ModelSpec) -> dict[str, Any]:
         if name not in EXCLUDED and name not in unused:
             own = {"default": defaults[name]} if name in defaults else {}
             properties[REPLICATE_NAMES.get(name, name)] = {**schema, **own}
-    return {"type": "object", "title": "Input", "required": ["prompt"], "properties": properties, "$defs": job["$defs"]}
+    # Redux makes variations of an image without words.
+    is_optional = spec.makes_meshes or any(control.kind == "redux" for control in spec.control)
+    required = {} if is_optional else {"required": ["prompt"]}
+    return {"type": "object", "title": "Input", **required, "properties": properties, "$defs": job["$defs"]}
 
 
 _SIDES = ("width", "height", "size", "aspect_ratio", "megapixels")
@@ -112,6 +115,7 @@ def _unused_fields(spec: ModelSpec) -> set[str]:
     """Return the fields that no task of a model takes."""
     tasks, media = spec.tasks, {task.medium for task in spec.tasks}
     taken = {
+        ("prompt",): not spec.makes_meshes,
         _SIDES: bool(media & {Medium.IMAGE, Medium.VIDEO}),
         ("image", "images"): any(task.takes_image for task in tasks),
         _MASKS: Task.INPAINT in tasks,

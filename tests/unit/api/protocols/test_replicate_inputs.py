@@ -14,6 +14,7 @@ from api.protocols.replicate.prediction_inputs import parse_input, size_for
 from api.protocols.replicate.predictions import model_of_version, model_version
 from shared.config import models_file
 from shared.config.adapters import AdapterSpec
+from shared.config.controls import ControlSpec
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
@@ -238,3 +239,20 @@ def test_the_schema_offers_the_fields_that_a_model_takes(
     properties = version["openapi_schema"]["components"]["schemas"]["Input"]["properties"]
     assert offered <= properties.keys()
     assert not left_out & properties.keys()
+
+
+@pytest.mark.parametrize(
+    ("spec", "required", "is_offered"),
+    [
+        (DEMO, ["prompt"], True),
+        (ModelSpec(id="redux", source="x", control=(ControlSpec(id="like", kind="redux", source="y"),)), [], True),
+        (ModelSpec(id="mesh", source="x", tasks=(Task.IMAGE_TO_MESH,)), [], False),
+    ],
+    ids=["demo", "redux", "mesh"],
+)
+def test_the_schema_requires_a_prompt_where_every_job_needs_one(
+    spec: ModelSpec, required: list[str], is_offered: bool
+) -> None:
+    schema = version_object(spec)["openapi_schema"]["components"]["schemas"]["Input"]
+    assert schema.get("required", []) == required
+    assert ("prompt" in schema["properties"]) is is_offered
