@@ -119,13 +119,13 @@ class JobParams(SentFields, total=False):
     last_image: ImageSource | None
     """The last frame of a video."""
     video: ImageSource | None
-    """What is changed, or moves the person of `image`."""
+    """What is changed or extended, or moves the person of `image`."""
     face_video: ImageSource | None
     """The face that the person of `image` gets, on models that need it; `video` is one of poses."""
     audio: ImageSource | None
     """A sound that is changed."""
     controls: Sequence[ControlParams] | None
-    """Control images of the model's ControlNets and IP-Adapters."""
+    """Images for the model's controls: ControlNets, T2I-Adapters, IP-Adapters, Redux, images of structure."""
     output: OutputParams | None
     """Where the results go, if not to the service's storage."""
     webhook_events: Sequence[JobEventName] | None
