@@ -239,8 +239,15 @@ class EngineHarness:
             Settings(**{"device": DEVICE, "torch_threads": 1, "cpu_memory_bytes": 0, **settings}),
         )
 
-    def submit(self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None, **request: Any) -> None:
-        """Submit jobs, which start together, with `image` or images generated from their seeds as inputs.
+    def submit(
+        self,
+        *jobs: Job,
+        solo: Sequence[str] = (),
+        image: bytes | None = None,
+        inputs: InputFiles | None = None,
+        **request: Any,
+    ) -> None:
+        """Submit jobs, which start together, with `inputs`, `image`, or images generated from their seeds as inputs.
 
         `request` are further fields of their requests.
         """
@@ -250,7 +257,7 @@ class EngineHarness:
                     job.id,
                     job,
                     self.specs[job.model],
-                    input_files(job) if image is None else InputFiles(images=(image,)),
+                    inputs or (input_files(job) if image is None else InputFiles(images=(image,))),
                     job.id in solo,
                     **request,
                 )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from harness.checkpoints import files_of, halfway, run_with_checkpoints
-from harness.engine import EngineHarness, EventRecorder, a_spec
+from harness.engine import EngineHarness, EventRecorder, a_spec, input_files
 from harness.model_pool import shared_models
 from parity.cells import Cell
 from parity.running import as_floats
@@ -20,7 +20,7 @@ from parity.running import as_floats
 from shared.config.model_index import index_file
 from shared.config.models_file import ModelSpec
 from shared.job import Job
-from worker.engine.protocol import Output
+from worker.engine.protocol import InputFiles, Output
 
 CONTINUE_S = 300.0
 Difference = float | str  # the string is the reason for which a job begins anew
@@ -36,11 +36,15 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Stopped:
-    """A job of the cell with the id `cell`, and the files from which its images continue."""
+    """A job of the cell with the id `cell`, and the files from which its images continue.
+
+    Its inputs go with it: the encoder of videos makes another file of the same frames in many a process.
+    """
 
     cell: str
     spec: ModelSpec
     job: Job
+    inputs: InputFiles
     files: tuple[bytes | None, ...]
 
 
@@ -68,7 +72,7 @@ def resumed_difference(cell: Cell, folder: Path, process: ProcessPoolExecutor) -
             if (reason := stopped.checkpoints[-1].reason) is not None:
                 return reason
             files = files_of(halfway(stopped))
-            rest = process.submit(_continue, Stopped(cell.id, spec, job, files)).result(CONTINUE_S)
+            rest = process.submit(_continue, Stopped(cell.id, spec, job, input_files(job), files)).result(CONTINUE_S)
             assert rest.resumed_steps > 0, f"{job.id}: it began anew"
             assert rest.forwards < whole.forwards, f"{job.id}: no step was spared"
             assert rest.arrays.keys() == whole.arrays.keys()
@@ -92,7 +96,7 @@ def _continue(stopped: Stopped) -> Made:
 
     cell = next(one for one in (*GRID, *MORE) if one.id == stopped.cell)
     with shared_models(), cell.around(), as_floats():
-        recorder = EngineHarness(stopped.spec).run(stopped.job, checkpoints=stopped.files)
+        recorder = EngineHarness(stopped.spec).run(stopped.job, inputs=stopped.inputs, checkpoints=stopped.files)
     return _made(recorder, stopped.job)
 
 
