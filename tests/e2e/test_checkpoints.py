@@ -22,10 +22,9 @@ from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.redis_keys import RedisKeys
 from worker.engine.checkpoints import file_format
 
-STEPS = 150
+STEPS = 200
 JOBS = 8
 COMPARED = (0, 3)
-FAR = 5  # steps that a job has done before its worker is drained
 
 MODELS = f"""
 [[model]]
@@ -45,6 +44,7 @@ fps = 8
 min_side = 16
 multiple_of = 16
 max_frames = 9
+max_steps = {STEPS}
 frames_multiple = 4
 """
 
@@ -68,11 +68,14 @@ def video(stack: Any, job_id: str) -> bytes:
     return bytes(response.content)
 
 
-def running_from(stack: Any, step: int) -> bool:
-    """Return whether the newest jobs run, half of them beyond a step: four reproducible videos share a forward."""
-    jobs = stack.read("/v1/jobs", limit=str(JOBS))["data"]
-    far = sum(job["progress"]["step"] >= step for job in jobs)
-    return far >= len(jobs) / 2 and all(job["status"] == "running" for job in jobs)
+def wait_for_checkpoints(worker: Any, job_ids: list[str], least: int) -> None:
+    """Wait until as many of the jobs have a checkpoint; the log says so at once, and records of jobs once a second."""
+
+    def count() -> int:
+        text = worker.text()
+        return sum(f'"job_id": "{job_id}", "step"' in text for job_id in job_ids)
+
+    wait_until(lambda: count() >= least, f"{least} jobs have checkpoints")
 
 
 def used_steps(stack: Any) -> int:
@@ -109,7 +112,7 @@ def test_a_drained_worker_leaves_at_once_and_its_videos_go_on_elsewhere(
     before, worker = used_steps(stack), only_worker(stack)
     with frozen(worker):
         jobs = [submit(stack, seed) for seed in range(JOBS)]
-    wait_until(lambda: running_from(stack, FAR), "all jobs run")
+    wait_for_checkpoints(worker, jobs, JOBS // 2)  # four reproducible videos share a forward
     started = time.monotonic()
     assert worker.stop() == 0
     seconds = time.monotonic() - started
@@ -119,15 +122,14 @@ def test_a_drained_worker_leaves_at_once_and_its_videos_go_on_elsewhere(
     assert seconds < 5
     assert [(job["status"], job["attempts"]) for job in ended] == [("succeeded", 1)] * JOBS
     resumed = [job["resumed_at_step"] or 0 for job in ended]
-    assert sum(step >= FAR for step in resumed) >= JOBS / 2
+    assert sum(step > 0 for step in resumed) >= JOBS / 2
     assert used_steps(stack) - before == JOBS * STEPS
     assert {seed: video(stack, jobs[seed]) for seed in COMPARED} == undisturbed
 
 
 def test_a_video_of_a_killed_worker_goes_on_from_its_last_checkpoint(stack: Any, undisturbed: dict[int, bytes]) -> None:
     worker, job_id = only_worker(stack), submit(stack, 3)
-    stored = f'"job_id": "{job_id}", "step"'
-    wait_until(lambda: stored in worker.text(), "a checkpoint is stored")
+    wait_for_checkpoints(worker, [job_id], 1)
     worker.kill()
     stack.worker()
     job = stack.finish(job_id)
@@ -174,7 +176,7 @@ def test_a_checkpoint_that_is_not_the_jobs_own_is_refused_and_the_job_begins_ane
     worker = only_worker(stack)
     with frozen(worker):
         tampered, truncated, foreign, old = jobs = [submit(stack, seed) for seed in (0, 1, 2, 3)]
-    wait_until(lambda: all(stack.job(job_id)["progress"]["step"] >= FAR for job_id in jobs), "all jobs run")
+    wait_for_checkpoints(worker, jobs, len(jobs))
     assert worker.stop() == 0
     files = {job_id: stack.folder / "storage" / checkpoint_of(stack, job_id).stored[0].key for job_id in jobs}
     data = {job_id: file.read_bytes() for job_id, file in files.items()}
