@@ -79,9 +79,9 @@ class BacklogSample(QueueComponent):
             ids, weight = await self._dated_jobs()
             async with self._redis.pipeline(transaction=False) as pipe:
                 for job_id, _ in ids:
-                    pipe.hmget(self._keys.job(job_id), "model", "tenant", "rank", "slots", "batch", "left")
+                    pipe.hmget(self._keys.job(job_id), "model", "tenant", "rank", "slots", "batch", "left", "src")
                 jobs = [_DatedJob(*row) for row in await pipe.execute()]
-            due = [(job, due_s) for job, (_, due_s) in zip(jobs, ids, strict=True) if job.is_bulk]
+            due = [(job, due_s) for job, (_, due_s) in zip(jobs, ids, strict=True) if job.counts]
             batches = {(job.tenant, job.batch): (job, due_s) for job, due_s in due if job.batch}
             async with self._redis.pipeline(transaction=False) as pipe:
                 for tenant, batch in batches:
@@ -127,6 +127,7 @@ class _DatedJob(NamedTuple):
     slots: str
     batch: str | None
     left: str | None
+    place: str | None
 
     @property
     def work_slots(self) -> float:
@@ -134,8 +135,10 @@ class _DatedJob(NamedTuple):
         return int(self.slots) * float(self.left or 1)
 
     @property
-    def is_bulk(self) -> bool:
-        return self.rank is not None and RANKS[int(self.rank)] is Priority.BULK
+    def counts(self) -> bool:
+        """Whether it is a bulk job that no client has paused: no worker is wanted for a paused one."""
+        is_bulk = self.rank is not None and RANKS[int(self.rank)] is Priority.BULK
+        return is_bulk and self.place != "paused"
 
 
 def _limited_tenant(

@@ -162,6 +162,16 @@ async def test_bulk_jobs_count_by_their_slack(queue: Queue, make_submission: Mak
     assert row.due_s == pytest.approx(82_800, abs=60)
 
 
+async def test_a_paused_bulk_job_is_not_due(queue: Queue, make_submission: Make) -> None:
+    """Its deadline passes on, but no worker could run it."""
+    await learn_minutes(queue, make_submission().signature)
+    (job_id,) = await put(queue, make_submission(priority=Priority.BULK, steps=60, time_limit_ms=DAY_MS))
+    await queue.jobs.pause(job_id)
+    assert (await queue.workers.backlog(await queue.workers.load(), {})).dated == []
+    await queue.jobs.resume(job_id)
+    assert len((await queue.workers.backlog(await queue.workers.load(), {})).dated) == 1
+
+
 async def test_late_bulk_jobs_are_due_at_once(
     queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,6 +288,18 @@ async def test_a_paused_job_waits_until_it_is_resumed_and_continues_on_another_w
     assert (record.state, record.attempts, record.resumed_steps) == (State.SUCCEEDED, 1, len(STATE))
 
 
+async def test_a_job_that_an_older_worker_queued_in_spite_of_its_pause_can_be_paused_again(scene: Scene) -> None:
+    """Older scripts keep the mark and do not read it."""
+    queue = scene.fleet.queue
+    await queue.client.redis.hset(queue.client.redis_keys.job(scene.job.id), "paused", "1700000000000")
+    record = await queue.jobs.pause(scene.job.id)
+    assert record is not None
+    assert record.paused_at_ms == 1_700_000_000_000
+    assert await claim_jobs(queue) == []
+    await queue.jobs.resume(scene.job.id)
+    assert [claim.job.id for claim in await claim_jobs(queue)] == [scene.job.id]
+
+
 async def test_a_pause_outlives_the_loss_of_its_worker(scene: Scene) -> None:
     queue = scene.fleet.queue
     [_] = await claim_jobs(queue)

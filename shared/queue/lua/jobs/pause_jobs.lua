@@ -9,8 +9,10 @@ local function pause(id)
   local job = job_record.load(id)
   if not job then return '' end
   local unfinished = job.state == 'queued' or job.state == 'running'
-  if not unfinished or job.cancel or job.paused then return job.state end
-  job.paused = whole(now)
+  -- A worker of an older version queues a paused job in its lane again.
+  local done = job.paused and (job.state == 'running' or job.src == 'paused')
+  if not unfinished or job.cancel or done then return job.state end
+  job.paused = job.paused or whole(now)
   redis.call('HSET', key.job(id), 'paused', job.paused)
   if job.state == 'queued' then
     lane_changes.leave(id, job)
