@@ -62,7 +62,8 @@ def _source_of(
         return Finding(
             name, FAILED, f"{folder} has no {CLASSIC}, nor {MODULAR}", "set `source` to a folder of save_pretrained"
         )
-    missing = [] if has_checkpoint else [one for one in missing_folders(folder) if one not in left_out]
+    no_index = has_checkpoint or is_shape_folder(folder)
+    missing = [] if no_index else [one for one in missing_folders(folder) if one not in left_out]
     if missing:
         lacks = f"{folder} has no folder {' and '.join(missing)}, which its index lists"
         return Finding(name, FAILED, lacks, "copy or download the whole model again")

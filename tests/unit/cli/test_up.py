@@ -328,6 +328,16 @@ def test_gpus_are_the_visible_ones_else_all(tmp_path):
     assert environment.gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
 
 
+def test_a_folder_of_meshes_which_has_no_index_is_no_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "mesh"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    models = tmp_path / "models.toml"
+    models.write_text('[[model]]\nid = "mesh"\nsource = "mesh"\ntasks = ["image_to_mesh"]\n')
+    assert list(command.model_faults(models)) == []
+
+
 def test_a_model_whose_folder_is_missing_is_named_before_the_start(tmp_path):
     models = tmp_path / "models.toml"
     models.write_text('[[model]]\nid = "gone"\nsource = "./nowhere"\n\n[[model]]\nid = "hub"\nsource = "a/b"\n')
