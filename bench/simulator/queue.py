@@ -20,7 +20,6 @@ from shared.queue.order.facts import (
     SignatureFacts,
     SignatureQueue,
     TenantFacts,
-    UrgentJob,
 )
 from shared.queue.order.policies import Limit, OrderPolicies
 
@@ -155,12 +154,7 @@ class SimulatedQueue:
             (model, rank): self._order(kinds, rank, now_s, holders.get(model, 0))
             for (model, rank), kinds in by_order.items()
         }
-        urgent = [
-            UrgentJob(jobs.start_by_ms, lane.kind.name, lane.kind.model, lane.rank)
-            for lane, jobs in self.lanes()
-            if jobs.start_by_ms is not None
-        ]
-        return QueueFacts(1000 * now_s, POLICIES, (), dict.fromkeys(models, 0.0), orders, sorted(urgent))
+        return QueueFacts(1000 * now_s, POLICIES, (), dict.fromkeys(models, 0.0), orders)
 
     def _order(self, kinds: list[JobKind], rank: int, now_s: float, holders: int) -> OrderFacts:
         ready = {kind: self._ready_ms(kind, rank, now_s) for kind in kinds}

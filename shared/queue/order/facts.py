@@ -54,13 +54,6 @@ class OrderFacts(NamedTuple):
     work_ms: float
 
 
-class UrgentJob(NamedTuple):
-    start_by: int
-    signature: str
-    model: str
-    rank: int
-
-
 class QueueFacts(NamedTuple):
     """What decides between signatures. `credits` are bulk slots due by model, `preempted` the usage of the tenants that
     would be delayed; paused models are left out."""
@@ -70,7 +63,6 @@ class QueueFacts(NamedTuple):
     preempted: Sequence[float]
     credits: Mapping[str, float]
     orders: Mapping[tuple[str, int], OrderFacts]
-    urgent: Sequence[UrgentJob]
 
 
 Place = Literal["lane", "front", "solo", "dated"]
@@ -188,7 +180,6 @@ def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
             )
             for model, rank, has_tenants, tenants, ready, holders, work in wire["orders"] or ()
         },
-        [UrgentJob(int(at), sig, model, int(rank)) for at, sig, model, rank in wire["urgent"] or () if sig and rank],
     )
 
 

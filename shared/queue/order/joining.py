@@ -77,13 +77,14 @@ class Joining:
         )
 
     def _others_urgent(self, step: Step) -> bool:
-        ranks = {part.rank for part in step.parts}
         return any(
-            job.start_by <= self._urgent_before
-            and job.signature != self.queue.signature
-            and job.rank in ranks
-            and job.model in step.models
-            for job in self.order.facts.urgent
+            one.start_by is not None and one.start_by <= self._urgent_before
+            for part in step.parts
+            for model in step.models
+            if (order := self.order.facts.orders.get((model, part.rank))) is not None
+            for tenant in order.tenants
+            for one in tenant.signatures
+            if one.signature != self.queue.signature
         )
 
     def _own_row(self, step: Step) -> Row | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
 from shared.job import DeviceTimes, Outcome, Progress, State, Timings
-from shared.job_fields import OnDeadline
+from shared.job_fields import OnDeadline, Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import RANKS
@@ -319,6 +320,24 @@ async def test_a_batch_admits_none_while_another_signature_has_an_urgent_job(
         await pass_latest_start(queue, *other)
     joined = await queue.claims.join("w1", make_submission().signature, 4, models=MODELS)
     assert [one.job.id for one in joined] == [mate] * joins
+
+
+@pytest.mark.parametrize("paused", ["of its own signature", "of another rank", "of another model"])
+async def test_an_urgent_job_is_seen_behind_many_paused_ones(queue: Queue, make_submission: Make, paused: str) -> None:
+    """Those have less slack, and none of them starts."""
+    await learn(queue, make_submission())
+    await put(queue, make_submission())
+    assert await claim_ids(queue)
+    fields: dict[str, dict[str, Any]] = {
+        "of its own signature": {"time_limit_ms": 15_000},
+        "of another rank": {"time_limit_ms": 7000, "width": 192, "priority": Priority.BULK},
+        "of another model": {"time_limit_ms": 7000, "model": "other"},
+    }
+    ids = await put(queue, *(make_submission(**fields[paused]) for _ in range(20)))
+    for job_id in ids:
+        await queue.jobs.pause(job_id)
+    await put(queue, make_submission(), make_submission(width=128, time_limit_ms=7500))
+    assert await queue.claims.join("w1", make_submission().signature, 4, models=["demo"]) == []
 
 
 async def test_a_new_deadline_moves_a_job(queue: Queue, make_submission: Make) -> None:

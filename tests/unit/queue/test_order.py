@@ -19,7 +19,6 @@ from shared.queue.order.facts import (
     SignatureFacts,
     SignatureQueue,
     TenantFacts,
-    UrgentJob,
 )
 from shared.queue.order.jobs import Batch, JobSelection
 from shared.queue.order.joining import Joining
@@ -37,9 +36,8 @@ def facts(
     *,
     due: Mapping[str, float] = {"demo": 0.0},
     preempted: Sequence[float] = (),
-    urgent: Sequence[UrgentJob] = (),
 ) -> QueueFacts:
-    return QueueFacts(NOW, POLICIES, preempted, due, orders, urgent)
+    return QueueFacts(NOW, POLICIES, preempted, due, orders)
 
 
 def order_facts(*tenants: TenantFacts, holders: int = 0, work_ms: float = 0.0) -> OrderFacts:
@@ -495,33 +493,29 @@ def joining(
 OWN = SignatureFacts("s", NOW - 10, None, 0)
 OVERDUE = SignatureFacts("other", NOW - 2_000, None, 0)
 QUEUED = signature_queue(lane("a", A))
-JOINS: list[tuple[str, Sequence[TenantFacts], dict[str, Any], str, bool]] = [
-    ("nothing else is queued", [tenant("a", OWN)], {}, "0 0 1 2", False),
-    ("another signature is ready", [tenant("a", OWN, "other")], {}, "0 0 1 2", False),
-    ("another one is overdue, and is next", [tenant("a", OWN, OVERDUE)], {}, "0", True),
+JOINS: list[tuple[str, Sequence[TenantFacts], str, bool]] = [
+    ("nothing else is queued", [tenant("a", OWN)], "0 0 1 2", False),
+    ("another signature is ready", [tenant("a", OWN, "other")], "0 0 1 2", False),
+    ("another one is overdue, and is next", [tenant("a", OWN, OVERDUE)], "0", True),
     (
         "another one is overdue, of a tenant that is served more",
         [tenant("a", OWN), tenant("b", OVERDUE, usage=5.0)],
-        {},
         "0 0 1 2",
         False,
     ),
     (
         "a job of another signature must start before this batch can end",
         [tenant("a", OWN, SignatureFacts("other", NOW - 1, NOW + 500, 0))],
-        {"urgent": [UrgentJob(NOW + 500, "other", "demo", 1)]},
         "0",
         True,
     ),
 ]
 
 
-@pytest.mark.parametrize(("why", "tenants", "more", "ranks", "held"), JOINS, ids=[row[0] for row in JOINS])
-def test_which_jobs_join_a_running_batch(
-    why: str, tenants: Sequence[TenantFacts], more: dict[str, Any], ranks: str, held: bool
-) -> None:
+@pytest.mark.parametrize(("why", "tenants", "ranks", "held"), JOINS, ids=[row[0] for row in JOINS])
+def test_which_jobs_join_a_running_batch(why: str, tenants: Sequence[TenantFacts], ranks: str, held: bool) -> None:
     queue = QUEUED._replace(run_ms=1_000.0)
-    assert joining({("demo", 1): order_facts(*tenants)}, queue, **more) == (ranks, held), why
+    assert joining({("demo", 1): order_facts(*tenants)}, queue) == (ranks, held), why
 
 
 def test_bulk_gets_its_share_of_the_sum() -> None:

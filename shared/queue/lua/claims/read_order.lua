@@ -7,8 +7,8 @@
 --          with jobs on this worker that would be preempted, separated by spaces; `page`: of the signatures that have been
 --          ready longest, from 0; `tenants`: read tenants and their signatures
 -- Returns  JSON: {claims} with what the worker's last request claimed if this repeats it, or {now, preempted, models,
---          orders, urgent}, as `shared/queue/order/facts.py` reads them
-local TENANTS, SIGNATURES, READY, URGENT = 8, 4, 8, 8
+--          orders}, as `shared/queue/order/facts.py` reads them
+local TENANTS, SIGNATURES, READY = 8, 4, 8
 -- Ready signatures of a part, after which those of no further tenant are read; interactive jobs have two parts.
 local COMPARED = 4
 local worker, page, now = args.worker, args.page, clock_ms()
@@ -60,20 +60,10 @@ local function tenants_of(model, rank)
   return out
 end
 
-local function urgent()
-  local out = {}
-  if not has_deadlines then return out end
-  local rows = redis.call('ZRANGEBYSCORE', key.deadlines, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, URGENT)
-  for at = 1, #rows, 2 do
-    table.insert(out, {rows[at + 1], unpack(redis.call('HMGET', key.job(rows[at]), 'sig', 'model', 'rank'))})
-  end
-  return out
-end
-
 local repeated = args.token ~= '' and last_claim.repeated(worker, args.token)
 if repeated then return cjson.encode({claims = repeated}) end
 local policies = {conf.overdue_ms, conf.aging_ms, conf.bulk_share, conf.interactive_allowance_s}
-local facts = {now = now, preempted = {}, policies = policies, models = {}, orders = {}, urgent = urgent()}
+local facts = {now = now, preempted = {}, policies = policies, models = {}, orders = {}}
 for tenant in string.gmatch(args.preempted, '%S+') do table.insert(facts.preempted, tenants.usage_of(tenant) or 0) end
 for _, model in ipairs(pauses.without(args.models)) do
   table.insert(facts.models, {model.name, tonumber(redis.call('HGET', key.bulk_credit, model.name) or nil) or 0})
