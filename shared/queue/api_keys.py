@@ -210,11 +210,14 @@ class ApiKeys(QueueComponent):
             for tenant in of_day.keys() | of_month.keys()
         }
 
-    async def queued_jobs(self) -> dict[str, int]:
-        """Return how many jobs of each tenant are queued."""
-        with translated():
-            rows = await self._redis.hgetall(self._keys.queued_jobs)
-        return {tenant: int(jobs) for tenant, jobs in rows.items() if tenant != _EVERYONE}
+    async def queued_jobs(self, tenants: Sequence[str]) -> dict[str, int]:
+        """Return how many jobs of each of these tenants are queued, paused ones too, as their limit counts them."""
+        if not tenants:
+            return {}
+        paused = [("SCARD", self._keys.paused_jobs(tenant)) for tenant in tenants]
+        in_lanes, *others = await self._replies([("HMGET", self._keys.queued_jobs, *tenants), *paused])
+        counts = zip(tenants, in_lanes, others, strict=True)
+        return {tenant: int(in_lane or 0) + int(other) for tenant, in_lane, other in counts}
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits; None means the limit in the settings. They count for the next claim."""

@@ -38,7 +38,7 @@ class TenantLimitsObject(BaseModel):
 class TenantUseObject(BaseModel):
     """What a tenant uses now, of what its limits bound."""
 
-    queued_jobs: int
+    queued_jobs: int = Field(description="With those that are paused.")
     running_slots: int = Field(description="Images that are generated now.")
     device_seconds_per_day: float = Field(description="Of the present day (UTC).")
     device_seconds_per_month: float = Field(description="Of the present month (UTC).")
@@ -87,9 +87,10 @@ async def list_tenants(
     chosen = names[:limit]
     last = await queue.usage.today()
     first = last - timedelta(days=days - 1)
-    used = await queue.usage.of_tenants(first, last, chosen)
+    used, queued = await queue.usage.of_tenants(first, last, chosen), await queue.api_keys.queued_jobs(chosen)
     data = [
-        tenants.tenant(one, services.settings, usage_object(UsageRow(None, one, None, used[one]))) for one in chosen
+        tenants.tenant(one, services.settings, queued[one], usage_object(UsageRow(None, one, None, used[one])))
+        for one in chosen
     ]
     has_more = len(names) > limit
     return TenantList(
@@ -110,7 +111,6 @@ class _Tenants:
     kept: dict[str, Footprint]
     uses: dict[str, TenantUse]
     spent: dict[str, Spent]
-    queued: dict[str, int]
 
     @classmethod
     async def read(cls, queue: Queue) -> _Tenants:
@@ -121,13 +121,12 @@ class _Tenants:
             kept=await keys.footprints(),
             uses=await keys.tenant_use(),
             spent=await keys.spent(),
-            queued=await keys.queued_jobs(),
         )
 
     def names(self) -> list[str]:
-        return sorted({*self.with_keys, *self.limits, *self.kept, *self.uses, *self.spent, *self.queued})
+        return sorted({*self.with_keys, *self.limits, *self.kept, *self.uses, *self.spent})
 
-    def tenant(self, name: str, settings: Settings, usage: UsageObject) -> TenantObject:
+    def tenant(self, name: str, settings: Settings, queued_jobs: int, usage: UsageObject) -> TenantObject:
         limits = asdict(self.limits.get(name, TenantLimits()))
         own = {limit: value for limit, value in limits.items() if value is not None}
         kept, use = self.kept.get(name, Footprint()), self.uses.get(name, TenantUse())
@@ -136,7 +135,7 @@ class _Tenants:
             limits=TenantLimitsObject(**{**_default_limits(settings), **own}),
             own_limits=sorted(own),
             use=TenantUseObject(
-                queued_jobs=self.queued.get(name, 0),
+                queued_jobs=queued_jobs,
                 running_slots=use.running_slots,
                 recent_device_seconds=use.device_seconds,
                 **asdict(kept),

@@ -88,6 +88,8 @@ async def test_a_paused_job_counts_in_the_limit_of_queued_jobs_and_is_claimed_wh
     tenant = (await fake_queue.jobs.get_many([first]))[0].job.tenant  # type: ignore[union-attr]
     await fake_queue.api_keys.set_limits(tenant, TenantLimits(queued_jobs=2))
     assert (await api.post("/v1/jobs", json=BODY)).status_code == 429
+    (listed,) = (await api.get("/v1/tenants")).json()["data"]
+    assert listed["use"]["queued_jobs"] == listed["limits"]["queued_jobs"] == 2
     assert [claim.job.id for claim in await fake_queue.claims.claim(WORKER, ["demo"], 8)] == [second]
     assert (await api.post(f"/v1/jobs/{first}/resume")).json()["paused_at"] is None
     assert [claim.job.id for claim in await fake_queue.claims.claim(WORKER, ["demo"], 8)] == [first]
