@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from redis.exceptions import ResponseError
 
@@ -21,10 +21,12 @@ from shared.queue.maintenance.footprint_count import FootprintCounter
 from shared.queue.maintenance.recount import LOCK_S, Recount
 from shared.queue.maintenance.repairs import Repairs
 
-PHASES = ("jobs", "lanes", "queued", "running", "footprint")
+PHASES = ("jobs", "lanes", "paused", "queued", "running", "footprint")
 FOOTPRINT_S = 20.0
 """Least time of a recount of what tenants keep, which another run cannot continue: a million records take as long."""
 
+_Kind: TypeAlias = Literal["job", "lane", "paused_jobs", "signature", "file_parts"]
+_SCANNED: dict[str, _Kind] = {"jobs": "job", "lanes": "lane", "paused": "paused_jobs"}
 PROGRESS_S = 3600
 _SCAN_COUNT = 1000
 _CHUNK = 50
@@ -78,8 +80,8 @@ class Reconciliation(QueueComponent):
             elif phase == "footprint":
                 await self._recount_footprint()
             else:
-                async for names, after in self._scan("job" if phase == "jobs" else "lane", cursor):
-                    await (self._check_jobs(names) if phase == "jobs" else self._check_lanes(names))
+                async for names, after in self._scan(_SCANNED[phase], cursor):
+                    await self._check(phase, names)
                     if after != "0":
                         await self._save(phase, after, server)
             cursor = "0"
@@ -112,9 +114,7 @@ class Reconciliation(QueueComponent):
                 raise OutOfTime
             await self._redis.expire(self._keys.reconciling, LOCK_S)
 
-    async def _scan(
-        self, kind: Literal["job", "lane", "signature", "file_parts"], cursor: str = "0"
-    ) -> AsyncIterator[tuple[list[str], str]]:
+    async def _scan(self, kind: _Kind, cursor: str = "0") -> AsyncIterator[tuple[list[str], str]]:
         """Yield pages of the ids of all keys of a kind, with the cursor after each."""
         prefix = f"{self._keys.prefix}{kind}:"
         pattern = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix) + "*"
@@ -126,13 +126,11 @@ class Reconciliation(QueueComponent):
             if cursor == "0":
                 return
 
-    async def _check_jobs(self, names: Sequence[str]) -> None:
+    async def _check(self, phase: str, names: Sequence[str]) -> None:
+        repairs = Repairs(self._client)
+        check = {"jobs": repairs.check_jobs, "lanes": repairs.check_lanes, "paused": repairs.check_paused}[phase]
         for chunk in _chunks(names, _CHUNK):
-            self.repaired += await Repairs(self._client).check_jobs(chunk)
-
-    async def _check_lanes(self, names: Sequence[str]) -> None:
-        for chunk in _chunks(names, _CHUNK):
-            self.repaired += await Repairs(self._client).check_lanes(chunk)
+            self.repaired += await check(chunk)
 
     async def _recount_queued(self) -> None:
         """Count the queued jobs of all signatures and tenants again."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
+from shared.queue.connections.errors import translated
 from shared.queue.records import RANKS
 from shared.queue.transactions import Command, TooManyConflicts, Transaction
 
@@ -21,6 +22,7 @@ _FIELDS = (
     *("state", "tenant", "sig", "model", "rank", "src", "entry", "slots", "solo"),
     *("deadline", "start_by", "on_deadline"),
 )
+_PAUSED = ("state", "src")
 _RETURNED = {"solo": "solo", "dated": "dated"}
 """Places of jobs outside of lanes with a set of their own; the others are in `front`."""
 
@@ -76,6 +78,30 @@ class Repairs(QueueComponent):
             with suppress(TooManyConflicts):
                 repaired += await self._transact(partial(self._repair_lane, lane), when_full=True)
         return repaired
+
+    async def check_paused(self, tenants: Sequence[str]) -> int:
+        """Remove jobs that are not paused from the sets of the paused ones of tenants; return how many.
+
+        Those of jobs that an API of an earlier version has canceled stay there.
+        """
+        removed = 0
+        for tenant in tenants:
+            with translated():
+                found = [str(job_id) async for job_id in self._redis.sscan_iter(self._keys.paused_jobs(tenant))]
+            for first in range(0, len(found), _ENTRIES):
+                some = found[first : first + _ENTRIES]
+                rows = await self._replies([("HMGET", self._keys.job(job_id), *_PAUSED) for job_id in some])
+                for job_id in (one for one, row in zip(some, rows, strict=True) if not _is_paused(row)):
+                    removed += await self._transact(partial(self._remove_paused, tenant, job_id), when_full=True)
+        return removed
+
+    async def _remove_paused(self, tenant: str, job_id: str, transaction: Transaction) -> int:
+        (row,) = await transaction.read(("HMGET", self._keys.job(job_id), *_PAUSED))
+        if _is_paused(row):
+            return 0
+        transaction.write("ZREM", self._keys.paused, job_id)
+        transaction.write("SREM", self._keys.paused_jobs(tenant), job_id)
+        return 1
 
     async def _repair_job(self, job_id: str, transaction: Transaction) -> int:
         (row,) = await transaction.read(("HMGET", self._keys.job(job_id), *_FIELDS))
@@ -237,6 +263,10 @@ class Repairs(QueueComponent):
             letter = job_id or "|".join((lane.signature, lane.priority.value, lane.tenant, entry))
             transaction.call("bury", letter, "no_record", f"entry without a job: {lane.signature}")
         return 1
+
+
+def _is_paused(row: Sequence[str | None]) -> bool:
+    return tuple(row) == ("queued", "paused")
 
 
 def _is_missing(reply: object) -> bool:

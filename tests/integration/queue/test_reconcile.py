@@ -15,6 +15,7 @@ from shared.job import State
 from shared.queue import Claim, EventFeed, JobEvent, Queue, Submission, SubmitResult
 from shared.queue.maintenance import reconcile
 from shared.queue.maintenance.reconcile import Reconciliation
+from shared.queue.maintenance.repairs import Repairs
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -188,6 +189,30 @@ async def test_a_paused_job_whose_sets_are_lost_stays_paused(queue: Queue, make_
     assert await claim_ids(queue) == [job_id]
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_paused_job_that_an_older_api_has_canceled_is_not_counted_for_ever(
+    queue: Queue, make_submission: Make, is_deleted: bool
+) -> None:
+    """Older scripts leave it in the sets of the paused ones, and a deleted one has no record that names its tenant."""
+    ended, stays = await put(queue, make_submission(), make_submission())
+    keys, redis = queue.client.redis_keys, queue.client.redis
+    for job_id in (ended, stays):
+        await queue.jobs.pause(job_id)
+    rows = await redis.zrange(keys.paused, 0, -1, withscores=True)
+    await queue.jobs.cancel(ended)
+    await redis.zadd(keys.paused, dict(rows))
+    await redis.sadd(keys.paused_jobs("default"), ended)
+    if is_deleted:
+        assert await queue.jobs.forget(ended)
+    assert await queue.maintenance.reconcile() == 1
+    assert await redis.smembers(keys.paused_jobs("default")) == {stays}
+    assert await redis.zrange(keys.paused, 0, -1) == [stays]
+    assert (await queue.api_keys.queued_jobs(["default"])) == {"default": 1}
+    assert await queue.maintenance.reconcile() == 0
+    await queue.jobs.resume(stays)
+    assert await claim_ids(queue) == [stays]
+
+
 async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission: Make) -> None:
     """It becomes a dead letter, and no slot is counted for it."""
     gone, stays = await put(queue, make_submission(), make_submission())
@@ -273,10 +298,10 @@ async def test_released_jobs_whose_counters_are_lost_start(queue: Queue, make_su
     assert await claim_ids(queue) == ids
 
 
-@pytest.mark.parametrize("phase", ["_check_lanes", "_recount_queued"])
+@pytest.mark.parametrize(("owner", "phase"), [(Repairs, "check_lanes"), (Reconciliation, "_recount_queued")])
 @pytest.mark.parametrize("released", [False, True], ids=["in a lane", "released"])
 async def test_a_job_that_ends_during_a_reconcile_leaves_others_of_its_signature_to_it(
-    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch, phase: str, released: bool
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch, owner: type, phase: str, released: bool
 ) -> None:
     """The last running job ends while the counters are lost: its signature stays, and the queued job starts."""
     ids = await put(queue, make_submission(), make_submission())
@@ -285,14 +310,14 @@ async def test_a_job_that_ends_during_a_reconcile_leaves_others_of_its_signature
     keys, signature = queue.client.redis_keys, make_submission().signature
     names = [keys.signature(signature), keys.signatures, keys.ready("demo", "standard"), keys.queued_jobs, keys.leases]
     await queue.client.redis.delete(*names, keys.lanes(signature, "standard"))
-    run_phase = getattr(Reconciliation, phase)
+    run_phase = getattr(owner, phase)
 
-    async def end_then_run(reconciliation: Reconciliation, *args: Any) -> None:
+    async def end_then_run(*args: Any) -> Any:
         if await state_of(queue, ids[0]) is State.RUNNING:
             assert await end(queue, claims[0])
-        await run_phase(reconciliation, *args)
+        return await run_phase(*args)
 
-    monkeypatch.setattr(Reconciliation, phase, end_then_run)
+    monkeypatch.setattr(owner, phase, end_then_run)
     assert await queue.maintenance.reconcile() >= 1
     assert await claim_ids(queue) == ids[1:]
 
