@@ -167,15 +167,19 @@ async def lost_at(queue: Queue, one: Claim, step: int) -> Claim:
     return again
 
 
-@pytest.mark.parametrize(("step", "solo"), [(3, True), (4, True), (5, False)])
+@pytest.mark.parametrize(
+    ("lost", "steps", "solo"),
+    [(4, (3,), True), (4, (4,), True), (4, (5,), False), (8, (4, 4), True), (8, (5, 3), True), (8, (5, 4), False)],
+)
 async def test_a_lost_job_runs_solo_until_a_checkpoint_is_beyond_the_step_of_the_loss(
-    queue: Queue, make_submission: Make, step: int, solo: bool
+    queue: Queue, make_submission: Make, lost: int, steps: tuple[int, ...], solo: bool
 ) -> None:
-    await put(queue, make_submission())
+    """Of several images both are sums."""
+    await put(queue, make_submission(n=len(steps)))
     (one,) = await claim(queue)
-    again = await lost_at(queue, one, 4)
+    again = await lost_at(queue, one, lost)
     assert again.must_run_solo
-    await keep(queue, again, step)
+    await keep(queue, again, *steps)
     assert await queue.claims.release("w1", {again.job.id: again.epoch}) == 1
     (after,) = await claim(queue)
     assert after.must_run_solo is solo
