@@ -170,8 +170,15 @@ class JobChooser:
         return [], selection
 
     async def has_overdue(self) -> bool:
-        """Return whether jobs that this worker could claim are overdue."""
-        return (await self._read_order()).has_overdue()
+        """Return whether a claim of this worker without jobs would take some of an overdue signature."""
+        order = await self._read_order()
+        for signature, tenant in order.overdue()[:MOST_SIGNATURES]:
+            queue = await self._read_lanes(signature, tenant=tenant)
+            if queue is None:
+                continue
+            if JobSelection(queue, self.slots, self.capacity, order, Batch.ALONE).select(order.steps()).take:
+                return True
+        return False
 
     async def next_ready_ms(self) -> float | None:
         """Return ms until jobs are ready for this worker; None when none is queued that it can claim."""

@@ -223,9 +223,10 @@ class Claims(QueueComponent):
         ready_ms = await self._chooser(worker, models, 1, 0, min_priority).next_ready_ms()
         return None if ready_ms is None else round(ready_ms)
 
-    async def has_overdue(self, worker: str, models: Models, min_priority: Priority) -> bool:
-        """Return whether `worker` could claim overdue jobs of `models` that have at least that priority."""
-        return await self._chooser(worker, models, 1, 0, min_priority).has_overdue()
+    async def has_overdue(self, worker: str, models: Models, min_priority: Priority, slots: int) -> bool:
+        """Return whether `worker`, with `slots` when it runs nothing, could claim overdue jobs of `models` that have at
+        least that priority."""
+        return await self._chooser(worker, models, slots, slots, min_priority).has_overdue()
 
     async def list_as_waiting(
         self,

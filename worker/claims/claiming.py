@@ -78,7 +78,7 @@ class ClaimLoop:
     async def others_are_overdue(self, model: str, min_priority: Priority) -> bool:
         """Return whether jobs of other models, of at least that priority, are overdue that this worker would claim."""
         others = self._without({model})
-        return bool(others) and await self.queue.claims.has_overdue(self.worker, others, min_priority)
+        return bool(others) and await self.queue.claims.has_overdue(self.worker, others, min_priority, self._max_batch)
 
     def put_aside(self, jobs: Sequence[ClaimedJob]) -> None:
         """Claim nothing until the engine has ended these jobs, and then jobs of other models before theirs."""

@@ -241,10 +241,11 @@ class SignatureOrder:
         share = self.facts.policies.bulk_share
         return share / (1 - share) / models if models and share > 0 else 0.0
 
-    def has_overdue(self) -> bool:
-        """Return whether jobs that this worker could claim have been ready for long."""
+    def overdue(self) -> list[tuple[str, str | None]]:
+        """Return the signatures of the least-served tenants that have been ready for long, each with its tenant."""
         before = self.facts.now_ms - self.facts.policies.overdue_ms
-        return any(row.ready_ms <= before for step in self.steps() for row in self.by_tenant(step))
+        rows = (row for step in self.steps() for row in self.by_tenant(step))
+        return list(dict.fromkeys((row.signature, row.tenant) for row in rows if row.ready_ms <= before))
 
     def next_ready_ms(self) -> float | None:
         """Return ms until jobs are ready for this worker, 0 when they are; None when none is queued."""

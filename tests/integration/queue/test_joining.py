@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms
 
+from shared.auth import TenantLimits
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission, WorkerInfo
 
@@ -371,7 +372,7 @@ async def test_jobs_that_a_worker_could_claim_are_overdue(
     queue = queue_with(overdue_ms=1)
 
     async def overdue(min_priority: Priority = Priority.BULK, model: str = "demo") -> bool:
-        return await queue.claims.has_overdue("w1", [model], min_priority)
+        return await queue.claims.has_overdue("w1", [model], min_priority, 8)
 
     assert not await overdue()
     (job_id,) = await put(queue, make_submission(priority=Priority.STANDARD))
@@ -384,7 +385,25 @@ async def test_jobs_that_a_worker_could_claim_are_overdue(
     assert not await overdue()
 
 
+@pytest.mark.parametrize(
+    ("fields", "starts"),
+    [({"n": 2}, False), ({}, True), ({"n": 2, "tenant": "b"}, True), ({"n": 9, "tenant": "b"}, False)],
+    ids=["above its tenant's limit", "within it", "of another tenant", "too large for the worker"],
+)
+async def test_overdue_jobs_that_cannot_start_put_no_batch_aside(
+    queue_with: Callable[..., Queue], make_submission: Make, fields: dict[str, Any], starts: bool
+) -> None:
+    queue = queue_with(overdue_ms=1)
+    await queue.api_keys.set_limits("a", TenantLimits(running_slots=3))
+    await put(queue, make_submission(tenant="a", n=2))
+    assert await claim(queue, worker="w2")
+    await put(queue, make_submission(**{"tenant": "a"} | fields))
+    await a_moment(5)
+    assert await queue.claims.has_overdue("w1", MODELS, Priority.BULK, 8) is starts
+    assert bool(await claim(queue)) is starts
+
+
 async def test_a_job_is_not_overdue_before_its_time(queue_with: Callable[..., Queue], make_submission: Make) -> None:
     queue = queue_with(overdue_ms=LONG_MS)
     await put(queue, make_submission())
-    assert not await queue.claims.has_overdue("w1", MODELS, Priority.BULK)
+    assert not await queue.claims.has_overdue("w1", MODELS, Priority.BULK, 8)
