@@ -40,6 +40,7 @@ class Session(BaseModel):
     tenant: str
     scopes: tuple[Scope, ...]
     pool: str
+    max_input_bytes: int
     same_fields: dict[str, Any]
 
 
@@ -51,6 +52,7 @@ async def get_session(caller: CallerDep, services: ServicesDep) -> Session:
         tenant=caller.tenant,
         scopes=tuple(sorted(Scope if caller.scopes is None else caller.scopes)),
         pool=services.settings.namespace,
+        max_input_bytes=services.settings.max_input_bytes,
         same_fields=SAME_FIELDS,
     )
 

@@ -170,6 +170,7 @@ async def test_the_session_says_what_a_key_may_do(fake_queue: Queue, tmp_path: P
         "tenant": "acme",
         "scopes": ["jobs:read"],
         "pool": fake_queue.client.settings.namespace,
+        "max_input_bytes": fake_queue.client.settings.max_input_bytes,
         "same_fields": SAME_FIELDS,
     }
     assert reader.json() == expected
@@ -300,3 +301,33 @@ def test_the_form_needs_no_prompt_beside_redux_and_sends_no_empty_one() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert shown.stdout, shown.stderr
     assert json.loads(shown.stdout) == [[False, None], [True, None], [False, "a cat"]]
+
+
+FIELDS_OF_FORM = (
+    REQUESTS_OF_FORM.split("const { blank")[0]
+    + """
+const { fieldsOf } = await import("REQUEST_JS");
+const { limitFaults } = await import("LIMITS_JS");
+const model = { id: "m", limits: {}, controls: [{ id: "depth", kind: "structure" }] };
+const nets = { ...model, controls: [{ id: "edges", kind: "controlnet" }] };
+const fault = (strength) => limitFaults({ task: "image_to_image", strength }, model).strength ?? null;
+console.log(JSON.stringify({
+  followed: ["image_to_image", "inpaint", "edit"].map((task) => fieldsOf(task, model).structure?.id ?? null),
+  chosen: fieldsOf("image_to_image", nets).structure ?? null,
+  strengths: [0, 0.01, 1, 1.5].map(fault),
+}));
+"""
+)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_form_asks_for_the_image_to_follow_and_refuses_strengths_that_the_service_refuses() -> None:
+    script = FIELDS_OF_FORM.replace("REQUEST_JS", (STATIC / "views/request.js").as_uri())
+    script = script.replace("LIMITS_JS", (STATIC / "views/limits.js").as_uri())
+    command = ["node", "--input-type=module", "--eval", script]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert shown.stdout, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["followed"] == ["depth", "depth", None]
+    assert found["chosen"] is None
+    assert found["strengths"] == ["above 0, at most 1", None, None, "above 0, at most 1"]

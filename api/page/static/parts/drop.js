@@ -1,9 +1,9 @@
 // Images, videos and sounds for a request: dropped, pasted or chosen, and uploaded at once as inputs.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
-import { sizeText } from "../core/format.js";
+import { bytes, sizeText } from "../core/format.js";
 import { call, local } from "../core/api.js";
-import { announce } from "../core/session.js";
+import { announce, session } from "../core/session.js";
 import { Icon } from "./icons.js";
 import { useInputUrl } from "./media.js";
 import { Button } from "./ui.js";
@@ -19,6 +19,8 @@ const CHOOSE = { image: "Choose an image", video: "Choose a video", audio: "Choo
 /** Upload an image, a video or a sound; returns its id with the file to show. */
 export async function upload(file, kind = "image") {
   if (!TYPES[kind].includes(file.type)) throw new Error(`${file.name || "The file"} is not ${NAMED[kind]}.`);
+  const most = session.value.max_input_bytes;
+  if (file.size > most) throw new Error(`${file.name || "The file"} has ${bytes(file.size)}; at most ${bytes(most)} are allowed.`);
   const body = new FormData();
   body.append("file", file, file.name || "pasted.png");
   const input = await call("v1/inputs", { method: "POST", body });

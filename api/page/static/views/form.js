@@ -114,7 +114,8 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         <//>
       </div>
       ${model.adapters.length > 0 && html`<${Adapters} model=${model} values=${values} set=${set} fault=${faultOf("adapters")} />`}
-      ${has.controls && html`<${Controls} model=${model} values=${values} set=${set} fault=${faultOf("controls")} />`}
+      ${has.structure && html`<${Structure} control=${has.structure} values=${values} set=${set} fault=${faultOf("controls")} />`}
+      ${has.controls && !has.structure && html`<${Controls} model=${model} values=${values} set=${set} fault=${faultOf("controls")} />`}
       ${
         Object.keys(values.others).length > 0 &&
         html`<p class="hint">Sent as it was: ${Object.entries(values.others)
@@ -244,6 +245,13 @@ function Adapters({ model, values, set, fault }) {
   `;
 }
 
+/** The image of structure of a model that follows one: it has no scale, and applies to all steps. */
+function Structure({ control: { id }, values, set, fault }) {
+  const choose = (image) => set({ controls: image ? [newControl({ id, image })] : [] });
+  const image = values.controls.find((control) => control.id === id)?.image ?? null;
+  return html`<${Drop} label="Image to follow: ${id}" name="controls" image=${image} fault=${fault} onChange=${choose} />`;
+}
+
 function Controls({ model, values, set, fault }) {
   const changeAll = (change) => set((before) => ({ controls: change(before.controls) }));
   const change = (key, changes) =>
@@ -251,6 +259,7 @@ function Controls({ model, values, set, fault }) {
   const add = ({ id, scale }) => changeAll((all) => [...all, newControl({ id, image: null, scale, start: 0, end: 1 })]);
   const remove = (key) => changeAll((all) => all.filter((control) => control.key !== key));
   const full = values.controls.length >= model.limits.max_controls;
+  const typeOf = (control) => model.controls.find((one) => one.id === control.id);
   return html`
     <fieldset class="group"><legend>Control images</legend>
       ${values.controls.map(
@@ -258,9 +267,14 @@ function Controls({ model, values, set, fault }) {
           <div key=${control.key} class="control">
             <${Drop} label=${control.id} name="controls" image=${control.image} onChange=${(image) => change(control.key, { image })} />
             <div class="form-grid">
-              <${Range} label="Scale" name="controls" value=${control.scale} min=${0} max=${model.controls.find((one) => one.id === control.id)?.max_scale ?? 2} step=${0.05} onChange=${(scale) => change(control.key, { scale })} />
-              <${Range} label="From" name="controls" value=${control.start} min=${0} max=${0.95} step=${0.05} onChange=${(start) => change(control.key, { start })} />
-              <${Range} label="To" name="controls" value=${control.end} min=${0.05} max=${1} step=${0.05} onChange=${(end) => change(control.key, { end })} />
+              <${Range} label="Scale" name="controls" value=${control.scale} min=${0} max=${typeOf(control)?.max_scale ?? 2} step=${0.05} onChange=${(scale) => change(control.key, { scale })} />
+              ${
+                typeOf(control)?.kind === "controlnet" &&
+                html`
+                <${Range} label="From" name="controls" value=${control.start} min=${0} max=${0.95} step=${0.05} onChange=${(start) => change(control.key, { start })} />
+                <${Range} label="To" name="controls" value=${control.end} min=${0.05} max=${1} step=${0.05} onChange=${(end) => change(control.key, { end })} />
+              `
+              }
             </div>
             <${Button} icon="trash" action=${() => remove(control.key)}>Remove<//>
           </div>

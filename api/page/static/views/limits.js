@@ -11,7 +11,7 @@ export function limitFaults(values, model) {
     guidance_scale: outside(values.guidance_scale, 0, limits.max_guidance_scale),
     guidance_scale_2: outside(values.guidance_scale_2, 0, limits.max_guidance_scale),
     n: outside(values.n, 1, limits.max_images),
-    strength: has.strength ? outside(values.strength, 0, 1) : null,
+    strength: has.strength && !(values.strength > 0 && values.strength <= 1) ? "above 0, at most 1" : null,
     frames: has.frames ? notOfFrames(values.frames, limits) : null,
     duration_s: has.duration ? outside(values.duration_s, limits.min_duration_s, limits.max_duration_s) : null,
     ...(has.size ? { width: notASide(values.width, limits), height: notASide(values.height, limits) } : {}),

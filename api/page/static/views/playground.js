@@ -68,6 +68,10 @@ function Desk({ models, params }) {
       document.querySelector(`[name="${failure.param?.split(".")[0]}"]`)?.focus();
     }
   };
+  const change = (next) => {
+    setFault(null); // of the values before
+    setValues(next);
+  };
   const form = useRef(null);
   useKeys((event) => {
     if (event.key === "e") {
@@ -78,7 +82,7 @@ function Desk({ models, params }) {
   const job = all.find((one) => one.id === shown) ?? all[0];
   return html`
     <div class="columns playground" ref=${form}>
-      <${Form} models=${models} model=${model} values=${values} setValues=${setValues} fault=${fault} generate=${() => start(body)} />
+      <${Form} models=${models} model=${model} values=${values} setValues=${change} fault=${fault} generate=${() => start(body)} />
       <div class="column">
         ${
           job

@@ -46,6 +46,8 @@ export function fieldsOf(task, model) {
     frames: video,
     layers: model.limits.max_layers > 0 && !sound,
     controls: model.controls.length > 0 && ["text_to_image", "image_to_image", "inpaint"].includes(task),
+    // Beside the image to change: each job has it, the model has no other control.
+    structure: WITH_IMAGE.includes(task) && task !== "edit" && model.controls.find((control) => control.kind === "structure"),
     format: !video && !mesh,
   };
 }
