@@ -211,6 +211,7 @@ class DeadLetter(Resource):
     at: datetime | None = None
     reason: str
     detail: str
+    tenant: str | None = None
     job: Job | None = None
 
 

@@ -1,12 +1,12 @@
 // The shell of the page: navigation, the present view, dialogs, and what all views share.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { hasKey, onKeyNeeded } from "./core/api.js";
+import { hasKey, onKeyNeeded, withQuery } from "./core/api.js";
 import { count } from "./core/format.js";
 import { go, useKeys, useRoute, useStore } from "./core/hooks.js";
 import { live, reset } from "./core/live.js";
 import { overview, startOverview } from "./core/overview.js";
-import { mayOperate, mayRead, openSession, session, useKey } from "./core/session.js";
+import { mayOperate, mayRead, openSession, session, tenantOf, useKey } from "./core/session.js";
 import { Confirmation, Help, KeyPrompt } from "./parts/dialogs.js";
 import { Icon, Mark } from "./parts/icons.js";
 import { Lightbox } from "./parts/media.js";
@@ -25,7 +25,7 @@ import { Tenants } from "./views/tenants.js";
 const VIEWS = [
   { path: "now", name: "Now", icon: "now", view: Now, allowed: () => mayRead() || mayOperate(), title: nowTitle },
   { path: "playground", name: "Playground", icon: "playground", view: Playground, allowed: mayRead },
-  { path: "jobs", name: "Jobs", icon: "jobs", view: Jobs, allowed: mayRead },
+  { path: "jobs", name: "Jobs", icon: "jobs", view: Jobs, allowed: () => mayRead() || mayOperate() },
   { path: "batches", name: "Batches", icon: "batches", view: Batches, allowed: mayRead },
   { path: "dead-letters", name: "Dead letters", icon: "dead", view: DeadLetters, allowed: mayOperate },
   { path: "models", name: "Models", icon: "models", view: Models, allowed: mayRead },
@@ -106,12 +106,12 @@ function View({ view, route }) {
   }, [view.path, id]);
   return html`
     <div class="view-head">
-      <h1 ref=${heading} tabindex="-1">${id ? html`<a href="#/jobs">Jobs</a> <span class="hint">/</span> Job` : title}
+      <h1 ref=${heading} tabindex="-1">${id ? html`<a href=${withQuery("#/jobs", { tenant: route.params.get("tenant") })}>Jobs</a> <span class="hint">/</span> Job` : title}
         </h1>
       <${Connection} />
     </div>
     <${PauseBanner} />
-    ${id ? html`<${JobPage} key=${id} id=${id} />` : html`<${view.view} key=${view.path} params=${route.params} />`}
+    ${id ? html`<${JobPage} key=${id} id=${id} tenant=${tenantOf(route.params.get("tenant"))} />` : html`<${view.view} key=${view.path} params=${route.params} />`}
   `;
 }
 

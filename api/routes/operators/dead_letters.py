@@ -66,6 +66,7 @@ class DeadLetterObject(BaseModel):
     at: str | None = Field(description="When it became a dead letter.")
     reason: str
     detail: str
+    tenant: str | None = Field(description="Whose job it is; null without a job.")
     job: JobObject | None
 
 
@@ -199,5 +200,12 @@ def _no_letter(letter_id: str) -> NotFound:
 
 
 def _letter_object(letter: DeadLetter, base_url: str) -> DeadLetterObject:
-    job = None if letter.record is None else job_object(letter.record, base_url)
-    return DeadLetterObject(id=letter.id, at=iso(letter.at_ms), reason=letter.reason, detail=letter.detail, job=job)
+    record = letter.record
+    return DeadLetterObject(
+        id=letter.id,
+        at=iso(letter.at_ms),
+        reason=letter.reason,
+        detail=letter.detail,
+        tenant=None if record is None else record.job.tenant,
+        job=None if record is None else job_object(record, base_url),
+    )

@@ -155,11 +155,17 @@ def create_key(keyed: Any) -> Callable[[str], str]:
     return partial(_create_key, keyed)
 
 
-def _create_key(stack: Any, scopes: str) -> str:
+@pytest.fixture(scope="module")
+def create_tenant_key(keyed: Any) -> Callable[[str, str], str]:
+    """Create a key of a tenant of the service with keys, with some scopes."""
+    return lambda tenant, scopes: _create_key(keyed, scopes, tenant)
+
+
+def _create_key(stack: Any, scopes: str, tenant: str = "default") -> str:
     async def create() -> str:
         queue = Queue.connect(Settings(redis_url=stack.env["FUSEQUEUE_REDIS_URL"]))
         try:
-            token, _ = await queue.api_keys.create("default", frozenset(map(Scope, scopes.split(","))))
+            token, _ = await queue.api_keys.create(tenant, frozenset(map(Scope, scopes.split(","))))
         finally:
             await queue.close()
         return token

@@ -10,10 +10,10 @@ const COUNTED = 2_000; // jobs that a confirmation counts exactly
 const PAUSES = 6;
 
 /** Filters as the API's lists take them, or an error for one that cannot be read: without it, more jobs would match. */
-export function queryOf({ status, model, batch_id, prompt, after_time, before_time, metadata: text }) {
+export function queryOf({ tenant, status, model, batch_id, prompt, after_time, before_time, metadata: text }) {
   const { metadata, fault } = readMetadata(text);
   if (fault) throw new Error(fault);
-  const query = { status, model, batch_id, prompt, created_after: instant(after_time), created_before: instant(before_time) };
+  const query = { tenant, status, model, batch_id, prompt, created_after: instant(after_time), created_before: instant(before_time) };
   for (const [key, value] of Object.entries(metadata)) query[`metadata.${key}`] = value;
   return query;
 }
@@ -24,12 +24,16 @@ function instant(local) {
   return new Date(local).toISOString();
 }
 
-export const cancelJob = (id) => changed(call(`v1/jobs/${id}/cancel`, { method: "POST" }));
-export const pauseJob = (id) => changed(call(`v1/jobs/${id}/pause`, { method: "POST" }));
-export const resumeJob = (id) => changed(call(`v1/jobs/${id}/resume`, { method: "POST" }));
-export const retryJob = (id) => changed(call(`v1/jobs/${id}/retry`, { method: "POST" }));
-export const updateJob = (id, json) => changed(call(`v1/jobs/${id}`, { method: "PATCH", json }));
-export const deleteJob = (id) => changed(call(`v1/jobs/${id}`, { method: "DELETE" }));
+export const cancelJob = (id, tenant) => change("POST", id, "/cancel", tenant);
+export const pauseJob = (id, tenant) => change("POST", id, "/pause", tenant);
+export const resumeJob = (id, tenant) => change("POST", id, "/resume", tenant);
+export const retryJob = (id, tenant) => change("POST", id, "/retry", tenant);
+export const updateJob = (id, json, tenant) => change("PATCH", id, "", tenant, json);
+export const deleteJob = (id, tenant) => change("DELETE", id, "", tenant);
+
+/** Change a job of the key's own tenant, or of the one that an operator names. */
+const change = (method, id, action, tenant, json) =>
+  changed(call(withQuery(`v1/jobs/${id}${action}`, { tenant }), { method, json }));
 
 async function changed(request) {
   const response = await request;

@@ -54,6 +54,9 @@ export function bytes(value) {
 /** The random end of an id: its beginning is the time, alike in all new ones. */
 export const shortId = (id) => (id.length > 14 ? `${id.split("_")[0]}_…${id.slice(-6)}` : id);
 
+/** The address of a job's view; `tenant` is that of a job which an operator reads. */
+export const jobHref = ({ id, tenant }) => `#/jobs/${id}${tenant ? `?tenant=${tenant}` : ""}`;
+
 export const words = (name) => name.replaceAll("_", " ");
 
 export function quantile(sorted, share) {

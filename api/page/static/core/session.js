@@ -29,6 +29,14 @@ export const may = (scope) => session.value.scopes.includes(scope);
 export const mayRead = () => may("jobs:read");
 export const mayWrite = () => may("jobs:write");
 export const mayOperate = () => may("admin");
+/** The tenant to name in requests for jobs: none for the key's own, unless it is an operator's that reads no own jobs. */
+export function tenantOf(chosen) {
+  const own = session.value.tenant;
+  if (chosen && chosen !== own) return chosen;
+  return mayRead() ? "" : own;
+}
+/** Whether the key may change jobs: its own tenant's, or those of a tenant that an operator has named. */
+export const mayChange = (tenant) => (tenant ? mayOperate() : mayWrite());
 
 const announcement = () => document.getElementById("announcer");
 

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { local, request } from "../core/api.js";
 import { save } from "../core/actions.js";
-import { bytes, count, plural, sizeText, words } from "../core/format.js";
+import { bytes, count, jobHref, plural, sizeText, words } from "../core/format.js";
 import { createStore, useStore } from "../core/hooks.js";
 import { hasKey } from "../core/api.js";
 import { Dialog } from "./dialogs.js";
@@ -85,7 +85,13 @@ export function useInputUrl(id) {
   return url;
 }
 
-export function InputImage({ image, name }) {
+/** An input of a job; that of another tenant's is only named, as the service gives it to nobody else. */
+export function InputImage({ image, name, isForeign }) {
+  if (isForeign) return html`<figure class="input-image"><figcaption>${name} · ${sizeText(image)} <span class="mono">${image.id}</span></figcaption></figure>`;
+  return html`<${OwnInput} image=${image} name=${name} />`;
+}
+
+function OwnInput({ image, name }) {
   const url = useInputUrl(image.id);
   return html`
     <figure class="input-image">
@@ -154,7 +160,7 @@ export function Lightbox() {
         <p>${subject(job)}</p>
         <p class="hint">${job.model} · ${isMesh(artifact) ? meshText(artifact) : sizeText(artifact)} · seed ${artifact.seed} · ${bytes(artifact.bytes)}</p>
         <div class="actions">
-          <a class="button" href="#/jobs/${job.id}" onClick=${() => lightbox.set(null)}>Open job</a>
+          <a class="button" href=${jobHref(job)} onClick=${() => lightbox.set(null)}>Open job</a>
           <${Copy} text=${String(artifact.seed)} label="Copy seed">Seed<//>
           <${Button} icon="download" action=${() => download(job, artifact)}>Save<//>
         </div>

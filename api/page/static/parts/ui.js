@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { serverNow } from "../core/api.js";
-import { ago, dateTime, shortId } from "../core/format.js";
+import { ago, dateTime, jobHref, shortId } from "../core/format.js";
 import { useTick } from "../core/hooks.js";
 import { announce } from "../core/session.js";
 import { Icon } from "./icons.js";
@@ -83,7 +83,7 @@ export function Ago({ time }) {
   return html`<time title=${dateTime(time)}>${ago(time, serverNow())}</time>`;
 }
 
-export const JobLink = ({ id }) => html`<a class="mono nowrap" href="#/jobs/${id}" title=${id}>${shortId(id)}</a>`;
+export const JobLink = ({ id, tenant }) => html`<a class="mono nowrap" href=${jobHref({ id, tenant })} title=${id}>${shortId(id)}</a>`;
 
 /** Copy a text, and say so. */
 export function Copy({ text, label = "Copy", children }) {

@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/htm-preact-3.1.1.js";
 import { call, withQuery } from "../core/api.js";
-import { count, dateTime, words } from "../core/format.js";
+import { count, dateTime, jobHref, words } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
 import { Ago, Button, Empty, ErrorNote, Panel, Skeleton } from "../parts/ui.js";
 
@@ -44,7 +44,7 @@ const Table = ({ actions }) => html`
             <tr key=${action.id}>
               <td class="nowrap" title=${dateTime(action.at)}><${Ago} time=${action.at} /></td>
               <td class="strong nowrap">${words(action.action)}</td>
-              <td><${Target} text=${action.target} /></td>
+              <td><${Target} ...${action} /></td>
               <td class="number">${count(action.count)}</td>
               <td>${action.detail}</td>
               <td class="mono">${action.key_id ?? html`<span class="hint">none</span>`}</td>
@@ -56,5 +56,9 @@ const Table = ({ actions }) => html`
   </div>
 `;
 
-const Target = ({ text }) =>
-  /^job_\w+$/.test(text) ? html`<a class="mono" href="#/jobs/${text}">${text}</a>` : html`<span>${text}</span>`;
+/** What an action was taken on; the detail of one on a job begins with the job's tenant. */
+function Target({ target, detail }) {
+  if (!/^job_\w+$/.test(target)) return html`<span>${target}</span>`;
+  const tenant = detail.match(/^tenant ([a-z0-9_-]+)/)?.[1];
+  return html`<a class="mono" href=${jobHref({ id: target, tenant })}>${target}</a>`;
+}

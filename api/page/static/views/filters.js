@@ -4,9 +4,10 @@ import { html, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { STATES } from "../core/format.js";
 import { useLoaded } from "../core/hooks.js";
+import { mayOperate, session } from "../core/session.js";
 import { Button } from "../parts/ui.js";
 
-export const FILTERS = ["status", "prompt", "model", "batch_id", "metadata", "after_time", "before_time"];
+export const FILTERS = ["status", "prompt", "model", "batch_id", "metadata", "after_time", "before_time", "tenant"];
 
 export function Filters({ filters, change }) {
   const { data } = useLoaded((signal) => call("v1/models", { signal }), []);
@@ -38,10 +39,20 @@ export function Filters({ filters, change }) {
       </label>
       <${Typed} label="Metadata" name="metadata" placeholder="key=value" filters=${filters} change=${change} />
       <${Typed} label="Batch" name="batch_id" placeholder="any" filters=${filters} change=${change} />
+      ${mayOperate() && html`<${OfTenant} filters=${filters} change=${change} />`}
       <${Typed} label="From" name="after_time" type="datetime-local" filters=${filters} change=${change} />
       <${Typed} label="To" name="before_time" type="datetime-local" filters=${filters} change=${change} />
       ${any && html`<${Button} kind="quiet" icon="close" action=${() => change(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>Clear<//>`}
     </form>
+  `;
+}
+
+/** Whose jobs: an operator's own, or those of a tenant, of which the first are offered. */
+function OfTenant({ filters, change }) {
+  const { data } = useLoaded((signal) => call("v1/tenants?limit=100", { signal }), []);
+  return html`
+    <${Typed} label="Tenant" name="tenant" placeholder=${session.value.tenant} list="tenants" maxlength="63" filters=${filters} change=${change} />
+    <datalist id="tenants">${(data?.data ?? []).map(({ id }) => html`<option key=${id} value=${id}></option>`)}</datalist>
   `;
 }
 

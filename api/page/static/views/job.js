@@ -1,7 +1,7 @@
 // One job: its images or previews, timeline, batching, error with a remedy, request, and what can be done with it.
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
-import { call } from "../core/api.js";
+import { call, withQuery } from "../core/api.js";
 import {
   bodyOf,
   cancelJob,
@@ -13,11 +13,11 @@ import {
   updateJob,
   withoutSeed,
 } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, makesSound, makesVideo, mediumOf, NAMES, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, jobHref, makesSound, makesVideo, mediumOf, NAMES, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
-import { mayWrite, session } from "../core/session.js";
+import { mayChange, mayWrite, session } from "../core/session.js";
 import { Bar } from "../parts/charts.js";
 import { RowsPlot } from "../parts/plots.js";
 import { confirm } from "../parts/dialogs.js";
@@ -28,15 +28,16 @@ import { choosePriority } from "./job_actions.js";
 
 const MOST_EVENTS = 60;
 
-export function JobPage({ id }) {
-  const { data, error, loading, reload } = useLoaded((signal) => readJobs(`v1/jobs/${id}`, { signal }), [id], 2_000);
+export function JobPage({ id, tenant }) {
+  const path = withQuery(`v1/jobs/${id}`, { tenant });
+  const { data, error, loading, reload } = useLoaded((signal) => readJobs(path, { signal }), [path], 2_000);
   const { jobs } = useStore(live);
   const models = useLoaded((signal) => call("v1/models", { signal }), []).data?.data;
-  useEffect(() => follow([id]), [id]);
-  const events = useEvents(id, jobs.get(id));
+  useEffect(() => (tenant ? undefined : follow([id])), [id, tenant]); // the stream has the key's own jobs only
+  const events = useEvents(id, tenant ? data : jobs.get(id));
   if (loading && !data) return html`<${Skeleton} rows=${6} />`;
   if (!data) return html`<${ErrorNote} error=${error} retry=${reload} />`;
-  const job = current(data);
+  const job = { ...current(data), tenant };
   const body = bodyOf(
     job,
     models?.find((one) => one.id === job.model),
@@ -47,7 +48,7 @@ export function JobPage({ id }) {
       <${Badge} state=${job.status}>${stateText(job)}<//>
       <span class="job-id"><span class="mono cut">${job.id}</span><${Copy} text=${job.id} label="Copy the id" /></span>
       <span class="grow"></span>
-      <${Actions} job=${job} body=${body} reload=${reload} />
+      <${Actions} job=${job} tenant=${tenant} body=${body} reload=${reload} />
     </div>
     ${job.status === "queued" && html`<${Waiting} job=${job} />`}
     ${job.error && html`<${Failure} error=${job.error} />`}
@@ -66,8 +67,8 @@ export function JobPage({ id }) {
         <${Request} job=${job} />
         <${Panel} title="The same call"><${Snippets} sound=${makesSound(job.task)} body=${body} /><//>
         <details class="panel raw"><summary>Raw JSON</summary><div class="snippets"><div class="snippets-bar">
-          <span class="grow"></span><${Copy} text=${JSON.stringify(job, null, 2)} label="Copy the JSON">Copy<//></div>
-          <pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(job, null, 2)}</code></pre></div>
+          <span class="grow"></span><${Copy} text=${JSON.stringify(current(data), null, 2)} label="Copy the JSON">Copy<//></div>
+          <pre tabindex="0" aria-label="The job as JSON"><code>${JSON.stringify(current(data), null, 2)}</code></pre></div>
           </details>
       </div>
     </div>
@@ -114,30 +115,33 @@ const Failure = ({ error }) => html`
   </div>
 `;
 
-function Actions({ job, body, reload }) {
-  const again = async () => go(`#/jobs/${(await submit(withoutSeed(body))).id}`);
-  const retry = async () => go(`#/jobs/${(await retryJob(job.id)).id}`);
+/** Whether jobs are of another tenant than the key: their inputs cannot be used in jobs of its own. */
+const isForeign = (tenant) => Boolean(tenant) && tenant !== session.value.tenant;
+
+function Actions({ job, tenant, body, reload }) {
+  const again = async () => go(jobHref(await submit(withoutSeed(body))));
+  const retry = async () => go(jobHref({ ...(await retryJob(job.id, tenant)), tenant }));
   const update = async () => {
     const done = await confirm({
       title: "Change the priority of this job?",
       text: "It keeps its age among the jobs of its new priority.",
       verb: "Change",
       choose: choosePriority(job.priority),
-      run: async (progress, signal, priority) => (await updateJob(job.id, { priority }), true),
+      run: async (progress, signal, priority) => (await updateJob(job.id, { priority }, tenant), true),
     });
     if (done) toast("Changed the priority");
     reload();
   };
   const cancel = async () => {
-    await cancelJob(job.id);
+    await cancelJob(job.id, tenant);
     reload();
   };
   const pause = async () => {
-    await (job.paused_at ? resumeJob : pauseJob)(job.id);
+    await (job.paused_at ? resumeJob : pauseJob)(job.id, tenant);
     reload();
   };
   const remove = async () => {
-    const run = async () => (await deleteJob(job.id), true);
+    const run = async () => (await deleteJob(job.id, tenant), true);
     const done = await confirm({
       title: "Delete this job?",
       text: "The job and its images are deleted for good.",
@@ -147,10 +151,10 @@ function Actions({ job, body, reload }) {
     });
     if (done) {
       toast("Deleted the job");
-      go("#/jobs");
+      go(withQuery("#/jobs", { tenant }));
     }
   };
-  if (!mayWrite()) return null;
+  if (!mayChange(tenant)) return null;
   return html`
     <div class="actions">
       ${!ended(job.status) && html`<${Button} icon="cancel" action=${cancel} disabled=${job.cancel_requested}>Cancel<//>`}
@@ -158,8 +162,8 @@ function Actions({ job, body, reload }) {
         ${job.paused_at ? "Resume" : "Pause"}<//>`}
       ${job.status === "queued" && html`<${Button} icon="edit" action=${update}>Priority<//>`}
       ${["failed", "canceled", "expired"].includes(job.status) && html`<${Button} icon="redo" action=${retry}>Retry<//>`}
-      <${Button} icon="dice" action=${again}>Another seed<//>
-      <a class="button primary" href="#/playground?from=${job.id}">Duplicate and edit</a>
+      ${!isForeign(tenant) && mayWrite() && html`<${Button} icon="dice" action=${again}>Another seed<//>
+      <a class="button primary" href="#/playground?from=${job.id}">Duplicate and edit</a>`}
       ${ended(job.status) && html`<${Button} icon="trash" label="Delete" action=${remove} />`}
     </div>
   `;
@@ -276,9 +280,10 @@ function Request({ job }) {
       <div class="prompt-text"><p>${job.prompt || words(job.task)}</p>
         ${job.negative_prompt && html`<p class="hint">without: ${job.negative_prompt}</p>`}</div>
       ${inputs.length > 0 && html`<div class="inputs">
-        ${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} />`)}
+        ${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} isForeign=${isForeign(job.tenant)} />`)}
         </div>`}
       <${Facts} facts=${{
+        Tenant: job.tenant,
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
         Size: !job.task.endsWith("mesh") && sizeText(job),
@@ -298,12 +303,12 @@ function Request({ job }) {
         Reproducible: job.reproducible && "yes",
         Format: `${job.output_format}${["png", "wav", "flac", "glb"].includes(job.output_format) ? "" : ` at ${job.output_quality}`}`,
         Priority: job.priority,
-        Batch: job.batch_id && html`<a href="#/jobs?batch_id=${job.batch_id}">${job.batch_id}</a>`,
+        Batch: job.batch_id && html`<a href=${withQuery("#/jobs", { tenant: job.tenant, batch_id: job.batch_id })}>${job.batch_id}</a>`,
         Metadata:
           metadata.length > 0 &&
           metadata.map(
             ([key, value]) =>
-              html`<a key=${key} class="tag" href="#/jobs?metadata=${encodeURIComponent(metadataText({ [key]: value }))}">
+              html`<a key=${key} class="tag" href=${withQuery("#/jobs", { tenant: job.tenant, metadata: metadataText({ [key]: value }) })}>
                 ${key}=${value}</a> `,
           ),
       }} />

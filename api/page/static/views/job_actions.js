@@ -79,19 +79,19 @@ export function JobActions({ jobs, selected, filters, reload }) {
   const chosen = jobs.filter((job) => selected.has(job.id));
   return html`
     <div class="actions">
-      ${chosen.length ? html`<${OfSelected} chosen=${chosen} reload=${reload} />` : html`<${OfAll} filters=${filters} reload=${reload} />`}
+      ${chosen.length ? html`<${OfSelected} chosen=${chosen} tenant=${filters.tenant} reload=${reload} />` : html`<${OfAll} filters=${filters} reload=${reload} />`}
     </div>
   `;
 }
 
-function OfSelected({ chosen, reload }) {
+function OfSelected({ chosen, tenant, reload }) {
   const ids = (includes) => chosen.filter(includes).map((job) => job.id);
   const open = ids((job) => !ended(job.status));
   const queued = ids((job) => job.status === "queued");
   const failed = ids((job) => RETRIED.includes(job.status));
   const closed = ids((job) => ended(job.status));
   const on = (verb, of, action) => async () => {
-    const { done, failure } = await each(of, action);
+    const { done, failure } = await each(of, (id) => action(id, tenant));
     if (failure) toastError(failure);
     else toast(`${verb} ${plural(done, "job")}`);
     reload();
@@ -114,9 +114,9 @@ function OfSelected({ chosen, reload }) {
   return html`
     <span class="hint">${chosen.length} selected</span>
     ${open.length > 0 && html`<${Button} icon="cancel" action=${on("Canceled", open, cancelJob)}>Cancel ${open.length}<//>`}
-    ${queued.length > 0 && html`<${Button} icon="edit" action=${ask("update", queued, (id, priority) => updateJob(id, { priority }))}>Priority of ${queued.length}<//>`}
-    ${failed.length > 0 && html`<${Button} icon="redo" action=${ask("retry", failed, retryJob)}>Retry ${failed.length}<//>`}
-    ${closed.length > 0 && html`<${Button} icon="trash" action=${ask("delete", closed, deleteJob)}>Delete ${closed.length}<//>`}
+    ${queued.length > 0 && html`<${Button} icon="edit" action=${ask("update", queued, (id, priority) => updateJob(id, { priority }, tenant))}>Priority of ${queued.length}<//>`}
+    ${failed.length > 0 && html`<${Button} icon="redo" action=${ask("retry", failed, (id) => retryJob(id, tenant))}>Retry ${failed.length}<//>`}
+    ${closed.length > 0 && html`<${Button} icon="trash" action=${ask("delete", closed, (id) => deleteJob(id, tenant))}>Delete ${closed.length}<//>`}
   `;
 }
 

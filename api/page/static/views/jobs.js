@@ -1,12 +1,12 @@
-// All jobs of the tenant, page by page: filters, a table or a gallery, and actions on those selected or on all that match.
+// All jobs of the key's tenant or of the one that an operator names, page by page: filters, a table or a gallery, and actions on those selected or on all that match.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { withQuery } from "../core/api.js";
 import { queryOf } from "../core/actions.js";
-import { duration, ended, plural, sizeText, words } from "../core/format.js";
+import { duration, ended, jobHref, plural, sizeText, words } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
-import { mayWrite } from "../core/session.js";
+import { mayChange, tenantOf } from "../core/session.js";
 import { ArtifactView, Thumb } from "../parts/media.js";
 import {
   Ago,
@@ -27,6 +27,7 @@ const EVERY_MS = 5_000;
 
 export function Jobs({ params }) {
   const filters = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
+  const tenant = (filters.tenant = tenantOf(filters.tenant));
   const view = params.get("view") === "gallery" ? "gallery" : "table";
   const after = params.get("after") ?? "";
   const isFiltered = FILTERS.some((name) => filters[name]);
@@ -41,7 +42,7 @@ export function Jobs({ params }) {
   useStore(live);
   const jobs = (data?.data ?? []).map(current);
   const active = jobs
-    .filter((job) => !ended(job.status))
+    .filter((job) => !ended(job.status) && !job.tenant) // the stream has the key's own jobs only
     .map((job) => job.id)
     .slice(0, 32);
   useEffect(() => follow(active), [active.join()]);
@@ -53,7 +54,7 @@ export function Jobs({ params }) {
     );
   const list = useRef(null);
   useKeys((event) => keyed(event, list.current, toggle, () => change({ view: view === "table" ? "gallery" : "" })));
-  const props = { jobs, selected, toggle, setSelected };
+  const props = { jobs, selected, toggle, setSelected, isOpen: mayChange(tenant) };
   return html`
     <${Filters} filters=${filters} change=${(changes) => change({ ...changes, after: "" })} />
     <div class="toolbar">
@@ -62,7 +63,7 @@ export function Jobs({ params }) {
         ["gallery", "Gallery", "gallery"],
       ]} onChange=${(name) => change({ view: name === "table" ? "" : name })} />
       <p class="grow hint" role="status">${data ? shownText(jobs, data, after) : ""}</p>
-      ${mayWrite() && html`<${JobActions} jobs=${jobs} selected=${selected} filters=${filters} reload=${reload} />`}
+      ${mayChange(tenant) && html`<${JobActions} jobs=${jobs} selected=${selected} filters=${filters} reload=${reload} />`}
     </div>
     <${ErrorNote} error=${error} retry=${reload} />
     <div ref=${list}>
@@ -86,7 +87,8 @@ async function filled(filters, after, signal) {
   const query = { ...queryOf(filters), limit: PAGE, after };
   for (let requests = 1; ; requests += 1) {
     const page = await readJobs(withQuery("v1/jobs", query), { signal });
-    if (!page.has_more || page.data.length > 0 || requests === 10) return page;
+    const isDone = !page.has_more || page.data.length > 0 || requests === 10;
+    if (isDone) return { ...page, data: page.data.map((job) => ({ ...job, tenant: filters.tenant })) };
     query.after = page.next_cursor;
   }
 }
@@ -102,7 +104,7 @@ function keyed(event, list, toggle, turn) {
   const step = { j: 1, k: -1 }[event.key];
   if (step && rows.length) rows[Math.max(0, Math.min(rows.length - 1, rows.indexOf(row) + step))].focus();
   if (event.key === "x" && row) toggle(row.dataset.job);
-  if (event.key === "Enter" && row === document.activeElement && row) go(`#/jobs/${row.dataset.job}`);
+  if (event.key === "Enter" && row === document.activeElement && row) row.querySelector("a").click();
   return undefined;
 }
 
@@ -125,23 +127,23 @@ function useRows(jobs, selected, make) {
   return [...now.values()].map(({ row }) => row);
 }
 
-function Table({ jobs, selected, toggle, setSelected }) {
+function Table({ jobs, selected, toggle, setSelected, isOpen }) {
   const rows = useRows(
     jobs,
     selected,
     (job, previews) => html`
-    <tr key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""} onClick=${(event) => event.target.closest("a, input, button") || go(`#/jobs/${job.id}`)}>
-      ${mayWrite() && html`<td>
+    <tr key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""} onClick=${(event) => event.target.closest("a, input, button") || go(jobHref(job))}>
+      ${isOpen && html`<td>
         <input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} /></td>`}
       <td class="prompt"><div><${Thumb} job=${job} previews=${previews} />
-        <a class="cut" href="#/jobs/${job.id}" title=${job.prompt}>${job.prompt || words(job.task)}</a></div></td>
+        <a class="cut" href=${jobHref(job)} title=${job.prompt}>${job.prompt || words(job.task)}</a></div></td>
       <td><${State} job=${job} /></td>
       <td>${job.model}</td>
       <td class="number">${sizeText(job)}${job.n > 1 ? ` · ${job.n}` : ""}</td>
       <td class="number">${duration(job.metrics.queue_ms)}</td>
       <td class="number">${duration(tookMs(job))}</td>
       <td class="nowrap"><${Ago} time=${job.created_at} /></td>
-      <td><${JobLink} id=${job.id} /></td>
+      <td><${JobLink} ...${job} /></td>
     </tr>
     `,
   );
@@ -152,7 +154,7 @@ function Table({ jobs, selected, toggle, setSelected }) {
       <table class="jobs">
         <thead>
           <tr>
-            ${mayWrite() && html`<th scope="col">
+            ${isOpen && html`<th scope="col">
               <input type="checkbox" aria-label="Select all on this page" checked=${all} onChange=${toggleAll} /></th>`}
             <th scope="col">Prompt</th><th scope="col">State</th><th scope="col">Model</th>
               <th scope="col" class="number">Size</th><th scope="col" class="number">Waited</th>
@@ -175,18 +177,18 @@ function State({ job }) {
   return html`<${Badge} state=${job.status} />${job.error && html` <span class="hint mono">${job.error.code}</span>`}`;
 }
 
-function Gallery({ jobs, selected, toggle }) {
+function Gallery({ jobs, selected, toggle, isOpen }) {
   const images = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact })));
   const items = useRows(
     jobs,
     selected,
     (job, previews) => html`
     <li key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""}>
-      ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${previews} size="large" /></a>`}
+      ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href=${jobHref(job)} aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${previews} size="large" /></a>`}
       <p class="cut" title=${job.prompt}>${job.prompt || words(job.task)}</p>
       <p class="run-line hint">
-        ${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span>
-        <a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
+        ${isOpen && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span>
+        <a href=${jobHref(job)} aria-label="Open ${job.id}">open</a></p>
     </li>
     `,
   );

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, serverNow, withQuery } from "../core/api.js";
 import { changeMatching, countMatching, each } from "../core/actions.js";
-import { plural, remedy, words, sizeText } from "../core/format.js";
+import { jobHref, plural, remedy, words, sizeText } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
 import { mayOperate } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
@@ -151,7 +151,7 @@ function Letter({ letter, selected, toggle, reload }) {
       <header>
         ${mayOperate() && html`<input type="checkbox" aria-label="Select ${letter.id}" checked=${selected} onChange=${() => toggle(letter.id)} />`}
         <${Badge} state="failed">${words(letter.reason)}<//>
-        <h2 class="mono cut"><a href="#/jobs/${letter.id}">${letter.id}</a></h2>
+        <h2 class="mono cut"><a href=${jobHref(letter)}>${letter.id}</a></h2>
           <${Copy} text=${letter.id} label="Copy the id" />
         <span class="grow"></span>
         ${letter.at && html`<span class="hint"><${Ago} time=${letter.at} /></span>`}
@@ -169,7 +169,7 @@ function Letter({ letter, selected, toggle, reload }) {
         ${job
           ? html`
               <p class="hint">${job.error ? remedy(job.error) : CAUSE}</p>
-              <p class="hint">${job.model} · ${sizeText(job)} · ${plural(job.attempts, "attempt")}</p>
+              <p class="hint">tenant ${letter.tenant} · ${job.model} · ${sizeText(job)} · ${plural(job.attempts, "attempt")}</p>
             `
           : html`<p class="hint">Its entry in the queue could not be read: it can only be purged.</p>`}
       </div>

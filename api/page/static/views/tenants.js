@@ -71,7 +71,8 @@ const Table = ({ page, opened, open }) => html`
           (tenant) => html`
             <tr key=${tenant.id}>
               <th scope="row"><${Button} kind="quiet" aria-expanded=${opened === tenant.id}
-                label="Models of ${tenant.id}" action=${() => open(opened === tenant.id ? "" : tenant.id)}>${tenant.id}<//></th>
+                label="Models of ${tenant.id}" action=${() => open(opened === tenant.id ? "" : tenant.id)}>${tenant.id}<//>
+                <a class="more" href="#/jobs?tenant=${tenant.id}" aria-label="Jobs of ${tenant.id}">jobs</a></th>
               <${UsageCells} row=${tenant.usage} />
               ${LIMITS.map(([name, , text]) => html`<td key=${name} class="number nowrap"><${Use} tenant=${tenant} name=${name} text=${text} /></td>`)}
             </tr>

@@ -1,0 +1,81 @@
+"""What operators see and change of other tenants in a browser: their jobs, limits and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+
+def enter(page: Page, key: str) -> Page:
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Use this key").click()
+    return page
+
+
+@pytest.fixture(scope="module")
+def acme(keyed: Any, create_tenant_key: Any) -> Any:
+    """A client of the tenant acme, with a paused model, so that its jobs wait."""
+    keyed.client.put("/v1/pauses/tenants/acme", json={"reason": "its jobs wait"})
+    key = create_tenant_key("acme", "jobs:read,jobs:write")
+    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+        yield client
+    keyed.client.delete("/v1/pauses/tenants/acme")
+
+
+def submit(client: Any, prompt: str) -> str:
+    response = client.post("/v1/jobs", json={"model": "demo", "prompt": prompt})
+    return str(response.json()["id"])
+
+
+def test_an_operator_reads_and_changes_the_jobs_of_a_tenant(
+    open_page: Any, keyed: Any, create_key: Any, acme: Any
+) -> None:
+    first, second = submit(acme, "a circle of acme"), submit(acme, "a square of acme")
+    page = enter(open_page(keyed.url, "#/jobs"), create_key("jobs:read,admin"))
+    expect(page.get_by_role("heading", level=1, name="Jobs")).to_be_visible()
+    expect(page.get_by_text("a circle of acme")).to_have_count(0)
+    page.get_by_role("combobox", name="Tenant").fill("acme")
+    page.keyboard.press("Enter")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_role("link", name="a circle of acme").click()
+    expect(page.locator(".job-head")).to_contain_text(first)
+    expect(page.get_by_role("link", name="Duplicate and edit")).to_have_count(0)
+    page.get_by_role("button", name="Priority").click()
+    page.get_by_role("dialog").get_by_label("Priority").select_option("bulk")
+    page.get_by_role("dialog").get_by_role("button", name="Change").click()
+    expect(page.get_by_text("Changed the priority").first).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".job-head .badge")).to_have_text("canceled")
+    expect(page.locator(".events")).to_contain_text("canceled")
+    assert acme.get(f"/v1/jobs/{first}").json()["priority"] == "bulk"
+    page.get_by_role("main").get_by_role("link", name="Jobs", exact=True).click()
+    page.get_by_role("checkbox", name=f"Select {second}").click()
+    page.get_by_role("button", name="Cancel 1").click()
+    expect(page.get_by_text("Canceled 1 job").first).to_be_visible()
+    assert acme.get(f"/v1/jobs/{second}").json()["status"] == "canceled"
+
+
+def test_all_jobs_of_a_tenant_that_match_are_changed_and_no_others(
+    open_page: Any, keyed: Any, create_key: Any, acme: Any
+) -> None:
+    """With a key of the scope admin alone, which reads no jobs of its own tenant without its name."""
+    theirs = submit(acme, "a ring of acme")
+    own = keyed.submit(prompt="a ring of the operator", steps=100)
+    page = enter(open_page(keyed.url, "#/jobs?tenant=acme&prompt=ring"), create_key("admin"))
+    page.get_by_role("button", name="Cancel all matching").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
+    expect(page.get_by_text("Canceled 1 job").first).to_be_visible()
+    assert acme.get(f"/v1/jobs/{theirs}").json()["status"] == "canceled"
+    assert keyed.finish(own)["status"] == "succeeded"
+    page.get_by_role("button", name="Clear").click()
+    expect(page.get_by_text("a ring of the operator")).to_be_visible()
+
+
+def test_other_keys_are_offered_no_tenants(open_page: Any, keyed: Any, create_key: Any) -> None:
+    page = enter(open_page(keyed.url, "#/jobs"), create_key("jobs:read,jobs:write"))
+    expect(page.get_by_role("heading", level=1, name="Jobs")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Prompt")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Tenant")).to_have_count(0)
