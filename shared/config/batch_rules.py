@@ -56,4 +56,4 @@ def load_batch_rules(path: Path) -> BatchRules:
 def fault_text(fault: ErrorDetails) -> str:
     """Return a fault of a file with its key."""
     key = f"{'.'.join(map(str, fault['loc']))}: " if fault["loc"] else ""
-    return key + ("unknown key" if fault["type"] == "extra_forbidden" else fault["msg"])
+    return key + ("unknown key" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, "))

@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
-from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
+from shared.config.batch_rules import BatchRules, load_batch_rules
 from shared.config.checkpoints import source_hint
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.model_facts import ModelFacts
+from shared.config.models_file_faults import faults_text
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.partial_denoising import takes_part
 from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
@@ -484,16 +485,16 @@ def load(path: Path, rules: Path | None = None) -> Catalog:
     A relative `source` that exists next to the models file is that folder.
     """
     batch_rules = None if rules is None else load_batch_rules(rules)
+    document: dict[str, object] = {}
     try:
-        specs = _File.model_validate(tomllib.loads(path.read_text("utf-8"))).model
+        document = tomllib.loads(path.read_text("utf-8"))
+        specs = _File.model_validate(document).model
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; set FUSEQUEUE_MODELS to a models file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     except ValidationError as error:
-        # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.
-        faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
-        raise ConfigurationError(f"{path}: {'; '.join(map(fault_text, faults))}") from error
+        raise ConfigurationError(f"{path}: {faults_text(error, document)}") from error
     if duplicates := _duplicates([name for spec in specs for name in (spec.id, *spec.aliases)]):
         raise ConfigurationError(f"{path}: duplicate model ids or aliases: {duplicates}")
     if len(spread := [spec.id for spec in specs if spec.devices > 1]) > 1:
