@@ -86,7 +86,8 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 def _prompt_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     if not request.prompt and not spec.makes_meshes and "redux" not in _control_kinds(request, spec):
-        yield InvalidRequest("prompt: Field required", param="prompt")
+        is_empty = "prompt" in request.model_fields_set
+        yield InvalidRequest("prompt: it is empty" if is_empty else "prompt: Field required", param="prompt")
     if request.prompt and spec.makes_meshes:
         yield InvalidRequest(f"prompt: model {spec.id!r} takes none", param="prompt")
 

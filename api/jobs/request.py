@@ -43,10 +43,9 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         },
     )
 
-    # Only models of meshes take none: `api.jobs.model_limits` checks it.
+    # `api.jobs.model_limits` checks which jobs need one: forms send an empty text for a field that is left out.
     prompt: str = Field(
         "",
-        min_length=1,
         max_length=100_000,
         description="What the image or video shows, or what is to be heard. Needed, except by models of meshes, "
         "which take none, and by jobs with a control of kind `redux`.",

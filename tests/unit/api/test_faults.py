@@ -63,7 +63,7 @@ OWN_FIELDS = [
             "stpes": 8,
             "background": "transparent",
         },
-        ["response_format", "background", "size", "prompt", "stpes", "steps"],
+        ["response_format", "background", "size", "stpes", "prompt", "steps"],
     ),
     (
         "/v1/images/generations",

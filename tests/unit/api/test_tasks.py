@@ -123,11 +123,14 @@ async def test_an_image_of_structure_keeps_no_jobs_apart(api: httpx.AsyncClient,
     assert (record.job.controls[0].kind, record.job.control_ids) == ("structure", ())
 
 
-async def test_an_image_of_redux_needs_no_prompt(api: httpx.AsyncClient) -> None:
-    made = await api.post("/v1/jobs", json=controls("like"))
+@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}])
+async def test_an_image_of_redux_needs_no_prompt(api: httpx.AsyncClient, prompt: dict[str, str]) -> None:
+    """It can be left out or empty."""
+    made = await api.post("/v1/jobs", json=controls("like") | prompt)
     assert (made.status_code, made.json()["prompt"]) == (202, "")
     assert [control["kind"] for control in made.json()["controls"]] == ["redux"]
-    assert (await api.post("/v1/jobs", json=controls("edges"))).status_code == 422
+    refused = await api.post("/v1/jobs", json=controls("edges") | prompt)
+    assert (refused.status_code, refused.json()["errors"][0]["param"]) == (422, "prompt")
 
 
 async def test_a_video_has_a_first_and_a_last_image(api: httpx.AsyncClient) -> None:

@@ -235,16 +235,18 @@ def test_a_video_that_is_extended_has_more_frames_than_were_sent(fields: dict[st
     assert (job.frames, job.fps, job.width, job.height) == (frames, fps, 640, 360)
 
 
-def test_a_mesh_needs_no_prompt_and_its_thumbnail_has_the_models_size() -> None:
-    job = job_of({"model": "sculptor", "image": "i"}, (300, 200))
+@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}])
+def test_a_mesh_needs_no_prompt_and_its_thumbnail_has_the_models_size(prompt: dict[str, str]) -> None:
+    job = job_of({"model": "sculptor", "image": "i", **prompt}, (300, 200))
     assert (job.prompt, job.output_format, job.width, job.height) == ("", OutputFormat.GLB, 512, 512)
 
 
-def test_other_models_need_a_prompt() -> None:
+@pytest.mark.parametrize(("prompt", "fault"), [({}, "prompt: Field required"), ({"prompt": ""}, "prompt: it is empty")])
+def test_other_models_need_a_prompt(prompt: dict[str, str], fault: str) -> None:
     """It has no default, though the schema cannot say for which models."""
     with pytest.raises(InvalidRequest) as caught:
-        resolve_for_model(parse({"model": "words"}), CATALOG.get("words"), "t", 0)
-    assert (caught.value.param, caught.value.message) == ("prompt", "prompt: Field required")
+        resolve_for_model(parse({"model": "words", **prompt}), CATALOG.get("words"), "t", 0)
+    assert (caught.value.param, caught.value.message) == ("prompt", fault)
 
 
 @pytest.mark.parametrize(
