@@ -29,15 +29,16 @@ MAX_LISTED = 50
 """Jobs of a batch that its status names, and refused lines."""
 
 BATCH = "mcp-"
-INSTRUCTIONS = """Generates images and videos with diffusion models. `generate` returns the images, or the id of a job
-that takes longer: read it with `status` and `result`. `batch` queues many prompts at once, in the background."""
+INSTRUCTIONS = """Generates images, videos, sounds and meshes with diffusion models. `generate` returns the images, or
+the id of a job that takes longer: read it with `status` and `result`. `batch` queues many prompts at once, in the
+background."""
 
 Content: TypeAlias = list[str | Image]
 Fields = Annotated[
     dict[str, Any] | None,
     Field(
         description="Other fields of a job by name: width, height, steps, guidance_scale, negative_prompt, n (images), "
-        "image (a URL to start from), strength, frames and fps (of a video), output_format, ..."
+        "image (a URL to start from), strength, controls, frames and fps (of a video), output_format, ..."
     ),
 ]
 Model = Annotated[str | None, Field(description="Needed where the service has several models; an error lists them.")]
@@ -55,18 +56,22 @@ class Tools:
         self,
         context: Context,
         prompt: Annotated[
-            str, Field(min_length=1, description="What the image or video shows, or what is to be heard.")
-        ],
+            str,
+            Field(
+                description="What the image or video shows, or what is to be heard. Models of meshes, and jobs with a "
+                "control of the kind redux, need none."
+            ),
+        ] = "",
         model: Model = None,
         seed: Annotated[int | None, Field(ge=0, description="Repeats a result.")] = None,
         fields: Fields = None,
         wait_s: WaitS = 30.0,
     ) -> Content:
-        """Generate images or a video; returns them, or the id of a job that is not done within `wait_s`."""
+        """Generate images, a video, a sound or a mesh; returns it, or the job's id if it takes longer than `wait_s`."""
         chosen = {"priority": "interactive", **(fields or {})} | ({} if seed is None else {"seed": seed})
         async with self._service(context) as client:
             # As they are: the client would read a text among the images as the path of a file on this machine.
-            job = await client.submit(await _model(client, model), prompt, extra_body=chosen)
+            job = await client.submit(await _model(client, model), prompt or None, extra_body=chosen)
             return await _result(client, await client.get(job.id, wait_s=wait_s), None)
 
     async def status(
@@ -89,7 +94,7 @@ class Tools:
         index: Annotated[int | None, Field(ge=0, description="Only this image of the job.")] = None,
         wait_s: WaitS = 0.0,
     ) -> Content:
-        """Read the images of a job that has succeeded; a video as its URL."""
+        """Read the images of a job that has succeeded; videos, sounds and meshes as URLs."""
         async with self._service(context) as client:
             return await _result(client, await client.get(id, wait_s=wait_s), index)
 

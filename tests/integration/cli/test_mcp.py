@@ -127,6 +127,19 @@ async def test_errors_of_the_service_are_errors_of_the_tool(service: Server, que
         assert (missing.is_error, "has 1 images" in text(missing)) == (True, True)
 
 
+async def test_a_mesh_needs_no_prompt_and_an_image_needs_one(start: Callable[..., Server], tmp_path: Path) -> None:
+    models = tmp_path / "models.toml"
+    models.write_text(
+        '[[model]]\nid = "shape"\nsource = "x"\ntasks = ["image_to_mesh"]\n[[model]]\nid = "words"\nsource = "x"\n'
+    )
+    image = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    async with mcp.Client(over_stdio(start(models=str(models)))) as client:
+        mesh = await client.call_tool("generate", {"model": "shape", "fields": {"image": image}, "wait_s": 0})
+        assert (mesh.is_error, "The job is not done" in text(mesh)) == (False, True), text(mesh)
+        words = await client.call_tool("generate", {"model": "words", "wait_s": 0})
+        assert (words.is_error, "prompt: Field required" in text(words)) == (True, True), text(words)
+
+
 async def test_over_http_each_caller_uses_its_own_key(service: Server, queue: Queue) -> None:
     """Not that of the process, which every user of the machine could use then."""
     scopes = frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE))
