@@ -204,3 +204,19 @@ async def test_jobs_that_may_run_late_end_with_their_batch(context: BatchContext
     batch = await ended(context, batch)
     assert batch.status is BatchStatus.EXPIRED
     assert await jobs_of(context, batch) == [State.CANCELED]
+
+
+@pytest.mark.parametrize("way", ["canceled", "expired"])
+async def test_paused_jobs_end_with_their_batch(context: BatchContext, way: str) -> None:
+    batch = await validated(context, "default", [line(1), line(2)])
+    batch = await advance(context, batch)
+    await context.queue.jobs.pause(line_job_id(batch, 1))
+    if way == "canceled":
+        await context.queue.batches.cancel(batch.tenant, batch.id)
+    else:
+        later = SyncedClock(now_ms() + 600_000 + GRACE_MS + 1000)
+        context = BatchContext(context.settings, context.catalog, context.queue, context.storage, later)
+    batch = await ended(context, batch)
+    assert batch.status is (BatchStatus.CANCELLED if way == "canceled" else BatchStatus.EXPIRED)
+    assert await jobs_of(context, batch) == [State.CANCELED] * 2
+    assert await context.queue.api_keys.queued_jobs([batch.tenant]) == {batch.tenant: 0}
