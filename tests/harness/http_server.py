@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from PIL import Image
 
 from api.app import create_app
@@ -29,6 +30,18 @@ def application(queue: Queue, folder: Path, **settings: Any) -> FastAPI:
     """Return the API over `queue`, with its storage in `folder`."""
     overrides = {"models": ROOT / "models.toml", "storage_dir": folder / "storage", "sse_keepalive_s": 0.05, **settings}
     return create_app(queue.client.settings.model_copy(update=overrides), queue=queue)
+
+
+def paths(queue: Queue, folder: Path) -> list[tuple[str, str]]:
+    """Return the method and path of every route, with the names of its parameters in braces."""
+    found = []
+    todo = list(application(queue, folder).routes)
+    while todo:
+        route = todo.pop()
+        todo += getattr(getattr(route, "original_router", None), "routes", [])
+        if isinstance(route, APIRoute):
+            found += [(method, route.path) for method in route.methods]
+    return found
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 import structlog
-from fastapi.routing import APIRoute
-from harness.http_server import BODY, WORKER, StreamingCall, application, bearer, claimed, finish, png, serving
+from harness.http_server import BODY, WORKER, StreamingCall, bearer, claimed, finish, paths, png, serving
 from harness.tables import row
 
 from api import auth, context
@@ -46,15 +45,11 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 def routes(queue: Queue, folder: Path) -> list[tuple[str, str]]:
     """Return every method and path, with its parameters filled in."""
-    routes_found = []
-    todo = list(application(queue, folder).routes)
-    while todo:
-        route = todo.pop()
-        todo += getattr(getattr(route, "original_router", None), "routes", [])
-        if isinstance(route, APIRoute):
-            path = route.path.replace("{index}", "0").replace("{job_id}", "job_" + "0" * 26)
-            routes_found += [(method, re.sub(r"\{.*?\}", "x", path)) for method in route.methods]
-    return routes_found
+    filled = {"{index}": "0", "{job_id}": "job_" + "0" * 26}
+    return [
+        (method, re.sub(r"\{.*?\}", lambda found: filled.get(found[0], "x"), path))
+        for method, path in paths(queue, folder)
+    ]
 
 
 async def test_only_open_routes_respond_without_a_key(
