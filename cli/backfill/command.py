@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import signal
 import sqlite3
 import threading
@@ -93,13 +94,22 @@ def _invalid_files(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Create and lock the folder, and remove the files that a killed backfill left unfinished."""
+    """Create and lock the folder, and remove the files that a killed backfill left unfinished.
+
+    An invalid prompt file leaves no folder that was not there before.
+    """
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    with folder_lock.lock(out / LOCK, "--out"):
-        for part in out.glob(".*.part"):
-            if UNFINISHED.fullmatch(part.name):
-                part.unlink(missing_ok=True)
-        yield
+    try:
+        with folder_lock.lock(out / LOCK, "--out"):
+            for part in out.glob(".*.part"):
+                if UNFINISHED.fullmatch(part.name):
+                    part.unlink(missing_ok=True)
+            yield
+    except PromptsError:
+        if is_new:
+            shutil.rmtree(out)
+        raise
 
 
 def _open(prompts: Path, out: Path, common: dict[str, Any], console: CommandConsole) -> Ledger:

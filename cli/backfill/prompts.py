@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_LINES = 1_000_000
 SLUG_CHARS = 48
+_DRAWN_FROM = frozenset(("prompt", "image", "images", "controls"))  # meshes, and jobs of Redux, need no prompt
 OWN_BATCH = "batch_id: a backfill sets it, to find its jobs"
 
 
@@ -68,8 +69,10 @@ def _json_lines(path: Path, file: Iterator[str]) -> Bodies:
 def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
     rows = csv.DictReader(file, strict=True)
     try:
-        if "prompt" not in (rows.fieldnames or ()):
-            raise PromptsError(f"{path}:1: the header has no column `prompt`")
+        names = rows.fieldnames or ()
+        if not _DRAWN_FROM.intersection(names):
+            found = f", but {', '.join(f'`{name}`' for name in names)}" if names else ""
+            raise PromptsError(f"{path}:1: the header has no column `prompt`{found}")
         for row in rows:
             if None in row:
                 raise PromptsError(f"{path}:{rows.line_num}: more columns than the header has")

@@ -119,6 +119,13 @@ def test_a_fault_is_one_line_that_names_the_option(arguments: tuple[str, ...], e
     assert (result.exit_code, result.stdout) == (2, "")
 
 
+def test_an_invalid_prompt_file_leaves_no_new_folder() -> None:
+    Path("mine").mkdir()
+    for out in ("new", "mine"):
+        assert fusequeue("backfill", "nan.jsonl", "--out", out).exit_code == 2
+    assert [Path(out).exists() for out in ("new", "mine")] == [False, True]
+
+
 def test_a_field_without_an_option_beside_it_replaces_a_default() -> None:
     result = fusequeue("submit", "x", "-s", "model=other", "--size", "64x64", "-s", "steps=3")
     assert result.exit_code == 3, result.stderr  # sent: nothing listens

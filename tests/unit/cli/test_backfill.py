@@ -23,6 +23,7 @@ LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
         ("p.txt", b"\xef\xbb\xbfa\n", [(1, {"prompt": "a"})]),  # a byte order mark
         ("p.jsonl", b'{"prompt": "a", "seed": 3}\n\n', [(1, {"prompt": "a", "seed": 3})]),
         ("p.csv", b"prompt,steps,scheduler\n7,20,\n", [(2, {"prompt": "7", "steps": 20})]),  # a prompt stays text
+        ("p.csv", b"image,seed\ni,1\n", [(2, {"image": "i", "seed": 1})]),  # a mesh needs no prompt
         ("p.csv", b'prompt,seed\n"two\nlines, one prompt",1\n', [(3, {"prompt": "two\nlines, one prompt", "seed": 1})]),
     ],
 )
@@ -38,7 +39,8 @@ def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: lis
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: "),
         ("p.jsonl", b"[1]\n", "p.jsonl:1: a line must be a JSON object"),
         ("p.jsonl", b'{"prompt": "a", "batch_id": "b"}\n', "p.jsonl:1: batch_id: a backfill sets it"),
-        ("p.csv", b"text\na\n", "no column `prompt`"),
+        ("p.csv", b"text,seed\na,1\n", "no column `prompt`, but `text`, `seed`$"),
+        ("p.csv", b"", "no column `prompt`$"),
         ("p.csv", b"prompt,seed\na,1,2\n", "p.csv:2: more columns"),
         ("p.txt", b"\xff\xfe", "not UTF-8"),
     ],
