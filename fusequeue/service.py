@@ -39,6 +39,7 @@ class Limits(Resource):
     min_steps: int
     max_steps: int
     max_guidance_scale: float
+    min_frames: int = 1
     max_frames: int = 1
     frames_multiple: int = 1
     min_duration_s: float = 1.0

@@ -193,7 +193,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
         message = f"output_format: model {spec.id!r} gives no latents for {task.value}; use {allowed}"
         yield InvalidRequest(message, param="output_format")
     if request.frames is not None and not limits.allows_frames(request.frames):
-        rule = f"1 to {limits.max_frames}"
+        rule = f"{limits.min_frames} to {limits.max_frames}"
         if limits.frames_multiple > 1:
             rule += f", a multiple of {limits.frames_multiple} plus 1"
         yield InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")

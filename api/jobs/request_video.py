@@ -26,6 +26,9 @@ def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelS
     if job.task is Task.EXTEND_VIDEO:
         return {"frames": _frames_with_more(usable, job, request, spec), "fps": fps}
     frames = spec.limits.most_frames_of(usable) if request.frames is None else job.frames
+    if frames < (least := spec.limits.min_frames):
+        message = f"video: it has {usable} frames at {fps} fps; model {spec.id!r} makes at least {least}"
+        raise InvalidRequest(message, param="video")
     if frames > usable:
         raise InvalidRequest(f"frames is at most {usable}, as the video has no more at {fps} fps", param="frames")
     return {"frames": frames, "fps": fps}

@@ -81,6 +81,7 @@ class Limits(_Table):
     min_steps: Annotated[int, Field(ge=1)] = 1
     max_steps: Annotated[int, Field(ge=1)] = 150
     max_guidance_scale: Annotated[float, Field(ge=0)] = 30.0
+    min_frames: Annotated[int, Field(ge=1)] = 1
     max_frames: Annotated[int, Field(ge=1)] = 1
     frames_multiple: Annotated[int, Field(ge=1)] = 1
     min_duration_s: Annotated[float, Field(gt=0, le=MAX_DURATION_S)] = 1.0
@@ -103,6 +104,10 @@ class Limits(_Table):
             raise ValueError("min_side is above max_side")
         if self.min_steps > self.max_steps:
             raise ValueError("min_steps is above max_steps")
+        if self.min_frames > self.max_frames:
+            raise ValueError("min_frames is above max_frames")
+        if (self.min_frames - 1) % self.frames_multiple:
+            raise ValueError("min_frames is not a multiple of frames_multiple plus one")
         if self.min_duration_s > (self.max_duration_s or MAX_DURATION_S):
             raise ValueError("min_duration_s is above max_duration_s")
         return self
@@ -135,7 +140,7 @@ class Limits(_Table):
         return (min(frames, self.max_frames) - 1) // self.frames_multiple * self.frames_multiple + 1
 
     def allows_frames(self, frames: int) -> bool:
-        return 1 <= frames <= self.max_frames and (frames - 1) % self.frames_multiple == 0
+        return self.min_frames <= frames <= self.max_frames and (frames - 1) % self.frames_multiple == 0
 
 
 class References(_Table):
@@ -234,7 +239,7 @@ class ModelSpec(_Table):
         if not limits.allows_frames(frames):
             raise ValueError(
                 f"defaults.frames {frames} is not a multiple of limits.frames_multiple {limits.frames_multiple} "
-                f"plus one, up to limits.max_frames {limits.max_frames}"
+                f"plus one, from limits.min_frames {limits.min_frames} to limits.max_frames {limits.max_frames}"
             )
         if unlisted := self.defaults.extra.keys() - set(self.extra):
             raise ValueError(f"defaults.extra has inputs that extra does not list: {', '.join(sorted(unlisted))}")

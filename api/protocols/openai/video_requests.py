@@ -94,7 +94,10 @@ def _frames(seconds: float, sent_fps: object, spec: ModelSpec) -> int:
     if seconds * fps > limits.most_frames + limits.frames_multiple:
         longest = limits.most_frames / fps
         raise InvalidRequest(f"seconds: model {spec.id!r} makes at most {longest:.2f} at {fps} fps", param="seconds")
-    return min(_nearest_frames(seconds * fps, spec), limits.most_frames)
+    if seconds * fps < limits.min_frames - limits.frames_multiple:
+        shortest = limits.min_frames / fps
+        raise InvalidRequest(f"seconds: model {spec.id!r} makes at least {shortest:.2f} at {fps} fps", param="seconds")
+    return min(max(_nearest_frames(seconds * fps, spec), limits.min_frames), limits.most_frames)
 
 
 def _nearest_frames(frames: float, spec: ModelSpec) -> int:

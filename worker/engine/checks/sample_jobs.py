@@ -50,7 +50,7 @@ def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
     side = -(-spec.limits.min_side // spec.limits.multiple_of) * spec.limits.multiple_of
     default = default_size(spec)
     # One group of frames after the first frame, or as many as are allowed.
-    few = min(spec.limits.frames_multiple + 1, spec.limits.max_frames)
+    few = min(max(spec.limits.frames_multiple + 1, spec.limits.min_frames), spec.limits.max_frames)
     small = SampleSize(side, side, few, spec.limits.min_duration_s)
     return tuple(dict.fromkeys((small, default._replace(frames=few), default)))
 

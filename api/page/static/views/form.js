@@ -101,7 +101,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         ${
           has.frames &&
           html`
-          <${Range} label="Frames" ...${field("frames")} min=${1} max=${limits.max_frames} step=${limits.frames_multiple} />
+          <${Range} label="Frames" ...${field("frames")} min=${limits.min_frames} max=${limits.max_frames} step=${limits.frames_multiple} />
           <${Range} label="Frames per second" ...${field("fps")} min=${1} max=${60} step=${1} />
         `
         }

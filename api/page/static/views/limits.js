@@ -30,7 +30,7 @@ function outside(value, least, most) {
 const notASide = (value, { min_side, max_side, multiple_of }) =>
   outside(value, min_side, max_side) ?? (value % multiple_of ? `a multiple of ${multiple_of}` : null);
 
-function notOfFrames(value, { max_frames, frames_multiple }) {
+function notOfFrames(value, { min_frames, max_frames, frames_multiple }) {
   const isBetween = (value - 1) % frames_multiple !== 0;
-  return outside(value, 1, max_frames) ?? (isBetween ? `a multiple of ${frames_multiple}, and 1 more` : null);
+  return outside(value, min_frames, max_frames) ?? (isBetween ? `a multiple of ${frames_multiple}, and 1 more` : null);
 }

@@ -56,7 +56,7 @@ function Model({ model, curves, workers, queues }) {
         Strength: model.tasks.some((task) => ["image_to_image", "inpaint", "audio_to_audio"].includes(task)) && defaults.strength,
         Frames:
           video &&
-          `${defaults.frames} at ${defaults.fps} fps; up to ${limits.max_frames}, multiples of ${limits.frames_multiple} plus one`,
+          `${defaults.frames} at ${defaults.fps} fps; ${range(limits.min_frames, limits.max_frames)}, multiples of ${limits.frames_multiple} plus one`,
         [NAMES[mediumOf(model.tasks[0])]]: `up to ${limits.max_images} a job, ${plural(model.max_batch, "row")} a forward`,
         Prompt: !mesh && `up to ${limits.max_prompt_chars} characters${model.prompt_syntax === "weights" ? "; (word:1.3), [word] and BREAK" : ""}`,
         Schedulers: model.schedulers.join(", ") || "the model's own",

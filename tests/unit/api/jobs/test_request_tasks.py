@@ -330,6 +330,23 @@ def test_a_video_gets_the_length_and_rate_of_its_model() -> None:
     assert (image.frames, image.fps, image.output_format) == (1, None, OutputFormat.PNG)
 
 
+LONG = ModelSpec(
+    id="long", source="x", tasks=(T2V, V2V), limits=Limits(min_frames=35, max_frames=120, frames_multiple=17)
+)
+
+
+def test_a_video_is_not_shorter_than_its_model_makes() -> None:
+    """As asked for, or as the frames of a video that it changes."""
+    with pytest.raises(InvalidRequest, match="frames must be 35 to 120, a multiple of 17 plus 1, not 18") as short:
+        resolve_for_model(parse({"prompt": "x", "model": "long", "frames": 18}), LONG, "t", 0)
+    request = parse({"prompt": "x", "model": "long", "video": "v"})
+    job = resolve_for_model(request, LONG, "t", 0)
+    with pytest.raises(InvalidRequest, match="it has 30 frames at 30 fps; model 'long' makes at least 35") as source:
+        with_inputs(job, request, LONG, Inputs(video=a_video(frames=30)))
+    assert (short.value.param, source.value.param) == ("frames", "video")
+    assert with_inputs(job, request, LONG, Inputs(video=a_video())).frames == 35
+
+
 def test_the_default_strength_under_a_mask_is_1() -> None:
     """Without a mask, the image is kept in part."""
     assert job_of({"model": "painter", "image": "i", "mask": "m"}).strength == 1.0
@@ -433,6 +450,9 @@ def test_jobs_with_equal_reference_sizes_share_a_signature() -> None:
     [
         ({"defaults": {"frames": 16}, "limits": {"max_frames": 81, "frames_multiple": 4}}, "defaults.frames 16"),
         ({"defaults": {"frames": 2}}, "defaults.frames 2"),
+        ({"defaults": {"frames": 5}, "limits": {"min_frames": 9, "max_frames": 81}}, "from limits.min_frames 9 to"),
+        ({"limits": {"min_frames": 82, "max_frames": 81}}, "min_frames is above max_frames"),
+        ({"limits": {"min_frames": 8, "max_frames": 81, "frames_multiple": 4}}, "min_frames is not a multiple"),
         ({"tasks": ["text_to_video"]}, "limits.max_frames"),
         ({"limits": {"max_layers": 4}}, "defaults.layers 0"),
         ({"defaults": {"layers": 2}}, "defaults.layers 2"),

@@ -96,6 +96,16 @@ def test_the_seconds_of_a_changed_video_are_those_of_the_result() -> None:
     assert (sent.frames, sent.fps) == (17, 8)
 
 
+def test_seconds_are_at_least_those_that_the_model_makes() -> None:
+    """At 24 frames a second; a little less is rounded up."""
+    limits = Limits(min_frames=120, max_frames=341, frames_multiple=17)
+    films = Catalog((FILMS.get("film").model_copy(update={"limits": limits}),))
+    assert parse_video_request({"prompt": "a wave", "seconds": 4.5}, films).request.frames == 120
+    with pytest.raises(InvalidRequest, match=r"makes at least 5\.00 at 24 fps") as error:
+        parse_video_request({"prompt": "a wave", "seconds": 1}, films)
+    assert error.value.param == "seconds"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
