@@ -50,7 +50,7 @@ from api.routes import (
     usage,
     webhooks,
 )
-from api.routes.operators import cost_curves, dead_letters, model_orders, operations, pauses, tenants
+from api.routes.operators import cost_curves, dead_letters, keys, model_orders, operations, pauses, tenants
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -203,7 +203,7 @@ def _routers(protocols: tuple[ServedProtocol, ...]) -> Iterator[tuple[APIRouter,
     # They require the scope, which `tenant` changes.
     for router in (jobs.reads, *(module.router for module in (job_lists, job_changes, matching_jobs, usage))):
         yield router, []
-    for module in (operations, dead_letters, pauses, cost_curves, tenants):
+    for module in (operations, dead_letters, pauses, cost_curves, tenants, keys):
         yield module.router, [ADMIN_SCOPE]
     yield operations.scale_router, []
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their

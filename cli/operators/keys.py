@@ -141,9 +141,7 @@ def limit(
     async def run(queue: Queue) -> dict[str, Any]:
         name = auth.tenant_name(tenant)
         changes = {field: _parse_limit(field, text) for field, text in texts.items() if text is not None}
-        limits = asdict((await queue.api_keys.tenant_limits()).get(name, auth.TenantLimits())) | changes
-        await queue.api_keys.set_limits(name, auth.TenantLimits(**limits))
-        return {"tenant": name, **limits}
+        return {"tenant": name, **asdict(await queue.api_keys.change_limits(name, changes))}
 
     _print(_run(run, data_dir), as_json)
 

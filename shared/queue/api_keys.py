@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 
@@ -221,15 +222,19 @@ class ApiKeys(QueueComponent):
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits; None means the limit in the settings. They count for the next claim."""
+        await self.change_limits(tenant, asdict(limits))
+
+    async def change_limits(self, tenant: str, changes: Mapping[str, int | None]) -> TenantLimits:
+        """Change some of a tenant's limits, as `set_limits` does all, and return all that are its own now."""
         tenant_name(tenant)
-        values = {name: getattr(limits, name) for name in _LIMITS}
-        for name, value in values.items():
+        for name, value in changes.items():
             if value is not None and not 1 <= value <= MAX_LIMIT:
                 raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^15", param=name)
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
             raise Conflict(f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead")
-        await self._transact(partial(self._write_limits, tenant, values), when_full=True)
+        await self._transact(partial(self._write_limits, tenant, changes), when_full=True)
+        return (await self.tenant_limits()).get(tenant, TenantLimits())
 
     async def _write_limits(self, tenant: str, values: Mapping[str, int | None], transaction: Transaction) -> None:
         """Write limits, and wake workers for what the old ones held back."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
+from api import strict_json
 from api.context import CallerDep, ServicesDep
 from api.http.lists import MAX_LIMIT, SCANS, After, Limit, known_parameters
-from api.http.openapi import problems
+from api.http.middleware import JSON_TYPES, require_type
+from api.http.openapi import body_schema, problems, request_body
+from api.jobs.request import validated
 from api.routes.usage import UsageObject, usage_object
-from shared.auth import Footprint, Spent, TenantLimits, TenantUse
+from shared.auth import Footprint, Spent, TenantLimits, TenantUse, tenant_name
 from shared.config.settings import Settings
+from shared.errors import InvalidRequest
 from shared.queue import Queue
+from shared.queue.api_keys import MAX_LIMIT as MOST
+from shared.queue.maintenance.actions import Action
 from shared.queue.maintenance.tenant_usage import UsageRow
 
 router = APIRouter(prefix="/v1", tags=["operations"])
@@ -71,6 +77,38 @@ class TenantList(BaseModel):
     next_cursor: str | None
 
 
+_LIMITS = tuple(TenantLimitsObject.model_fields)
+OwnLimit = Annotated[int | None, Field(strict=True, ge=1, le=MOST)]
+
+
+class TenantLimitsChange(BaseModel):
+    """New limits of a tenant: what is left out stays, and null restores the limit of the settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests_per_minute: OwnLimit = None
+    queued_jobs: OwnLimit = None
+    running_slots: OwnLimit = None
+    device_seconds_per_day: OwnLimit = None
+    device_seconds_per_month: OwnLimit = None
+    kept_jobs: OwnLimit = None
+    record_bytes: OwnLimit = None
+    stored_objects: OwnLimit = None
+    stored_bytes: OwnLimit = None
+
+
+class OwnTenantLimits(BaseModel):
+    """The limits of one tenant."""
+
+    object: Literal["tenant_limits"] = "tenant_limits"
+    tenant: str
+    limits: TenantLimitsObject
+    own_limits: list[str] = Field(description="The limits that are its own; the others are those of the settings.")
+
+
+_CHANGE: dict[str, Any] = request_body(
+    "application/json", {"schema": body_schema(TenantLimitsChange), "example": {"running_slots": 8}}
+)
 Days = Annotated[int, Query(ge=1, le=31, description="Days of the usage, up to today (UTC).")]
 Name = Annotated[str | None, Query(max_length=64, description="Only tenants whose name begins with this.")]
 
@@ -102,6 +140,24 @@ async def list_tenants(
     )
 
 
+@router.patch("/tenants/{tenant}/limits", openapi_extra=_CHANGE, responses=problems(400, 409, 413, 415, 422, 503))
+async def change_tenant_limits(
+    tenant: str, services: ServicesDep, caller: CallerDep, request: Request
+) -> OwnTenantLimits:
+    """Change limits of a tenant, which can be a new one. They count for the next request and the next claim."""
+    name = tenant_name(tenant)
+    require_type(request, JSON_TYPES)
+    body = validated(TenantLimitsChange, strict_json.decode(await request.body()))
+    changes = body.model_dump(include=body.model_fields_set)
+    if not changes:
+        raise InvalidRequest("nothing to change; send at least one limit", param=next(iter(_LIMITS)))
+    own = _own(await services.queue.api_keys.change_limits(name, changes))
+    detail = ", ".join(f"{limit} {'default' if value is None else value}" for limit, value in changes.items())
+    await services.queue.actions.record(Action("limit", f"tenant {name}", caller.key_id or "", detail=detail))
+    limits = TenantLimitsObject(**{**_default_limits(services.settings), **own})
+    return OwnTenantLimits(tenant=name, limits=limits, own_limits=sorted(own))
+
+
 @dataclass(frozen=True)
 class _Tenants:
     """What Redis holds of all tenants, by name."""
@@ -127,8 +183,7 @@ class _Tenants:
         return sorted({*self.with_keys, *self.limits, *self.kept, *self.uses, *self.spent})
 
     def tenant(self, name: str, settings: Settings, queued_jobs: int, usage: UsageObject) -> TenantObject:
-        limits = asdict(self.limits.get(name, TenantLimits()))
-        own = {limit: value for limit, value in limits.items() if value is not None}
+        own = _own(self.limits.get(name, TenantLimits()))
         kept, use = self.kept.get(name, Footprint()), self.uses.get(name, TenantUse())
         return TenantObject(
             id=name,
@@ -145,6 +200,10 @@ class _Tenants:
         )
 
 
+def _own(limits: TenantLimits) -> dict[str, int]:
+    """Return the limits that are not those of the settings."""
+    return {name: value for name, value in asdict(limits).items() if value is not None}
+
+
 def _default_limits(settings: Settings) -> dict[str, int | None]:
-    names = TenantLimitsObject.model_fields
-    return {name: getattr(settings, f"max_{name}_per_tenant") for name in names}
+    return {name: getattr(settings, f"max_{name}_per_tenant") for name in _LIMITS}
