@@ -75,6 +75,11 @@ COMMANDS = {
         "List what jobs have used, by day, tenant and model.",
     ),
     "actions": ("cli.operators.operations:actions", "List what operators did, newest first."),
+    "backup": (
+        "cli.backup.command:backup",
+        "Write the Redis data and the storage of a `fusequeue up` to a file, also while it runs.",
+    ),
+    "restore": ("cli.backup.command:restore", "Restore a backup to a new folder for `fusequeue up`."),
     "keys": ("cli.operators.keys:keys", "Create, list and revoke API keys."),
     "tenants": ("cli.operators.keys:tenants", "Limits of tenants."),
     "dead": (

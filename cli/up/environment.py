@@ -47,6 +47,8 @@ def record(data_dir: Path, environ: Mapping[str, str], url: str, own_redis: bool
     The URL of a Redis that is not its own is left out: it can hold a password of the user.
     """
     values = {name: environ[name] for name in RECORDED if name in environ and (own_redis or name != REDIS_URL)}
+    if environ.get("FUSEQUEUE_S3_BUCKET"):
+        values.pop("FUSEQUEUE_STORAGE_DIR", None)
     path = data_dir / RECORD
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)

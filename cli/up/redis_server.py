@@ -89,6 +89,9 @@ def configure(server: RedisServer, folder: Path, port: int, password: str) -> tu
         "appendfsync everysec",
         "maxmemory-policy noeviction",
         'save ""',
+        # `fusequeue backup` is a replica for a moment: its snapshot needs no file here, and nothing to wait for.
+        "repl-diskless-sync yes",
+        "repl-diskless-sync-delay 0",
         f"stream-node-max-bytes {STREAM_NODE_BYTES}",
         f"hash-max-ziplist-value {HASH_VALUE_BYTES}",  # Redis 7 and later know this name too
     )

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -187,6 +188,32 @@ def test_the_two_wheels_serve_a_job_from_any_folder(up, tmp_path):
     files = shown.stdout.decode().split()
     assert len(files) == 5, shown
     assert all(Path(file).is_relative_to(folders[1]) for file in files), files
+    assert command.end(signal.SIGTERM) == 0, command.messages()
+
+
+@pytest.mark.timeout(290)
+def test_a_backup_of_the_running_service_is_restored_after_the_loss_of_its_data(up, tmp_path):
+    """Jobs, images, keys and webhook endpoints are there, and it accepts further jobs."""
+    backup = str(tmp_path / "backup.tar")
+    command = up("--port", str(free_port()))
+    url, data = command.ready(), str(command.folder / "data")
+    key = {"Authorization": f"Bearer {first_key(command)}"}
+    wait_until(lambda: httpx.get(f"{url}/v1/jobs", timeout=TIMEOUT_S).status_code == 401, "the key is required")
+    job = run_job(url, key)
+    image = image_bytes(job)
+    endpoint = httpx.post(f"{url}/v1/webhooks", json={"url": "https://93.184.216.34/hook"}, headers=key).json()["id"]
+    run_command("backup", backup, "--data-dir", data)
+    assert command.end(signal.SIGTERM) == 0, command.messages()
+    shutil.rmtree(data)
+    run_command("restore", backup, "--data-dir", data)
+    command = up("--port", str(free_port()))
+    url = command.ready()
+    with httpx.Client(base_url=url, headers=key, timeout=TIMEOUT_S) as client:
+        assert client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded"
+        assert client.get(f"/v1/jobs/{job['id']}/artifacts/0").content == image
+        assert client.get(f"/v1/webhooks/{endpoint}").status_code == 200
+    assert run_job(url, key)["status"] == "succeeded"
+    assert httpx.get(f"{url}/v1/jobs", timeout=TIMEOUT_S).status_code == 401
     assert command.end(signal.SIGTERM) == 0, command.messages()
 
 

@@ -1,0 +1,1 @@
+"""`fusequeue backup` and `fusequeue restore`: one file with the Redis data and the storage of a `fusequeue up`."""
