@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import numbers
 import os
 import queue
-import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -21,11 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from library.catalogs import HUB_ID, catalog_of
 from library.requests import Fields, job_of
 from library.results import GenerationFailed, Made, Result
-from library.session import CLOSED, OnPreview, OnProgress, Session
-from library.sources import Ended, Read, Source
+from library.session import CLOSED, OnPreview, OnProgress, Session, Watchers
+from library.sources import AsyncSource, Source
+from library.streams import TOGETHER_S, Event, Items
 from shared.config import settings as configuration
 from shared.errors import ConfigurationError, InferenceFailed, InvalidRequest
-from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.engine.device import device_facts
 
 Model: TypeAlias = str | os.PathLike[str]
@@ -69,11 +65,12 @@ class _Base:
         """The names of the models, which `model` of an item can be."""
         return [spec.id for spec in self._session.catalog]
 
-    def _items(self, prompts: Iterable[Prompt], fields: Fields) -> Iterator[dict[str, Any]]:
-        """Yield the fields of each item."""
-        for prompt in prompts:
-            own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-            yield {"model": self.models[0], **fields, **own}
+    def _stream(self, fields: Fields, watchers: Watchers, put: Callable[[Event], None]) -> Items:
+        def fields_of(prompt: Prompt) -> Fields:
+            own = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+            return {"model": self.models[0], **fields, **own}
+
+        return Items(self._session, self._most(fields), fields_of, watchers, put)
 
     def _check(self, fields: Fields) -> None:
         """Raise `InvalidRequest` for a fault of the fields that all items have."""
@@ -114,24 +111,6 @@ def _adapter(name: str, path: Path) -> dict[str, Any]:
     if not path.is_dir() and (path.suffix or not HUB_ID.fullmatch(str(path))):
         raise ConfigurationError(f"adapters: {name!r}: there is no file {path}")
     return {"id": name, "source": str(path)}
-
-
-@dataclass
-class _Reading:
-    """Whether a source has more prompts, and whether it has been asked for one."""
-
-    has_more: bool = True
-    asked: bool = False
-
-    def take(self, event: Read | Ended) -> Read | None:
-        """Return the prompt that the source has given, None at its end; raises the error of the source."""
-        self.asked = False
-        if isinstance(event, Read):
-            return event
-        self.has_more = False
-        if event.error is not None:
-            raise event.error
-        return None
 
 
 class Engine(_Base):
@@ -182,32 +161,20 @@ class Engine(_Base):
         """
         self._session.check_usable()
         self._check(fields)
-        events = queue.SimpleQueue[Read | Ended | Future[Result]]()
-        most, running, state = self._most(fields), set[Future[Result]](), _Reading()
-        source, index = Source(prompts, events.put), itertools.count()
+        events = queue.SimpleQueue[Event]()
+        items = self._stream(fields, Watchers(previews, on_progress, on_preview), events.put)
+        source = Source(prompts, events.put)
         try:
-            while state.has_more or running:
-                if self._session.closed:
-                    state.has_more = False
-                if state.has_more and not state.asked and len(running) < most:
-                    state.asked = True
-                    source.ask()
-                try:
-                    event = events.get(timeout=_WAIT_S)
-                except queue.Empty:
-                    continue
-                if isinstance(event, Future):
-                    running.discard(event)
-                    yield event.result()
-                elif (prompt := state.take(event)) is not None:
-                    (item,) = self._items([prompt.prompt], fields)
-                    future = self._session.submit(next(index), item, previews, on_progress, on_preview)
-                    running.add(future)
-                    future.add_done_callback(events.put)
+            while items.unfinished:
+                if count := items.wanted():
+                    source.ask(count)
+                arrived = _arrived(events, items)
+                if items.read(arrived):
+                    items.start()
+                yield from items.ended(arrived)
         finally:
             source.close()
-            for future in running:
-                self._session.cancel(future)
+            items.cancel()
 
     def close(self) -> None:
         """Stop the engine and its threads, and free its memory."""
@@ -220,28 +187,14 @@ class Engine(_Base):
         self.close()
 
 
-class _Items:
-    """The items of an asynchronous stream, which threads start: one that is left meanwhile is canceled by its own."""
-
-    def __init__(self, session: Session, options: tuple[int, OnProgress | None, OnPreview | None]) -> None:
-        self._session = session
-        self._options = options
-        self._index = itertools.count()
-        self._running = set[Future[Result]]()
-        self._canceled = threading.Event()
-
-    def start(self, fields: Fields) -> Future[Result]:
-        future = self._session.submit(next(self._index), fields, *self._options)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        if self._canceled.is_set():
-            self._session.cancel(future)
-        return future
-
-    def cancel(self) -> None:
-        self._canceled.set()
-        for future in list(self._running):
-            self._session.cancel(future)
+def _arrived(events: queue.SimpleQueue[Event], items: Items) -> list[Event]:
+    """Return the events that have come, after a wait for the first."""
+    arrived: list[Event] = []
+    with suppress(queue.Empty):
+        arrived.append(events.get(timeout=_WAIT_S))
+        while True:
+            arrived.append(events.get(timeout=TOGETHER_S if items.awaits_mates(arrived) else 0))
+    return arrived
 
 
 class AsyncEngine(_Base):
@@ -275,42 +228,29 @@ class AsyncEngine(_Base):
         """Yield the result of each prompt as it is done, as `Engine.stream` does."""
         self._session.check_usable()
         await asyncio.to_thread(self._check, fields)
-        source = aiter(prompts) if isinstance(prompts, AsyncIterable) else _read_on_thread(prompts)
-        most, items = self._most(fields), _Items(self._session, (previews, on_progress, on_preview))
-        running, has_more = set[asyncio.Future[Result]](), True
-        reading: asyncio.Task[asyncio.Future[Result] | None] | None = None
+        events, loop = asyncio.Queue[Event](), asyncio.get_running_loop()
+
+        def put(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        items = self._stream(fields, Watchers(previews, on_progress, on_preview), put)
+        source = AsyncSource(prompts, events.put_nowait) if isinstance(prompts, AsyncIterable) else Source(prompts, put)
         try:
-            while has_more or running:
-                if has_more and reading is None and len(running) < most:
-                    reading = asyncio.create_task(self._start_next(source, fields, items))
-                waiting = {*running, *(() if reading is None else (reading,))}
-                done, _ = await asyncio.wait(waiting, timeout=_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-                if reading is not None and reading.done():
-                    started, reading = reading.result(), None
-                    has_more = started is not None
-                    running |= set() if started is None else {started}
-                has_more = has_more and not self._session.closed
-                for one in running & done:
-                    running.discard(one)
-                    yield one.result()
+            while items.unfinished:
+                if count := items.wanted():
+                    source.ask(count)
+                arrived = await _arrived_async(events, items)
+                if items.read(arrived):
+                    await asyncio.to_thread(items.start)
+                for result in items.ended(arrived):
+                    yield result
         finally:
             items.cancel()
-            if reading is not None:
-                await cancel_and_wait((reading,))
-            if isinstance(source, AsyncGenerator):
+            if isinstance(source, AsyncSource):
                 await source.aclose()
-
-    async def _start_next(
-        self, source: AsyncIterator[Prompt], fields: Fields, items: _Items
-    ) -> asyncio.Future[Result] | None:
-        """Start the next prompt of a source; None if it has no more."""
-        try:
-            prompt = await anext(source)
-        except StopAsyncIteration:
-            return None
-        (item,) = self._items([prompt], fields)
-        # Images are read and encoded: up to seconds.
-        return asyncio.wrap_future(await asyncio.to_thread(items.start, item))
+            else:
+                source.close()
 
     async def close(self) -> None:
         """Stop the engine and its threads, and free its memory."""
@@ -326,21 +266,16 @@ class AsyncEngine(_Base):
         await self.close()
 
 
-async def _read_on_thread(prompts: Iterable[Prompt]) -> AsyncGenerator[Prompt]:
-    """Yield prompts that are read on a thread: a source that waits does not hold up the event loop."""
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[Read | Ended]()
-
-    def put(event: Read | Ended) -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-    source, state = Source(prompts, put), _Reading()
-    try:
+async def _arrived_async(events: asyncio.Queue[Event], items: Items) -> list[Event]:
+    """Return the events that have come, after a wait for the first."""
+    arrived: list[Event] = []
+    with suppress(TimeoutError, asyncio.QueueEmpty):
+        async with asyncio.timeout(_WAIT_S):
+            arrived.append(await events.get())
         while True:
-            source.ask()
-            read = state.take(await events.get())
-            if read is None:
-                return
-            yield read.prompt
-    finally:
-        source.close()
+            if items.awaits_mates(arrived):
+                async with asyncio.timeout(TOGETHER_S):
+                    arrived.append(await events.get())
+            else:
+                arrived.append(events.get_nowait())
+    return arrived

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from worker.engine.protocol import (
     Audio,
     EngineEvent,
     EngineRequest,
+    InputFiles,
     JobFinished,
     JobProgress,
     Latents,
@@ -44,13 +45,24 @@ STOP_S = 60.0
 _WATCH_S = 0.5
 
 
+@dataclass(frozen=True)
+class Watchers:
+    """What a program gets of items that run: `previews` of each, and calls with its steps."""
+
+    previews: int = 0
+    on_progress: OnProgress | None = None
+    on_preview: OnPreview | None = None
+
+
 @dataclass(eq=False)
-class _Item:
+class Item:
+    """An item; its future never raises: `Result.error` says what went wrong. One without a job is refused, and done."""
+
     index: int
-    job: Job
+    watchers: Watchers
     future: Future[Result]
-    on_progress: OnProgress | None
-    on_preview: OnPreview | None
+    job: Job | None = None
+    files: InputFiles = field(default_factory=InputFiles)
     outputs: dict[int, Output | Audio | Mesh | Latents] = field(default_factory=dict)
 
 
@@ -61,7 +73,7 @@ class Session:
         self.catalog = catalog
         self._settings = settings
         self._engine = Engine(catalog, self, settings)
-        self._items: dict[str, _Item] = {}
+        self._items: dict[str, Item] = {}
         self._closed = threading.Event()
         self._started = False
         self._thread: int | None = None  # of the engine, once it has called
@@ -109,28 +121,29 @@ class Session:
             self._engine.stop(STOP_S)
         self._end_all(InferenceFailed(CLOSED))
 
-    def submit(
-        self,
-        index: int,
-        fields: Fields,
-        previews: int = 0,
-        on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,
-    ) -> Future[Result]:
-        """Start an item; its future never raises: `Result.error` says what went wrong."""
-        future: Future[Result] = Future()
-        future.set_running_or_notify_cancel()  # one that is canceled would refuse its result
+    def prepare(self, index: int, fields: Fields, watchers: Watchers) -> Item:
+        """Return an item for `submit`."""
+        item = Item(index, watchers, Future())
+        item.future.set_running_or_notify_cancel()  # one that is canceled would refuse its result
         try:
-            job, files = job_of(fields, self.catalog, self._settings, previews)
+            item.job, item.files = job_of(fields, self.catalog, self._settings, watchers.previews)
         except InvalidRequest as error:
-            future.set_result(Result(index, error=error))
-            return future
-        self._items[job.id] = _Item(index, job, future, on_progress, on_preview)
+            item.future.set_result(Result(index, error=error))
+        return item
+
+    def submit(self, items: Iterable[Item]) -> None:
+        """Start items together: they share the first forward."""
+        requests = []
+        for item in items:
+            if (job := item.job) is not None:
+                self._items[job.id] = item
+                spec = self.catalog.for_size(job.model, job.width, job.height)
+                requests.append(EngineRequest(job.id, job, spec, item.files))
+                item.files = InputFiles()  # up to 80 MB, which the engine drops when they are decoded
         if self._closed.is_set():  # looked at last: close() ends those that it finds
             self._end_all(InferenceFailed(CLOSED))
-            return future
-        self._engine.submit(EngineRequest(job.id, job, self.catalog.for_size(job.model, job.width, job.height), files))
-        return future
+        elif requests:
+            self._engine.submit(*requests)
 
     def slots(self, model: str) -> int:
         """Return how many images of a model a forward takes at most."""
@@ -149,14 +162,14 @@ class Session:
         match event:
             case OutputReady(index=at, output=output) if item is not None:
                 item.outputs[at] = output
-            case JobProgress(step=step, total=total) if item is not None and item.on_progress is not None:
-                _call(item.on_progress, item.index, step, total)
-            case PreviewReady(pixels=pixels) if item is not None and item.on_preview is not None:
-                _call(item.on_preview, item.index, Image.fromarray(pixels))
+            case JobProgress(step=step, total=total) if item is not None and item.watchers.on_progress is not None:
+                _call(item.watchers.on_progress, item.index, step, total)
+            case PreviewReady(pixels=pixels) if item is not None and item.watchers.on_preview is not None:
+                _call(item.watchers.on_preview, item.index, Image.fromarray(pixels))
             case JobFinished() if item is not None:
                 self._finish(event, item)
 
-    def _finish(self, event: JobFinished, item: _Item) -> None:
+    def _finish(self, event: JobFinished, item: Item) -> None:
         if self._items.pop(event.claim_key, None) is None:
             return  # close() has ended it meanwhile
         error: FusequeueError | None = event.error

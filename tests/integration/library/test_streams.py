@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from harness.http_server import ROOT
 from harness.waiting import wait_until
 
-from library import AsyncEngine, Engine, GenerationFailed
+from library import AsyncEngine, Engine, GenerationFailed, streams
 from library import session as sessions
 from shared.errors import ConfigurationError, InferenceFailed
 
@@ -39,6 +40,42 @@ def test_results_come_while_the_source_waits(engine: Engine) -> None:
         seen.set()
         indexes.append(result.index)
     assert indexes == [0, 1]
+
+
+@pytest.fixture
+def slow_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that were started one by one would be steps apart."""
+    job_of = sessions.job_of
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.02)
+        return job_of(*arguments)
+
+    monkeypatch.setattr(sessions, "job_of", slow)
+    monkeypatch.setattr(streams, "PREPARE_S", 60.0)
+
+
+@pytest.mark.usefixtures("slow_preparation")
+def test_prompts_of_a_list_start_together(engine: Engine) -> None:
+    results = list(engine.stream([CIRCLE] * 16, **FIELDS))
+    assert {result.batching.rows_by_forward for result in results} == {((4, 4),)}
+
+
+@pytest.mark.usefixtures("slow_preparation")
+def test_prompts_that_a_thread_reads_start_together(engine: Engine) -> None:
+    results = list(engine.stream(iter([CIRCLE] * 16), **FIELDS))
+    assert min(result.batching.mean_rows for result in results) > 2  # 4, unless the thread stands still
+
+
+@pytest.mark.usefixtures("slow_preparation")
+async def test_prompts_of_an_asynchronous_source_start_together() -> None:
+    async def prompts() -> AsyncIterator[str]:
+        for _ in range(16):
+            yield CIRCLE
+
+    async with AsyncEngine(DEMO, max_batch=4, device="cpu") as engine:
+        results = [result async for result in engine.stream(prompts(), **FIELDS)]
+    assert {result.batching.rows_by_forward for result in results} == {((4, 4),)}
 
 
 def test_an_error_of_the_source_is_raised(engine: Engine) -> None:
