@@ -27,6 +27,7 @@ def jobs(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
     batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
+    group: Annotated[str | None, typer.Option(help="Only jobs of this group.", callback=name_option)] = None,
     tenant: OfTenant = None,
     prompt: Annotated[
         str | None, typer.Option(help="Only with this in their prompts, in any case.", callback=name_option)
@@ -39,7 +40,9 @@ def jobs(
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
         states = None if status is None else cast(list[JobState], status.split(","))  # the service checks them
-        listed = client.jobs(limit=limit, status=states, model=model, batch_id=batch, prompt=prompt, tenant=tenant)
+        listed = client.jobs(
+            limit=limit, status=states, model=model, batch_id=batch, group=group, prompt=prompt, tenant=tenant
+        )
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 

@@ -140,6 +140,8 @@ class SentFields(TypedDict, total=False):
     """Texts that are returned with the job; lists and changes can select by them."""
     batch_id: str | None
     """Lists and changes can select the jobs with one."""
+    group: str | None
+    """A name for many jobs: `/v1/groups` shows their progress; lists and changes can select them."""
     deadline_s: float | None
     """The job is to end within this many seconds from now. Of one priority, the least slack goes first."""
     webhook: str | None
@@ -221,3 +223,5 @@ class ReturnedFields(BaseModel):
     """Texts that are returned with the job; lists and changes can select by them."""
     batch_id: str | None = None
     """Lists and changes can select the jobs with one."""
+    group: str | None = None
+    """A name for many jobs: `/v1/groups` shows their progress; lists and changes can select them."""

@@ -122,6 +122,8 @@ class SyncMatching(Blocking[AsyncMatching]):
     """Changes of all jobs or dead letters that match: `client.matching`."""
 
     cancel = blocking(AsyncMatching.cancel)
+    pause = blocking(AsyncMatching.pause)
+    resume = blocking(AsyncMatching.resume)
     update = blocking(AsyncMatching.update)
     retry = blocking(AsyncMatching.retry)
     delete = blocking(AsyncMatching.delete)

@@ -35,6 +35,7 @@ MAX_EXTRA_INPUTS = 16
 MAX_EXTRA_BYTES = 32 * 1024  # of 161 poses of a camera, with 9 characters a number
 MAX_EXTRA_LEVELS = 16
 MAX_COUNT = 2**31 - 1
+GROUP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
 
 MESSAGES: Mapping[str, str] = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
@@ -394,6 +395,14 @@ class ServiceFields(BaseModel):
         str | None,
         MAY_DIFFER,
         Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Lists and changes can select the jobs with one."),
+    ] = None
+    group: Annotated[
+        str | None,
+        MAY_DIFFER,
+        Field(
+            pattern=GROUP_NAME,
+            description="A name for many jobs: `/v1/groups` shows their progress; lists and changes can select them.",
+        ),
     ] = None
 
 

@@ -18,6 +18,7 @@ from api.jobs.job_object import JobObject, job_object
 from shared.config.models_file import Catalog
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
+from shared.job_fields import GROUP_NAME
 
 router = APIRouter(tags=["jobs"])
 
@@ -32,6 +33,7 @@ class JobFilters(BaseModel):
     status: str | None = Field(None, max_length=128, description="One or more states, separated by commas.")
     model: str | None = Field(None, max_length=128)
     batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    group: str | None = Field(None, pattern=GROUP_NAME)
     prompt: str | None = Field(None, min_length=1, max_length=200, description="A part of the prompt, in any case.")
     created_after: datetime | None = Field(
         None, description="ISO 8601 or epoch seconds; inclusive.", json_schema_extra=TIME_SCHEMA
@@ -103,8 +105,11 @@ class Selection:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether jobs must be read to find those that match: no index has their status, model, prompt, metadata."""
-        return bool(self.states or self.filters.model is not None or self.filters.prompt or self.metadata)
+        """Whether jobs must be read to find those that match: no index has their status, model, prompt, metadata, nor
+        both their batch and their group."""
+        filters = self.filters
+        both = filters.batch_id is not None and filters.group is not None
+        return bool(self.states or filters.model is not None or filters.prompt or self.metadata or both)
 
     @property
     def is_empty(self) -> bool:
@@ -123,6 +128,8 @@ class Selection:
         return (
             (not self.states or record.state in self.states)
             and self.filters.model in (None, job.model)
+            and self.filters.batch_id in (None, job.batch_id)
+            and self.filters.group in (None, job.group)
             and (self.filters.prompt or "").casefold() in job.prompt.casefold()
             and self.metadata.items() <= job.metadata.items()
         )
@@ -140,6 +147,7 @@ class Selection:
             records, cursor = await context.services.queue.jobs.page(
                 context.tenant,
                 batch_id=self.filters.batch_id,
+                group=self.filters.group,
                 after=cursor,
                 limit=SCAN_PAGE_SIZE if self.is_filtered else limit,
                 created_ms=created_ms,

@@ -1,4 +1,4 @@
-"""Routes that change all jobs that match filters, piece by piece: cancel, update, retry, delete."""
+"""Routes that change all jobs that match filters, piece by piece: cancel, pause, resume, update, retry, delete."""
 
 import asyncio
 import math
@@ -92,6 +92,38 @@ async def cancel_jobs(request: Request, context: MatchingContext, query: Matchin
     return await _change(request, context, query, change)
 
 
+@router.post("/v1/jobs:pause", responses=problems(422, 503), dependencies=[_KNOWN])
+async def pause_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
+    """Pause the jobs that match the filters, of which at least one is required: queued ones at once, running ones at
+    their next step. A request handles a bounded number of jobs, newest first: of those queued, the last to start."""
+
+    async def pause(records: list[JobRecord]) -> _Applied:
+        ids = [record.job.id for record in records]
+        return _chosen(ids, await context.services.queue.changes.pause(ids))
+
+    def affects(record: JobRecord) -> bool:
+        return not record.state.terminal and not record.cancel_requested and record.paused_at_ms is None
+
+    change = _Change("pause_jobs", affects, pause, MAX_SCANNED)
+    return await _change(request, context, query, change)
+
+
+@router.post("/v1/jobs:resume", responses=problems(422, 503), dependencies=[_KNOWN])
+async def resume_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
+    """End the pauses of the jobs that match the filters, of which at least one is required. A request handles a bounded
+    number of jobs, oldest first."""
+
+    async def resume(records: list[JobRecord]) -> _Applied:
+        ids = [record.job.id for record in records]
+        return _chosen(ids, await context.services.queue.changes.resume(ids))
+
+    def affects(record: JobRecord) -> bool:
+        return not record.state.terminal and record.paused_at_ms is not None
+
+    change = _Change("resume_jobs", affects, resume, MAX_SCANNED, newest_first=False)
+    return await _change(request, context, query, change)
+
+
 @router.post(
     "/v1/jobs:update",
     openapi_extra=UPDATE_BODY,
@@ -175,8 +207,8 @@ async def _change(
     jobs = Selection.of(query, request, context.services.catalog, newest_first=change.newest_first)
     if jobs.is_empty:
         raise InvalidRequest(
-            "status: send at least one filter: status, model, batch_id, prompt, created_after, created_before or "
-            "metadata.KEY",
+            "status: send at least one filter: status, model, batch_id, group, prompt, created_after, created_before "
+            "or metadata.KEY",
             param="status",
         )
     after, end_ms = await _piece_after(query, jobs, context, key) if change.makes_jobs else (query.after, math.inf)

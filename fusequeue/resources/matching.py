@@ -26,6 +26,7 @@ class JobFilters(TypedDict, total=False):
 
     model: Model | str | None
     batch_id: str | None
+    group: str | None
     prompt: str | None
     """A part of the prompt, in any case."""
     created_after: Time
@@ -71,6 +72,18 @@ class AsyncMatching:
     ) -> Changes:
         """Cancel jobs: queued ones at once, running ones at their next step."""
         return await self._change("POST", "/v1/jobs:cancel", job_query(status, filters, tenant=tenant), dry_run)
+
+    async def pause(
+        self, *, status: States = None, tenant: str | None = None, dry_run: bool = False, **filters: Unpack[JobFilters]
+    ) -> Changes:
+        """Pause jobs until they are resumed: queued ones at once, running ones at their next step."""
+        return await self._change("POST", "/v1/jobs:pause", job_query(status, filters, tenant=tenant), dry_run)
+
+    async def resume(
+        self, *, status: States = None, tenant: str | None = None, dry_run: bool = False, **filters: Unpack[JobFilters]
+    ) -> Changes:
+        """End the pauses of jobs, which go on at their steps."""
+        return await self._change("POST", "/v1/jobs:resume", job_query(status, filters, tenant=tenant), dry_run)
 
     async def update(
         self,

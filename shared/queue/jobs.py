@@ -129,22 +129,24 @@ class Jobs(QueueComponent):
         """
         return _position(await self._scripts.read_place(job_id))
 
-    async def page(
+    async def page(  # noqa: PLR0913 - what is listed, and the page of it
         self,
         tenant: str,
         *,
         batch_id: str | None = None,
+        group: str | None = None,
         after: str | None = None,
         limit: int = 20,
         created_ms: tuple[float, float] = (0, math.inf),
         newest_first: bool = True,
     ) -> tuple[list[JobRecord], str | None]:
-        """Return up to `limit` jobs of a tenant, and the cursor `after` of the next page, if any.
+        """Return up to `limit` jobs of a tenant, of one of its groups or batches, and the cursor `after` of the next
+        page, if any.
 
         `after` is the id of the last job seen, which can have been deleted; a page can be empty although another one
         follows, where many have expired. `created_ms`: first, and end.
         """
-        index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
+        index = self._index(tenant, batch_id, group)
         limit = max(1, min(limit, MAX_LISTED))
         with translated():
             start = await self._start(index, after, created_ms, newest_first)
@@ -163,6 +165,12 @@ class Jobs(QueueComponent):
         if not more and len(found) <= limit:
             return shown, None
         return shown, shown[-1].job.id if shown else after
+
+    def _index(self, tenant: str, batch_id: str | None, group: str | None) -> str:
+        """Return the smallest index with the jobs of a group, a batch or a tenant; only that of the group, of both."""
+        if group is not None:
+            return self._keys.group_jobs(tenant, group)
+        return self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
 
     async def _start(self, index: str, after: str | None, created: tuple[float, float], newest_first: bool) -> int:
         """Return the rank of a page's first job: after the cursor and within the times."""
@@ -348,4 +356,5 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         on_deadline="" if job.on_deadline is OnDeadline.EXPIRE else job.on_deadline.value,
         steps=job.computed_steps_per_image,
         sync_call="" if submission.sync_call is None else f"{submission.sync_call} {process}",
+        group=job.group or "",
     )

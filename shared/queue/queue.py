@@ -9,6 +9,7 @@ from shared.queue.claims import Claims
 from shared.queue.client import QueueClient
 from shared.queue.connections.redis_traits import RedisTrait, examine
 from shared.queue.files import Files
+from shared.queue.groups import Groups
 from shared.queue.jobs import Jobs
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog
@@ -48,6 +49,7 @@ class Queue:
         self.api_keys = ApiKeys(client)
         self.batches = Batches(client)
         self.files = Files(client)
+        self.groups = Groups(client)
         self.adapters = Adapters(client)
         self.webhooks = Webhooks(client)
         self.previews = Previews(client)

@@ -21,6 +21,7 @@ _FREED_BY = {
     "record_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
     "stored_objects": "delete ended jobs and files, or wait until they and unused inputs expire",
     "stored_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "groups": "delete the jobs of one, wait until those of one expire, or name a group that exists",
     "idempotency_keys": "wait until the earlier ones expire, or submit without a key",
 }
 

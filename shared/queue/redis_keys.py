@@ -98,6 +98,10 @@ class RedisKeys:
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")
     batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")
+    groups = _Family("tenant", "zset", bound="1,000 rows")  # by last submit
+    group = _Family("tenant group", "hash", bound="as groups: deleted with its last job")
+    group_jobs = _Family("tenant group", "zset", bound="the quota of kept jobs")
+    group_states = _Family("tenant group", "zset", bound="as group_jobs")  # by state and the time of its beginning
     idempotency = _Family("tenant digest", "string", ttl="idempotency_s; bounded by idempotency_keys")
     idempotency_keys = _Family("tenant", "string", ttl="idempotency_s")  # number of new ones
     events = _Single("stream", bound="about 100,000 entries")

@@ -30,6 +30,7 @@ class SubmitArgs(NamedTuple):
     on_deadline: str
     steps: int
     sync_call: str
+    group: str
 
 
 class ModelLoad(NamedTuple):

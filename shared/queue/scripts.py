@@ -35,6 +35,9 @@ DEAD_LETTERS_CAP = 10_000
 IDEMPOTENCY_KEYS = 100_000
 """New keys of a tenant within their lifetime, 20 MB; more where its quota of kept jobs is larger."""
 
+MAX_GROUPS = 1_000
+"""Groups of a tenant: each takes 200 bytes, besides its jobs."""
+
 MAX_SYNC_CALLS = 1_000
 """Most unfinished jobs kept per request body."""
 
@@ -130,6 +133,7 @@ def _conf(settings: Settings, body: str) -> str:
     constants = {
         "idempotency_keys": IDEMPOTENCY_KEYS,
         "max_sync_calls": MAX_SYNC_CALLS,
+        "max_groups": MAX_GROUPS,
         "dead_ms": DEAD_LETTERS_MS,
         "dead_cap": DEAD_LETTERS_CAP,
     }

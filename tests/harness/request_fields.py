@@ -256,6 +256,7 @@ ROWS: dict[str, Row] = {
     "on_deadline": same(QUEUE, {"deadline_s": 60}, on_deadline="run"),
     "metadata": same("for the client", metadata={"order": "7"}),
     "batch_id": same("for the client", batch_id="nightly"),
+    "group": same("for the client", group="nightly.7"),
     "webhook": Row({"webhook": "https://a.example"}, {"webhook": {"url": "https://a.example"}}, SECRET, QUEUE),
     "webhook_events": Row(
         {"webhook_events": ["job.running"]},

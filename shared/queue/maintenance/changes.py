@@ -1,8 +1,9 @@
-"""Changes of many unfinished jobs, in scripts of a bounded number: canceled, or with another priority or deadline."""
+"""Changes of many unfinished jobs, in scripts of a bounded number: canceled, paused, resumed, or with another priority
+or deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -66,6 +67,20 @@ class JobChanges(QueueComponent):
         for piece in _pieces(job_ids, CANCELED_AT_ONCE):
             states += await self._scripts.cancel_jobs(*piece)
         return [state in (State.CANCELED, State.RUNNING) for state in states]
+
+    async def pause(self, job_ids: Sequence[str]) -> list[bool]:
+        """Pause jobs as `Jobs.pause` does, and return of each whether it has not ended."""
+        return await self._pause(job_ids, self._scripts.pause_jobs)
+
+    async def resume(self, job_ids: Sequence[str]) -> list[bool]:
+        """End the pauses of jobs as `Jobs.resume` does, and return of each whether it has not ended."""
+        return await self._pause(job_ids, self._scripts.resume_jobs)
+
+    async def _pause(self, job_ids: Sequence[str], script: Callable[..., Awaitable[list[str]]]) -> list[bool]:
+        states: list[str] = []
+        for piece in _pieces(job_ids, CANCELED_AT_ONCE):
+            states += await script(*piece)
+        return [state in (State.QUEUED, State.RUNNING) for state in states]
 
     async def update(self, job_ids: Sequence[str], update: JobUpdate) -> list[State | None]:
         """Change queued jobs, and return the state of each: `QUEUED` if it has the new values; None if it is unknown.

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.groups import has_state
 from shared.queue.records import RANKS
 from shared.queue.transactions import Command, TooManyConflicts, Transaction
 
 _ENTRIES = 100  # of a lane, read at once
 _FIELDS = (
     *("state", "tenant", "sig", "model", "rank", "src", "entry", "slots", "solo"),
-    *("deadline", "start_by", "on_deadline"),
+    *("deadline", "start_by", "on_deadline", "group"),
 )
 _PAUSED = ("state", "src")
 _RETURNED = {"solo": "solo", "dated": "dated"}
@@ -115,6 +116,8 @@ class Repairs(QueueComponent):
     def _checks_of(self, job_id: str, row: Sequence[str | None]) -> Iterator[_Check]:
         job = {name: value for name, value in zip(_FIELDS, row, strict=True) if value}
         state = job.get("state") if {"tenant", "sig"} <= job.keys() else None
+        if state and "group" in job:
+            yield self._group_state(job_id, job, state)
         if state == "queued":
             lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
             yield self._place(job_id, job, lane)
@@ -128,6 +131,12 @@ class Repairs(QueueComponent):
             yield self._lease(job_id)
         else:
             yield self._expiry(job_id)
+
+    def _group_state(self, job_id: str, job: dict[str, str], state: str) -> _Check:
+        """Check that the group of a job counts it with its state: a worker of an older version notes none."""
+        name = "paused" if state == "queued" and job.get("src") == "paused" else state
+        reads = [("ZSCORE", self._keys.group_states(job["tenant"], job["group"]), job_id)]
+        return _Check(reads, lambda score: not has_state(score, name), lambda tr, _: tr.call("note_group", job_id))
 
     def _place(self, job_id: str, job: dict[str, str], lane: _Lane) -> _Check:
         """Check that a queued job is in its lane, or in the sets of those outside of it or paused."""

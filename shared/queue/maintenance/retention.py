@@ -20,23 +20,28 @@ UNFINISHED = ("queued", "running")
 
 
 class EndedJob(NamedTuple):
-    """What the deletion of a job that has ended needs; `size` as `footprint.lua` counts it, empty for nothing."""
+    """What the deletion of a job that has ended needs; `size` as `footprint.lua` counts it, empty for nothing.
+
+    `place` is its batch and, after a slash, its group; both can be empty.
+    """
 
     id: str
     tenant: str
-    batch: str
+    place: str
     size: str
 
     @classmethod
     async def read(cls, transaction: Transaction, keys: RedisKeys, job_id: str) -> EndedJob | None:
         """Return a job, or None if it is unknown or has not ended."""
-        (row,) = await transaction.read(("HMGET", keys.job(job_id), "state", "tenant", "batch", "size"))
-        state, tenant, batch, size = row
-        return cls(job_id, tenant, batch or "", size or "") if state and tenant and state not in UNFINISHED else None
+        (row,) = await transaction.read(("HMGET", keys.job(job_id), "state", "tenant", "batch", "size", "group"))
+        state, tenant, batch, size, group = row
+        if not state or not tenant or state in UNFINISHED:
+            return None
+        return cls(job_id, tenant, (batch or "") + (f"/{group}" if group else ""), size or "")
 
     def row(self, size: str | None = None) -> str:
         """Return its row in the retention, with its own size unless another one is given."""
-        return f"job|{self.tenant}|{self.id}|{self.batch}|{self.size if size is None else size}"
+        return f"job|{self.tenant}|{self.id}|{self.place}|{self.size if size is None else size}"
 
     def delete(self, transaction: Transaction, keys: RedisKeys) -> None:
         """Delete its record and its dead letter, and remove it from the indexes."""
@@ -44,8 +49,11 @@ class EndedJob(NamedTuple):
         transaction.write("ZREM", keys.dead_letters, self.id)
         transaction.write("ZREM", keys.jobs(self.tenant), self.id)
         transaction.write("ZREM", keys.videos(self.tenant), self.id)
-        if self.batch:
-            transaction.write("ZREM", keys.batch_jobs(self.tenant, self.batch), self.id)
+        batch, _, group = self.place.partition("/")
+        if batch:
+            transaction.write("ZREM", keys.batch_jobs(self.tenant, batch), self.id)
+        if group:
+            transaction.call("leave_group", self.tenant, group, self.id)
 
     def forget(self, transaction: Transaction, keys: RedisKeys, due_ms: int) -> None:
         """Delete the job; its objects are due for deletion at `due_ms`."""
@@ -128,7 +136,7 @@ class Retention(QueueComponent):
         await self._transact(partial(self._forget_item, item.row), when_full=True)
 
     async def _forget_item(self, row: str, transaction: Transaction) -> None:
-        kind, tenant, item_id, batch, *sizes = row.split("|")
+        kind, tenant, item_id, place, *sizes = row.split("|")
         size = "".join(sizes)
         (due,) = await transaction.read(("ZSCORE", self._keys.retention, row))
         if due is None or float(due) > transaction.now_ms:  # stored again in the meantime: a new row has its own time
@@ -137,7 +145,7 @@ class Retention(QueueComponent):
         if kind == "job":
             (state,) = await transaction.read(("HGET", self._keys.job(item_id), "state"))
             if state not in UNFINISHED:  # otherwise it was submitted again in the meantime
-                EndedJob(item_id, tenant, batch, size).delete(transaction, self._keys)
+                EndedJob(item_id, tenant, place, size).delete(transaction, self._keys)
         elif kind == "file":
             parts = self._keys.file_parts(tenant, item_id)
             size = parts_size((await transaction.read(("LRANGE", parts, 0, -1)))[0])

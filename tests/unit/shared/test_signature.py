@@ -56,6 +56,7 @@ OTHER: dict[str, Any] = {
     "prompt_2": "second",
     "extra": {"eta": 0.5},
     "clip_skip": 2,
+    "group": "nightly",
     "max_sequence_length": 64,
     "true_cfg_scale": 4.0,
     "guidance_rescale": 0.7,

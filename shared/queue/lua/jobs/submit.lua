@@ -1,4 +1,4 @@
--- NEEDS events inputs place footprint latest_start spending
+-- NEEDS events inputs place footprint latest_start spending groups
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
@@ -7,11 +7,11 @@
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
 --          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', its name, when it resets (ms) | ''}
 -- Fields of the job's hash that are left out when empty. `deadline` is now plus the time limit.
-local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps'}
+local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps', 'group'}
 local now = clock_ms()
 local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0) + redis.call('ZCARD', key.paused)
 local of_tenant, most_of, spent, kept, kept_more = {}, {}, {}, {}, {}
-local added, arrivals, indexed, deadlines, out = {}, {}, {}, {}, {}
+local added, arrivals, indexed, grouped, deadlines, out = {}, {}, {}, {}, {}, {}
 
 local function queued_of(tenant)
   if not of_tenant[tenant] then
@@ -76,6 +76,21 @@ local function arrived_at(entry)
   return string.format('%s.%03d', ms, math.min(999, 2 * tonumber(number)))
 end
 
+local function begins_too_many_groups(job)
+  return not grouped[job.tenant .. '|' .. job.group] and groups.is_full(job.tenant, job.group)
+end
+
+-- Note a job for the rows of its group.
+local function note_group(job)
+  local name = job.tenant .. '|' .. job.group
+  if not grouped[name] then
+    grouped[name] = {tenant = job.tenant, group = job.group, rows = {}}
+    groups.begin(job.tenant, job.group, now)
+  end
+  table.insert(grouped[name].rows, job.created)
+  table.insert(grouped[name].rows, job.id)
+end
+
 local function note(index, job)
   indexed[index] = indexed[index] or {}
   table.insert(indexed[index], job.created)
@@ -133,6 +148,7 @@ local function enter(job)
   note(key.jobs(job.tenant), job)
   if job.video then note(key.videos(job.tenant), job) end
   if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
+  if job.group ~= '' then note_group(job) end
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
   if not arrivals[job.sig] then
     arrivals[job.sig] = job
@@ -163,6 +179,7 @@ local function submit(job)
   if limit then return {'quota', limit, whole(resets)} end
   if has_its_share(job.tenant) then return full('tenant_full', limit_of(job.tenant)) end
   if total >= conf.max_queued_jobs then return full('full', conf.max_queued_jobs) end
+  if job.group ~= '' and begins_too_many_groups(job) then return {'quota', 'groups', ''} end
   job.size = footprint.of_job(#job.wire, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota, ''} end
@@ -181,6 +198,7 @@ end
 for at, job in ipairs(args.jobs) do out[at] = submit(job) end
 for tenant, more in pairs(kept_more) do footprint.add(tenant, more) end
 for index, rows in pairs(indexed) do queue.add_all(index, rows) end
+for _, one in pairs(grouped) do groups.add(one.tenant, one.group, one.rows, now) end
 for _, job in ipairs(arrivals) do
   -- The signature's field `batch` is max_batch.
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)

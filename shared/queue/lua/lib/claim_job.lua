@@ -1,4 +1,4 @@
--- NEEDS job_record events lane_changes latest_start queue tenants
+-- NEEDS job_record events lane_changes latest_start queue tenants groups
 -- Part of read_lanes and take: one job enters the batch of a worker, or does not.
 
 local claim_job = {}
@@ -27,6 +27,7 @@ function claim_job.take(batch, id, job)
     'attempts', (tonumber(job.attempts) or 0) + 1, 'charged', string.format('%.9g', cost),
     'event', events.publish(id, job.tenant, 'running', job.webhook))
   redis.call('HDEL', name, 'returned', 'passed', 'src', 'entry', 'waiting_worker', 'waited')
+  groups.note(id, job, 'running', batch.now)
   latest_start.unlist(id, job)
   table.insert(batch.leases, whole(batch.now + conf.lease_ms))
   table.insert(batch.leases, id)

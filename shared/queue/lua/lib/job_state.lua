@@ -1,4 +1,4 @@
--- NEEDS events inputs batch_turns dead_letters job_record paused queue latest_start usage
+-- NEEDS events inputs batch_turns dead_letters job_record paused queue latest_start usage groups
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
@@ -32,11 +32,13 @@ function job_state.finish(id, job, state, now, keep_ms)
   if job.paused then paused.remove(id, job) end
   redis.call('PEXPIRE', key.job(id), keep)
   latest_start.unlist(id, job)
-  local row = table.concat({'job', job.tenant, id, job.batch or '', job.size or ''}, '|')
+  local place = (job.batch or '') .. (job.group and '/' .. job.group or '') -- as `EndedJob.row`
+  local row = table.concat({'job', job.tenant, id, place, job.size or ''}, '|')
   redis.call('ZADD', key.retention, whole(now + keep), row)
   local used = job.used or {}
   used[state] = 1
   usage.add(job.tenant, job.model, used, now)
+  groups.note_end(id, job, state, now, used.device_us or 0)
   for input in string.gmatch(job.input or '', '%S+') do inputs.release(job.tenant, input, now, keep_ms or 0) end
 end
 
@@ -54,6 +56,7 @@ function job_state.requeue(id, job, src, now)
   redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total', 'charged')
   job.src = src
   if job.paused then return paused.add(id, job) end
+  groups.note(id, job, 'queued', now)
   queue.add_returned(id, job, arrived)
   redis.call('HSET', key.signature(job.sig), 'model', job.model)
   redis.call('HSETNX', key.signature(job.sig), 'window', 0)

@@ -1,3 +1,4 @@
+-- NEEDS groups
 -- Part of the scripts that queue jobs or remove them: a paused job is queued, but in no lane and counted in none, until its
 -- client resumes it. Its field `paused` is since when (ms); a running job with it goes there when its worker releases it.
 
@@ -9,6 +10,7 @@ function paused.add(id, job)
   redis.call('HSET', key.job(id), 'src', 'paused', 'entry', '')
   redis.call('ZADD', key.paused, whole(tonumber(job.paused) + conf.retention_ms), id)
   redis.call('SADD', key.paused_jobs(job.tenant), id)
+  groups.note(id, job, 'paused', tonumber(job.paused))
 end
 
 function paused.remove(id, job)

@@ -1,5 +1,5 @@
 -- NEEDS batch_turns dead_letters events footprint inputs job_record job_state lane_changes latest_start queue tenants
--- NEEDS paused usage wakeups
+-- NEEDS groups paused usage wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -25,6 +25,16 @@ function FUNCTIONS.bury(id, reason, detail) dead_letters.bury(id, reason, detail
 function FUNCTIONS.forget_expired_letters() dead_letters.forget_expired(now) end
 function FUNCTIONS.count_run(tenant, model, used) usage.add(tenant, model, usage.of_run(used, false), now) end
 function FUNCTIONS.list_deadline(id) latest_start.list(id, job_record.load(id), now) end
+
+function FUNCTIONS.leave_group(tenant, group, id) groups.remove(tenant, group, id) end
+
+-- Note the state that a job has in its group.
+function FUNCTIONS.note_group(id)
+  local job = job_record.load(id)
+  if not job then return end
+  local is_paused = job.state == 'queued' and job.src == 'paused'
+  groups.note(id, job, is_paused and 'paused' or job.state, now)
+end
 
 function FUNCTIONS.requeue(id, src)
   local job = job_record.load(id)
