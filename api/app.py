@@ -40,6 +40,7 @@ from api.routes import (
     artifacts,
     bulk,
     events,
+    group_archives,
     groups,
     health,
     inputs,
@@ -202,7 +203,10 @@ def _routers(protocols: tuple[ServedProtocol, ...]) -> Iterator[tuple[APIRouter,
     for router in (*(module.router for module in native), *_routers_of(protocols), live.router):
         yield router, [JOBS_SCOPE]
     # They require the scope, which `tenant` changes.
-    for router in (jobs.reads, *(module.router for module in (job_lists, job_changes, matching_jobs, usage, groups))):
+    for router in (
+        jobs.reads,
+        *(module.router for module in (job_lists, job_changes, matching_jobs, usage, groups, group_archives)),
+    ):
         yield router, []
     for module in (operations, dead_letters, pauses, cost_curves, tenants, keys):
         yield module.router, [ADMIN_SCOPE]

@@ -3,14 +3,13 @@
 import csv
 import json
 import math
-import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shared.file_names import slug
+
 MAX_LINES = 1_000_000
-SLUG_CHARS = 48
 _DRAWN_FROM = frozenset(("prompt", "image", "images", "controls"))  # meshes, and jobs of Redux, need no prompt
 OWN_BATCH = "batch_id: a backfill sets it, to find its jobs"
 
@@ -108,7 +107,6 @@ def file_name(number: int, prompt: str, edition: int = 0) -> str:
 
     The lines of a corrected file, an `edition` above 0, can have numbers that earlier results have.
     """
-    ascii_prompt = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", ascii_prompt)[:SLUG_CHARS].strip("-")
+    words = slug(prompt)
     place = f"{number:06d}.{edition}" if edition else f"{number:06d}"
-    return f"{place}-{slug}" if slug else place
+    return f"{place}-{words}" if words else place

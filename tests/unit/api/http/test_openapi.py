@@ -15,7 +15,7 @@ from shared.queue import Queue
 
 SOUNDS = ("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "audio/*")
 IMAGES = ("image/png", "image/jpeg", "image/webp", "image/*")
-BINARY = (*IMAGES, "video/mp4", "model/gltf-binary", "application/safetensors", *SOUNDS)
+BINARY = (*IMAGES, "video/mp4", "model/gltf-binary", "application/safetensors", "application/zip", *SOUNDS)
 STABLE = {
     *("submit_job", "submit_jobs", "get_job", "list_jobs", "cancel_job", "cancel_jobs", "delete_job", "delete_jobs"),
     *("update_job", "update_jobs", "retry_job", "retry_jobs", "redrive_dead_letters", "purge_dead_letters"),
