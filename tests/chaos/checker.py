@@ -70,6 +70,7 @@ PROMISES = (
     "webhooks lost",
     "webhook events doubled",
     "taken from living workers",
+    "ran while paused",
     "left in the queue",
 )
 """Kinds of problems; each must be empty."""
@@ -78,7 +79,7 @@ PROMISES = (
 def check(evidence: Evidence) -> Report:
     """Return the report of a run."""
     report = Report()
-    for part in (_check_requests, _check_ends, _check_results, _check_forwards, _check_webhooks):
+    for part in (_check_requests, _check_ends, _check_results, _check_forwards, _check_pauses, _check_webhooks):
         part(evidence, report)
     for kind, found in (
         ("stale progress", evidence.monitor.stale_progress),
@@ -170,20 +171,40 @@ def _check_forwards(evidence: Evidence, report: Report) -> None:
     succeeded = {job_id: one.job.steps for job_id, one in evidence.records.items() if one.state is State.SUCCEEDED}
     for forward in evidence.forwards:
         pids[forward.job_id][forward.epoch] = forward.pid
+    paused = {job_id for request in evidence.requests if request.planned.pauses for job_id in request.job_ids}
     for job_id, runs in pids.items():
         for epoch in sorted(runs)[:-1]:
-            if runs[epoch] not in evidence.lost_pids:
+            if runs[epoch] not in evidence.lost_pids and job_id not in paused:
                 report.problems["taken from living workers"].append(f"{job_id}: claim {epoch} of worker {runs[epoch]}")
     for job_id, known in evidence.records.items():
         total = known.progress.total if known.progress else 0
         if known.state is State.SUCCEEDED and total and total // EPOCH_STEPS != known.epoch:
             report.problems["stale progress"].append(f"{job_id}: stored by claim {total // EPOCH_STEPS}")
     report.counts |= {
-        "jobs run again": sum(len(runs) - 1 for runs in pids.values()),
+        "jobs run again": sum(len(runs) - 1 for job_id, runs in pids.items() if job_id not in paused),
         "forwards repeated": sum(count - 1 for count in steps.values()),
         "steps of results": sum(succeeded.values()),
         "steps computed for them": sum(count for (job_id, _), count in steps.items() if job_id in succeeded),
     }
+
+
+def _check_pauses(evidence: Evidence, report: Report) -> None:
+    """Check that no living worker runs a job between a response that it is paused and the request to resume it."""
+    pauses: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for request in evidence.requests:
+        for job_id, since_s, until_s in request.paused:
+            pauses[job_id].append((since_s, until_s))
+    for forward in evidence.forwards:
+        within = any(since_s < forward.at_s < until_s for since_s, until_s in pauses.get(forward.job_id, ()))
+        if within and forward.pid not in evidence.lost_pids:
+            report.problems["ran while paused"].append(f"{forward.job_id}: step {forward.step}")
+    if pauses:
+        report.counts["pauses of queued jobs"] = sum(map(len, pauses.values()))
+        runs = {(forward.job_id, forward.epoch) for forward in evidence.forwards}
+        paused = {job_id for one in evidence.requests if one.planned.pauses for job_id in one.job_ids}
+        report.counts["paused jobs run again"] = sum(job_id in paused for job_id, _ in runs) - len(
+            paused & {job_id for job_id, _ in runs}
+        )
 
 
 def _check_webhooks(evidence: Evidence, report: Report) -> None:
@@ -245,8 +266,9 @@ def _records(connection: Any, cluster: Cluster) -> dict[str, JobRecord]:
 def _leftovers(connection: Any, cluster: Cluster) -> list[str]:
     """Return the indexes of queued and running jobs that are not empty although all jobs have ended."""
     keys = cluster.keys
-    names = (keys.leases, keys.claimed_jobs, keys.queued_jobs, keys.deadlines, keys.signatures, keys.running_slots)
-    return [name for name in names if connection.exists(name)]
+    names = [keys.leases, keys.claimed_jobs, keys.queued_jobs, keys.deadlines, keys.signatures, keys.running_slots]
+    names += [keys.paused, *connection.scan_iter(match=f"{keys.paused_jobs('')}*", count=1000)]
+    return [str(name) for name in names if connection.exists(name)]
 
 
 def _objects(cluster: Cluster) -> Iterable[tuple[str, bytes]]:

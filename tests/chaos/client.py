@@ -33,6 +33,8 @@ class Request:
     """The response to a cancellation said `canceled`."""
     cancel_accepted: bool = False
     """It said `cancel_requested`, of a job that runs: the job does not succeed any more."""
+    paused: list[tuple[str, float, float]] = field(default_factory=list)
+    """Jobs, and from when until when they were queued and paused, as responses say (`time.time()`)."""
     seen_ends: set[str] = field(default_factory=set)
     """Terminal states that responses and streams have shown."""
     contradiction: str = ""
@@ -103,6 +105,8 @@ class Client:
         for job_id in request.job_ids:
             if planned.cancel_after_s is not None:
                 self._start(self._cancel(request, job_id, planned.cancel_after_s))
+            if planned.pauses:
+                self._start(self._pause(request, job_id))
             if planned.watch == "poll":
                 self._start(self._poll(request, job_id))
             elif planned.watch == "sse":
@@ -197,6 +201,16 @@ class Client:
         _note_end(request, body)
         request.canceled = body.get("status") == State.CANCELED
         request.cancel_accepted = body.get("status") == State.RUNNING and bool(body.get("cancel_requested"))
+
+    async def _pause(self, request: Request, job_id: str) -> None:
+        for after_s, for_s in request.planned.pauses:
+            await asyncio.sleep(after_s)
+            body = await self._persistently(request, "POST", f"/v1/jobs/{job_id}/pause")
+            ended, since_s = _note_end(request, body), time.time()
+            await asyncio.sleep(0 if ended else for_s)
+            if body.get("status") == State.QUEUED and body.get("paused_at"):
+                request.paused.append((job_id, since_s, time.time()))
+            _note_end(request, await self._persistently(request, "POST", f"/v1/jobs/{job_id}/resume"))
 
     async def _poll(self, request: Request, job_id: str) -> None:
         while True:

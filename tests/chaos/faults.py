@@ -24,7 +24,7 @@ HOOK_TIMEOUT_S = 30.0
 
 INDEXES = (
     *("ready", "lanes", "signature", "front", "solo", "dated", "returned"),
-    *("lane_order", "tenant_order", "tenant_signatures"),
+    *("lane_order", "tenant_order", "tenant_signatures", "paused_jobs"),
 )
 """Families of keys that reconciling makes from the jobs' records and lanes."""
 
@@ -206,7 +206,7 @@ async def lose_indexes(stage: Stage, rng: random.Random) -> None:
     """Delete the indexes that can be made from the records again, and reconcile."""
     keys = stage.cluster.keys
     with stage.cluster.redis.client as client:
-        names = [keys.leases, keys.signatures, keys.queued_jobs, keys.running_slots, keys.claimed_jobs]
+        names = [keys.leases, keys.signatures, keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.paused]
         for family in INDEXES:
             names += client.scan_iter(match=f"{keys.prefix}{family}:*", count=1000)
         client.delete(*names)

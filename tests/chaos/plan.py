@@ -17,7 +17,10 @@ BULK_LINES = 20
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job that the client submits. `key`: with an Idempotency-Key; `sends` > 1: the request is repeated."""
+    """A job that the client submits. `key`: with an Idempotency-Key; `sends` > 1: the request is repeated.
+
+    `pauses`: seconds before each pause, and until the job is resumed.
+    """
 
     number: int
     body: Mapping[str, Any]
@@ -25,6 +28,7 @@ class PlannedJob:
     sends: int = 1
     cancel_after_s: float | None = None
     watch: Literal["", "poll", "sse"] = ""
+    pauses: tuple[tuple[float, float], ...] = ()
 
     @property
     def fails(self) -> bool:
@@ -56,6 +60,7 @@ class Mix:
     repeated: float = 0.1
     failing: float = 0.02
     canceled: float = 0.05
+    paused: float = 0.0
     polled: float = 0.05
     streamed: float = 0.02
     bulk: float = 0.1
@@ -114,4 +119,9 @@ def _planned_job(rng: random.Random, number: int, mix: Mix, *, bulk: bool) -> Pl
         sends=2 if key and rng.random() < mix.repeated else 1,
         cancel_after_s=rng.uniform(0, 0.5) if rng.random() < mix.canceled else None,
         watch="poll" if watch < mix.polled else "sse" if watch < mix.polled + mix.streamed else "",
+        pauses=_pauses(rng) if mix.paused and rng.random() < mix.paused else (),
     )
+
+
+def _pauses(rng: random.Random) -> tuple[tuple[float, float], ...]:
+    return tuple((rng.uniform(0, 1), rng.uniform(0, 2)) for _ in range(rng.randint(1, 2)))

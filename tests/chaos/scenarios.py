@@ -42,12 +42,20 @@ SPOT = Scenario(
 """Jobs of 20 s, on workers of which one is lost every 5 s. A batch of 8 has a checkpoint after 1.6 s."""
 EVICTED = {"evict_worker": 1}
 
+PAUSES = Scenario(
+    4_000,
+    {"kill_worker": 20, "stop_worker": 5, "drain_worker": 10, "kill_redis": 3, "lose_indexes": 3},
+    mix=Mix(steps=(1, 20), paused=0.5, canceled=0.1, outstanding=100),
+    webhooks=True,
+)
+
 SCENARIOS = {
     "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, workers=6),
     "steps": Scenario(2_000, dict.fromkeys(STEPS, 5), webhooks=True),
     "stops": Scenario(2_000, dict.fromkeys(STOPS, 3) | {"stop_worker": 29}, at_once=4, workers=6),
     "drains": Scenario(4_000, {"drain_worker": 100}, at_once=2, run_again=_never),
     "cancels": Scenario(6_000, mix=Mix(canceled=0.84), run_again=_never),
+    "pauses": PAUSES,
     "api": Scenario(2_000, {f"kill_api:{name}": 10 for name in hooks.API_HOOKS}, run_again=_never),
     "redis": Scenario(3_000, {"kill_redis": 20, "rewrite_aof": 5, "flush_scripts": 5}, run_again=_never),
     "outages": Scenario(1_000, {"long_outage": 3, "freeze_redis": 3}, run_again=_never),

@@ -36,12 +36,13 @@ EPOCH_STEPS = 1000
 
 
 class Forward(NamedTuple):
-    """One row of one forward, from the journal."""
+    """One row of one forward, from the journal, and its start (`time.time()`)."""
 
     pid: int
     job_id: str
     epoch: int
     step: int
+    at_s: float
 
 
 def read_journal(path: Path) -> Iterator[Forward]:
@@ -50,7 +51,7 @@ def read_journal(path: Path) -> Iterator[Forward]:
         if line.endswith(b"\n"):
             entry = json.loads(line)
             for run in entry["runs"]:
-                yield Forward(entry["pid"], *run)
+                yield Forward(entry["pid"], *run, entry["at"])
 
 
 @dataclass

@@ -13,7 +13,7 @@ from chaos.faults import FAULTS, INDEXES
 from chaos.plan import Mix, Plan
 from chaos.processes import redis_executable
 from chaos.run import Run, Scenario
-from chaos.scenarios import EVICTED, SCENARIOS, SPOT, STEPS
+from chaos.scenarios import EVICTED, PAUSES, SCENARIOS, SPOT, STEPS
 from shared.queue.redis_keys import KEYS
 
 SEED = 1
@@ -47,6 +47,16 @@ async def test_jobs_outlive_a_kill_of_redis(tmp_path: Path) -> None:
     scenario = Scenario(60, REDIS_FAULTS, workers=2, run_again=lambda kills: 0)
     report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
     assert not report.problems, "\n".join(report.lines())
+
+
+@NEEDS_REDIS
+async def test_paused_jobs_wait_and_end_once_resumed(tmp_path: Path) -> None:
+    """Also those of killed and drained workers, while the indexes of paused jobs are lost."""
+    kinds = {"kill_worker": 1, "drain_worker": 1, "lose_indexes": 1}
+    scenario = replace(PAUSES, jobs=80, kinds=kinds, workers=2, step_s=0.02, settings=SHORT_LEASE)
+    report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
+    assert not report.problems, "\n".join(report.lines())
+    assert report.counts["pauses of queued jobs"]
 
 
 @NEEDS_REDIS
