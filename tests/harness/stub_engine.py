@@ -142,6 +142,7 @@ class StubFleet:
         self.workers: list[Worker] = []
         self.engines: list[StubEngine] = []
         self.max_batch = 8
+        self.slice_s: dict[str, float] = {}  # by model
 
     async def submit(self, *jobs: Job, window_ms: int = 0) -> None:
         outcomes = await self.queue.jobs.submit([Submission(j, signature(j), window_ms, self.max_batch) for j in jobs])
@@ -168,7 +169,8 @@ class StubFleet:
             self.engines.append(StubEngine(events, models if loaded is None else loaded, job_s))
             return self.engines[-1]
 
-        catalog = Catalog(tuple(_spec(model, self.max_batch) for model in models))
+        specs = [_spec(model, self.max_batch, self.slice_s.get(model, 0.0)) for model in models]
+        catalog = Catalog(tuple(specs))
         worker = Worker(catalog, queue or self.queue, self.storage, self.settings, engine)
         self.workers.append(worker)
         return worker, self.engines[-1], asyncio.create_task(worker.run())
@@ -177,6 +179,6 @@ class StubFleet:
         await self.storage.close()
 
 
-def _spec(model: str, max_batch: int) -> ModelSpec:
+def _spec(model: str, max_batch: int, slice_s: float) -> ModelSpec:
     limits, defaults = Limits(multiple_of=8, max_images=max_batch), Defaults(width=64, height=64, steps=4)
-    return ModelSpec(id=model, source="none", max_batch=max_batch, limits=limits, defaults=defaults)
+    return ModelSpec(id=model, source="none", max_batch=max_batch, slice_s=slice_s, limits=limits, defaults=defaults)

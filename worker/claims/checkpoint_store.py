@@ -96,6 +96,7 @@ class CheckpointStore:
             except Exception as error:  # the job must not end with it
                 log.exception("checkpoint_store_failed", job_id=claimed.job.id)
                 reason = type(error).__name__
+            claimed.checkpoint_refusal = reason
             if reason is not None:
                 log.warning("checkpoint_not_stored", job_id=claimed.job.id, reason=reason)
                 metrics.checkpoints_refused.labels("stored").inc()

@@ -71,6 +71,7 @@ class ClaimedJob:
         self.stopped = asyncio.Event()
         self.resumed_from = JobCheckpoint()
         self.checkpoint = JobCheckpoint()  # the one that the record names
+        self.checkpoint_refusal: str | None = None  # why the last one was not stored
         self.checkpoint_fault: str | None = None  # why the engine takes none
         self.waiting_checkpoint: Sequence[ImageCheckpoint | None] | None = None
         self.storing: asyncio.Task[None] | None = None
@@ -113,6 +114,11 @@ class ClaimedJob:
     def has_checkpoints(self) -> bool:
         """Whether the engine takes checkpoints of the job, as far as it is known."""
         return bool(self.spec.checkpoint_s) and self.checkpoint_fault is None
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether this run has stored a checkpoint beyond its beginning, and its last one too."""
+        return self.checkpoint_refusal is None and self.checkpoint.step > self.resumed_from.step
 
     @property
     def occupies_slots(self) -> bool:

@@ -19,6 +19,8 @@ from worker.engine.protocol import EngineInterface
 log = structlog.get_logger()
 
 CHECK_EVERY_S = 0.5
+ASK_AGAIN_S = 10.0
+"""After a request for a checkpoint that has brought none, as of a job whose steps are still replayed."""
 
 
 class Slice(NamedTuple):
@@ -41,20 +43,25 @@ def is_over(slice_s: float, jobs: Collection[Slice], cost_s: float) -> bool:
 
 @dataclass(eq=False)
 class TimeSlices:
-    """Puts batches aside: the engine ends their jobs with checkpoints, and their tasks return them to the queue."""
+    """Puts batches aside: the engine ends their jobs with checkpoints, and their tasks return them to the queue.
+
+    Before, each job must have a checkpoint of its run in storage: quotas and outages refuse some, and a job that lost
+    its steps at each slice would never end.
+    """
 
     claim_loop: ClaimLoop
     engine: EngineInterface
     checkpoints: CheckpointStore
     claimed_jobs: Mapping[str, ClaimedJob]
     _asked: set[str] = field(default_factory=set)
+    _requested_s: dict[str, float] = field(default_factory=dict)  # by claim key, when a checkpoint was requested
 
     async def watch(self) -> None:
         """Put batches aside until canceled."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
-                if (jobs := self._due()) and await self._others_wait(jobs):
+                if (jobs := self._due()) and await self._others_wait(jobs) and self._all_keep_steps(jobs):
                     self._put_aside(jobs)
             except RedisUnavailable as error:
                 log.warning("slices_not_checked", error=error.message)
@@ -76,6 +83,16 @@ class TimeSlices:
         """Return whether jobs of other models, of no lower priority than these, are overdue for this worker."""
         priority = min((one.job.priority for one in jobs), key=lambda one: one.rank)
         return await self.claim_loop.others_are_overdue(jobs[0].job.model, priority)
+
+    def _all_keep_steps(self, jobs: Sequence[ClaimedJob]) -> bool:
+        """Return whether no job would lose its steps; of the others checkpoints are requested, once in a while."""
+        now_s, waiting = time.monotonic(), [one.claim_key for one in jobs if not one.keeps_steps]
+        self._requested_s = {key: at_s for key, at_s in self._requested_s.items() if key in self.claimed_jobs}
+        keys = [key for key in waiting if now_s - self._requested_s.get(key, float("-inf")) >= ASK_AGAIN_S]
+        if keys:
+            self._requested_s.update(dict.fromkeys(keys, now_s))
+            self.engine.take_checkpoints(*keys)
+        return not waiting
 
     def _put_aside(self, jobs: Sequence[ClaimedJob]) -> None:
         running = [one for one in jobs if not one.engine_done.done()]
