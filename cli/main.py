@@ -45,6 +45,10 @@ COMMANDS = {
         "cli.batches:batches",
         "List batches with their progress and the time left, or show one.",
     ),
+    "groups": (
+        "cli.groups:groups",
+        "Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one.",
+    ),
     "cancel": (
         "cli.matching:cancel",
         "Cancel jobs, by id or all that match: queued ones at once, running ones at their next step.",

@@ -63,6 +63,7 @@ from fusequeue.resources.batches import (
     BatchTimeout,
     RequestCounts,
 )
+from fusequeue.resources.groups import Group, GroupJobs
 from fusequeue.resources.matching import AsyncMatching, Changes, JobFilters, LetterFilters
 from fusequeue.resources.operations import (
     AsyncOperations,
@@ -160,6 +161,8 @@ __all__ = [
     "Failure",
     "FieldError",
     "FieldWarning",
+    "Group",
+    "GroupJobs",
     "ImageFile",
     "ImageSource",
     "InputImage",

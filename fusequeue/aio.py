@@ -25,6 +25,7 @@ from fusequeue.params import ImageFile, StrPath, SubmitParams
 from fusequeue.progress_bar import ProgressBar
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
+from fusequeue.resources.groups import Group
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
 from fusequeue.resources.operations import AsyncOperations
 from fusequeue.resources.usage import Day, UsageGroup, UsageRow, usage_query
@@ -353,6 +354,18 @@ class AsyncClient:
         """Return the bytes of an artifact, or of its URL."""
         url = artifact if isinstance(artifact, str) else artifact.url
         return (await self._http.send("GET", url)).content
+
+    def groups(self, *, limit: int | None = None, tenant: str | None = None) -> AsyncGenerator[Group]:
+        """Yield the groups of jobs, those with the latest submits first, up to `limit`.
+
+        With a key of the scope `admin`, `tenant` can be another one.
+        """
+        return self._http.pages(Group, "/v1/groups", limit, {"tenant": tenant})
+
+    async def group(self, name: str, *, tenant: str | None = None) -> Group:
+        """Return the progress of a group; `matching` changes its jobs: `client.matching.pause(group=name)`."""
+        params = {} if tenant is None else {"tenant": tenant}
+        return await self._http.read(Group, "GET", path_of("/v1/groups", name), params=params)
 
     async def models(self) -> list[Model]:
         """Return the models with their defaults and limits."""

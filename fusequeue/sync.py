@@ -66,6 +66,8 @@ class Client(Blocking[AsyncClient]):
     delete = blocking(AsyncClient.delete)
     download = blocking(AsyncClient.download)
     read = blocking(AsyncClient.read)
+    groups = iterating(AsyncClient.groups)
+    group = blocking(AsyncClient.group)
     models = blocking(AsyncClient.models)
     queues = blocking(AsyncClient.queues)
     workers = blocking(AsyncClient.workers)

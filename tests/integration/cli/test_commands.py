@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from harness.api_process import Server
-from harness.http_server import ROOT, WORKER, claimed, deliver, png
+from harness.http_server import ROOT, WORKER, claimed, deliver, next_claim, png
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -357,6 +357,41 @@ def test_no_name_becomes_a_formula_of_a_spreadsheet(capsys: pytest.CaptureFixtur
     _, *found = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
     assert [row[1] for row in found] == ["'=1+1", "'+1", "'-1", "'@x", "acme"]
     assert {row[2] for row in found} == {'a,"b"'}
+
+
+async def test_groups_are_shown_changed_and_downloaded(run: Run, queue: Queue, tmp_path: Path) -> None:
+    """A repeated download saves only what the folder lacks."""
+
+    async def submit() -> str:
+        (job,) = lines(await run("submit", PROMPT, "--group", "nightly", "--no-wait", "--json"))
+        return str(job["id"])
+
+    async def changed(command: str) -> list[str]:
+        return list(lines(await run("groups", command, "nightly", "--json"))[0]["ids"])
+
+    assert (await run("groups")).stdout == "none\n"
+    done = []
+    for _ in range(2):
+        done.append(await submit())
+        await deliver(queue, tmp_path, await claimed(queue, done[-1]))
+    waiting = [await submit(), await submit()]
+    assert sorted(await changed("pause")) == waiting
+    (shown,) = lines(await run("groups", "show", "nightly", "--json"))
+    assert {name: count for name, count in shown["jobs"].items() if count} == {"paused": 2, "succeeded": 2}
+    assert "2 of 4" in (await run("groups")).stdout
+    assert await changed("resume") == waiting
+    one = await next_claim(queue)
+    assert await queue.claims.settle(WORKER, one.job.id, one.epoch, Outcome(state=State.FAILED))
+    assert await changed("retry") == [one.job.id]
+    for saved, kept in ((2, 0), (0, 2)):
+        (found,) = lines(await run("groups", "download", "nightly", "--out", "images", "--json"))
+        assert (found["saved"], found["kept"]) == (saved, kept)
+    names = sorted(file.name for file in Path("images").iterdir())
+    assert names == [f"{job_id}-a-red-circle-on-a-blue-ground-left-0.png" for job_id in done]
+    assert len(await changed("cancel")) == 2
+    assert len(await changed("delete")) == 5
+    for command in ("show", "pause", "download"):
+        assert (await run("groups", command, "nightly")).exit_code == 4
 
 
 async def test_batches_are_listed_and_shown(run: Run, server: Server) -> None:

@@ -102,6 +102,8 @@ def fusequeue(*arguments: str) -> Result:
         (("up", "--models", "models.toml", "--data-dir", "file"), "--data-dir must name a writable folder"),
         (("pool", "--url", "nonsense"), "invalid URL of the service: 'nonsense'"),
         (("mcp", "--url", "nonsense"), "invalid URL of the service: 'nonsense'"),
+        (("groups", "pause", BYTES), "'NAME': 'caf\\udce9' is not UTF-8"),
+        (("groups", "download", "nightly", "-o", "file"), "'-o'"),
         (("jobs", "--url", "ftp://x"), "invalid URL of the service: 'ftp://x'"),
         (("jobs", "--url", "http://\x1b[31m"), "invalid URL of the service"),
         (("jobs", "--api-key", "é"), "invalid API key"),

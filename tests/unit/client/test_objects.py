@@ -88,6 +88,21 @@ async def test_jobs_are_selected_by_typed_filters(api: AsyncClient) -> None:
         await ids(stauts="queued")
 
 
+async def test_groups_are_listed_and_changed(api: AsyncClient) -> None:
+    for name in ("a", "b", "b"):
+        await api.submit("demo", PROMPT, group=name)
+    assert {one.name: one.total async for one in api.groups()} == {"a": 1, "b": 2}
+    assert len([one async for one in api.groups(limit=1)]) == 1
+    assert len((await api.matching.pause(group="b")).ids) == 2
+    group = await api.group("b")
+    assert (group.jobs.paused, group.ended, group.eta_s) == (2, 0, None)
+    assert len((await api.matching.resume(group="b", dry_run=True)).ids) == 2
+    await api.matching.cancel(group="b")
+    assert (await api.group("b")).ended == 2
+    with pytest.raises(NotFound):
+        await api.group("none")
+
+
 async def test_adapters_are_uploaded_listed_and_deleted(api: AsyncClient, tmp_path: Path) -> None:
     """From a path or from bytes."""
     file = tmp_path / "ink.safetensors"

@@ -16,6 +16,7 @@ from api.jobs.request import JobRequest
 from api.protocols.openai.batch_routes import BatchRequest
 from api.protocols.openai.objects import BatchObject
 from api.routes.adapters import AdapterUpload, UploadedAdapterObject
+from api.routes.groups import GroupJobs, GroupObject
 from api.routes.job_lists import JobFilters as ServiceFilters
 from api.routes.models import ModelObject
 from api.routes.operators.dead_letters import DeadLetterObject
@@ -76,6 +77,8 @@ def test_the_generated_fields_and_values_are_current() -> None:
         (fusequeue.Defaults, models_file.Defaults),
         (fusequeue.Limits, models_file.Limits),
         (fusequeue.Batch, BatchObject),
+        (fusequeue.Group, GroupObject),
+        (fusequeue.GroupJobs, GroupJobs),
         (fusequeue.WebhookEndpoint, EndpointObject),
         (fusequeue.WebhookDelivery, DeliveryObject),
         (fusequeue.UploadedAdapter, UploadedAdapterObject),

@@ -1,0 +1,163 @@
+"""Commands of groups: their progress, changes of all their jobs, and the files of those that have succeeded."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, connected, exit_on_error, name_option
+from cli.jobs import Limit
+from fusequeue import AsyncClient, Changes, Client, Group, Job, JobState, NotFound
+from fusequeue.response_types import file_name
+from shared.file_names import slug
+
+GROUPS_HELP = "Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one."
+groups = typer.Typer(invoke_without_command=True, help=GROUPS_HELP)
+
+COLUMNS = ("name", "ended", "failed", "running", "queued", "paused", "per minute", "time left", "last submit")
+DOWNLOADS = 8  # concurrent
+RETRIED: tuple[JobState, ...] = ("failed", "expired")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A group of `fusequeue groups`.", callback=name_option)]
+OfTenant = Annotated[
+    str | None, typer.Option("--tenant", help="Its groups, for keys with the scope admin.", callback=name_option)
+]
+
+
+@groups.callback()
+def list_groups(
+    context: typer.Context,
+    limit: Limit = 20,
+    tenant: OfTenant = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one."""
+    if context.invoked_subcommand is None:
+        with connected(url, api_key, as_json) as (client, console):
+            console.table(client.groups(limit=limit, tenant=tenant), COLUMNS, group_row)
+
+
+@groups.command()
+def show(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Show a group: its jobs by state, its rate, the time left and its device time."""
+    with connected(url, api_key, as_json) as (client, console):
+        group = client.group(name, tenant=tenant)
+        rows = zip(COLUMNS, group_row(group), strict=True)
+        console.record(group, (*rows, ("device seconds", f"{group.device_seconds:.1f}")))
+
+
+@groups.command()
+def pause(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Pause all jobs of a group, also running ones, until `resume`; jobs that are submitted later run."""
+    _change(name, "paused", lambda client: client.matching.pause(group=name, tenant=tenant), (url, api_key, as_json))
+
+
+@groups.command()
+def resume(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """End the pauses of all jobs of a group."""
+    _change(name, "resumed", lambda client: client.matching.resume(group=name, tenant=tenant), (url, api_key, as_json))
+
+
+@groups.command()
+def cancel(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Cancel all jobs of a group: queued ones at once, running ones at their next step."""
+    _change(name, "canceled", lambda client: client.matching.cancel(group=name, tenant=tenant), (url, api_key, as_json))
+
+
+@groups.command()
+def retry(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Queue the failed and expired jobs of a group again, as new jobs of it; each once, also by a repetition."""
+
+    def change(client: Client) -> Changes:
+        return client.matching.retry(group=name, status=RETRIED, tenant=tenant)
+
+    _change(name, "retried", change, (url, api_key, as_json))
+
+
+@groups.command()
+def delete(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Delete the ended jobs of a group and their images; the group ends with its last job."""
+    _change(name, "deleted", lambda client: client.matching.delete(group=name, tenant=tenant), (url, api_key, as_json))
+
+
+@groups.command()
+def download(
+    name: Name,
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the files.")] = Path("."),
+    tenant: OfTenant = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Save the files of a group's jobs that have succeeded; a repetition saves those that the folder lacks."""
+    console = CommandConsole(as_json)
+    with exit_on_error():
+        saved, kept = asyncio.run(_download(name, out, tenant, (url, api_key)))
+    result = {"group": name, "saved": saved, "kept": kept, "folder": str(out)}
+    console.record(result, (("saved", f"{saved} files in {out}"), ("kept", kept)))
+
+
+def _change(
+    name: str, done: str, change: Callable[[Client], Changes], service: tuple[str | None, str | None, bool]
+) -> None:
+    """Change the jobs of a group that exists, and print how many."""
+    with connected(*service) as (client, console):
+        changes = change(client)
+        if not changes.ids and not changes.skipped:
+            console.err.print(f"there is no job of a group {name}", markup=False)
+            raise typer.Exit(Exit.NOT_FOUND)
+        console.record(changes, ((f"{len(changes.ids)} jobs", done), (f"{changes.skipped} others", "match")))
+
+
+async def _download(
+    name: str, folder: Path, tenant: str | None, service: tuple[str | None, str | None]
+) -> tuple[int, int]:
+    """Save the files of a group; return how many are new, and how many the folder had."""
+    saved = kept = 0
+    places = asyncio.Semaphore(DOWNLOADS)
+
+    async def save(client: AsyncClient, job: Job) -> None:
+        nonlocal saved
+        try:
+            files = await client.download(job, folder, name=stem(job))
+            saved += len(files)  # others may have grown it meanwhile
+        except NotFound:  # it was deleted meanwhile
+            pass
+        finally:
+            places.release()
+
+    try:
+        async with AsyncClient(service[0], api_key=service[1]) as client, asyncio.TaskGroup() as running:
+            await client.group(name, tenant=tenant)  # a name that is mistyped is an error
+            async with aclosing(client.jobs(group=name, status="succeeded", tenant=tenant)) as jobs:
+                async for job in jobs:
+                    files = [folder / file_name(one, stem(job)) for one in job.artifacts if not one.was_sent]
+                    if all(file.exists() for file in files):
+                        kept += len(files)
+                        continue
+                    await places.acquire()
+                    running.create_task(save(client, job))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return saved, kept
+
+
+def stem(job: Job) -> str:
+    """Return how the files of a job begin, as in the archive of its group; they sort by age."""
+    words = slug(job.prompt)
+    return f"{job.id}-{words}" if words else job.id
+
+
+def group_row(group: Group) -> tuple[object, ...]:
+    """Return the cells of `COLUMNS`."""
+    jobs = group.jobs
+    left = "" if group.eta_s is None else str(timedelta(seconds=round(group.eta_s)))
+    ended, last = f"{group.ended} of {group.total}", f"{group.last_submitted_at:%Y-%m-%d %H:%M:%S}"
+    rate = f"{group.rate_per_minute:.1f}"
+    return group.name, ended, jobs.failed, jobs.running, jobs.queued, jobs.paused, rate, left, last
