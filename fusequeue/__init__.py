@@ -9,7 +9,7 @@ with Client() as client:
 from importlib import import_module
 from typing import Any
 
-from fusequeue.aio import AsyncClient, OnProgress
+from fusequeue.aio import AsyncClient
 from fusequeue.errors import (
     Busy,
     ClientError,
@@ -36,6 +36,7 @@ from fusequeue.job_fields import (
     PriorityName,
     TaskName,
 )
+from fusequeue.job_handle import AsyncJobHandle, JobHandle, OnProgress
 from fusequeue.mapping import Prompt
 from fusequeue.params import (
     AdapterParams,
@@ -131,6 +132,7 @@ __all__ = [
     "AsyncAdapters",
     "AsyncBatches",
     "AsyncClient",
+    "AsyncJobHandle",
     "AsyncMatching",
     "AsyncOperations",
     "AsyncWebhooks",
@@ -176,6 +178,7 @@ __all__ = [
     "JobEventName",
     "JobFailed",
     "JobFilters",
+    "JobHandle",
     "JobOutput",
     "JobParams",
     "JobPhase",

@@ -6,10 +6,10 @@ import math
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, Self, Unpack
 
 import httpx
 
@@ -19,6 +19,7 @@ from fusequeue.errors import Busy, InvalidArgument, Unauthorized, Unreachable, W
 from fusequeue.event_stream import read_events
 from fusequeue.image_sources import content, with_references
 from fusequeue.job_fields import PriorityName
+from fusequeue.job_handle import WAIT_TIMEOUT_S, AsyncJobHandle, OnProgress
 from fusequeue.mapping import JobMap, Prompt, job_parameters
 from fusequeue.parameter_texts import with_parameters
 from fusequeue.params import ImageFile, StrPath, SubmitParams
@@ -46,11 +47,6 @@ from fusequeue.transport import MAX_RETRY_AFTER_S, Transport, open_client, parse
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 30.0  # of one request that waits
-WAIT_TIMEOUT_S = 600.0
-"""Default of `wait` and `run`: most images take seconds, and a wait without an end hides a service without workers."""
-
-OnProgress: TypeAlias = Callable[[Event], object]
-"""Called with every change and step of a job; may return an awaitable."""
 
 
 class AsyncClient:
@@ -112,13 +108,12 @@ class AsyncClient:
         callback("on_progress", on_progress)
         if folder is not None:  # a folder that cannot be is found before the job, not after it
             await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
-        job = await self.submit(model, prompt, **params)
-        result = await self._result(await self.wait(job, timeout_s=timeout_s, on_progress=on_progress))
-        return result if folder is None else await asyncio.to_thread(result.save, folder)
+        handle = self.job(await self.submit(model, prompt, **params))
+        return await handle.result(folder=folder, timeout_s=timeout_s, on_progress=on_progress)
 
-    async def _result(self, job: Job) -> Result:
-        done = job.require_success()
-        return Result(done, tuple([await self.read(one) for one in done.artifacts if not one.was_sent]))
+    def job(self, job: Job | str) -> AsyncJobHandle:
+        """Return a handle of a job, without a request: `wait`, `result`, `cancel` and others as its methods."""
+        return AsyncJobHandle(self, job)
 
     @with_parameters
     async def map(
@@ -148,8 +143,8 @@ class AsyncClient:
             await asyncio.to_thread(parent.mkdir, parents=True, exist_ok=True)
         jobs = job_parameters(prompts, {"model": model, **params})
 
-        async def finish(job: Job) -> Result:
-            return await self._result(await self.wait(job, timeout_s=timeout_s))
+        def finish(job: Job) -> Coroutine[Any, Any, Result]:
+            return self.job(job).result(timeout_s=timeout_s)
 
         job_map = JobMap(lambda fields: self.submit(**fields), finish, parent, at_once)
         async with aclosing(job_map.run(jobs, ProgressBar(prompts, progress))) as results:

@@ -7,13 +7,14 @@ from typing import Any, Self
 
 from fusequeue.aio import AsyncClient
 from fusequeue.bulk_lines import bulk_lines
+from fusequeue.job_handle import JobHandle
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.matching import AsyncMatching
 from fusequeue.resources.operations import AsyncOperations
 from fusequeue.resources.webhooks import AsyncWebhooks
-from fusequeue.response_types import LineResult
+from fusequeue.response_types import Job, LineResult
 
 
 class Client(Blocking[AsyncClient]):
@@ -49,6 +50,10 @@ class Client(Blocking[AsyncClient]):
         """Submit any number of jobs and yield their results in order, as `AsyncClient.submit_many` does."""
         for lines in bulk_lines(bodies, idempotency_key):  # in this thread: what makes the bodies can use the client
             yield from self._thread.call(self._asynchronous._submit_lines(lines))
+
+    def job(self, job: Job | str) -> JobHandle:
+        """Return a handle of a job, without a request: `wait`, `result`, `cancel` and others as its methods."""
+        return JobHandle(self._asynchronous.job(job), self._thread)
 
     run = blocking(AsyncClient.run)
     map = iterating(AsyncClient.map)

@@ -20,12 +20,14 @@ from harness import canned
 from fusequeue import (
     AsyncBatches,
     AsyncClient,
+    AsyncJobHandle,
     AsyncMatching,
     AsyncOperations,
     AsyncWebhooks,
     Client,
     Event,
     InvalidArgument,
+    JobHandle,
     SyncBatches,
     SyncMatching,
     SyncOperations,
@@ -289,9 +291,19 @@ def test_the_methods_are_those_of_the_asynchronous_client() -> None:
         (SyncBatches, AsyncBatches),
         (SyncMatching, AsyncMatching),
         (SyncOperations, AsyncOperations),
+        (JobHandle, AsyncJobHandle),
     ):
         names = {name for name in vars(asynchronous) if not name.startswith("_")} - {"aclose"}
-        assert {name for name in vars(blocking) if not name.startswith("_")} - {"close"} == names
+        assert {name for name in vars(blocking) if not name.startswith("_")} - {"close", "id", "latest"} == names
+
+
+def test_a_handle_of_a_job_blocks(service: CannedService) -> None:
+    with Client(service.url) as client:
+        handle = client.job(client.submit("demo", "a red circle"))
+        seen: list[Event] = []
+        assert handle.wait(on_progress=seen.append).status == "succeeded"
+        assert [event.status for event in seen] == [event.status for event in handle.events()]
+        assert repr(handle) == "<JobHandle job_1: succeeded>"
 
 
 def test_what_makes_the_bodies_of_a_bulk_submit_can_use_the_client(service: CannedService) -> None:
