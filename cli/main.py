@@ -61,6 +61,10 @@ COMMANDS = {
     "delete": ("cli.matching:delete", "Delete ended jobs and their images, by id or all that match."),
     "models": ("cli.models:models", "List the models of the service; load, unload, pin and unpin them on workers."),
     "adapters": ("cli.adapters:adapters", "Upload, list, show and delete LoRA adapters."),
+    "webhooks": (
+        "cli.webhooks.command:webhooks",
+        "Receive the webhooks of a service on this machine, for development.",
+    ),
     "queues": ("cli.jobs:queues", "List queued and running jobs by signature, the longest queue first."),
     "workers": ("cli.jobs:workers", "List the workers that are alive."),
     "doctor": ("cli.doctor:doctor", "Check Redis, storage, models, API, device and memory with the current settings."),

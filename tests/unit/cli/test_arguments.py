@@ -46,6 +46,11 @@ def fusequeue(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (
+            ("webhooks", "listen", "--forward", "hook"),
+            "'--forward': 'hook' is not a URL, such as http://127.0.0.1:3000",
+        ),
+        (("webhooks", "listen", "--public-url", "ftp://a.example"), "'--public-url': 'ftp://a.example' is not a URL"),
         (("submit", BYTES), "'prompt': 'caf\\udce9' is not UTF-8"),
         (("submit", "x", "--model", BYTES), "'--model': 'caf\\udce9' is not UTF-8"),
         (("submit", "x", "--negative", BYTES), "'--negative'"),

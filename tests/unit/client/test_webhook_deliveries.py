@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from standardwebhooks import Webhook
 
 from api.webhook_messages import headers
 from fusequeue import InvalidArgument, InvalidDelivery, WebhookEvent, webhooks
@@ -47,6 +48,12 @@ def test_a_delivery_is_verified_and_typed(name: str) -> None:
 def test_any_other_delivery_is_refused(received: bytes, changed: dict[str, str], name: str, message: str) -> None:
     with pytest.raises(InvalidDelivery, match=message):
         webhooks.verify(received, {**signed(), **changed}, SECRETS[name])
+
+
+def test_what_the_client_signs_is_verified_by_the_client_and_by_other_libraries() -> None:
+    made = webhooks.sign(BODY, SECRETS["new"], "msg_1")
+    assert webhooks.verify(BODY, made, SECRETS["new"]).data["id"] == "job_1"
+    assert Webhook(SECRETS["new"]).verify(BODY, made)["type"] == "job.succeeded"
 
 
 def test_a_signed_body_that_is_no_event_is_refused() -> None:

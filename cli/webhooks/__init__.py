@@ -1,0 +1,1 @@
+"""`fusequeue webhooks`: webhooks on the machine of a developer."""
