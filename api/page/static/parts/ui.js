@@ -59,6 +59,9 @@ export const Empty = ({ icon, title, children }) => html`
   <div class="empty"><${Icon} name=${icon} size=${28} /><p class="strong">${title}</p><p>${children}</p></div>
 `;
 
+/** A text with commands between backticks. */
+export const Coded = ({ text }) => text.split("`").map((part, at) => (at % 2 ? html`<code>${part}</code>` : part));
+
 const FAULTS = { 403: "This key may not see this.", 404: "This does not exist." };
 
 /** An error of a request, with a way to try it again where that can help. */

@@ -23,7 +23,7 @@ import { RowsPlot } from "../parts/plots.js";
 import { confirm } from "../parts/dialogs.js";
 import { ArtifactView, download, InputImage } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
-import { Ago, Badge, Button, Copy, ErrorNote, Facts, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
+import { Ago, Badge, Button, Coded, Copy, ErrorNote, Facts, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
 import { choosePriority } from "./job_actions.js";
 
 const MOST_EVENTS = 60;
@@ -111,7 +111,7 @@ const Waiting = ({ job }) => html`
 
 const Failure = ({ error }) => html`
   <div class="note is-failed" role="alert">
-    <div class="grow"><p><code>${error.code}</code> ${error.message}</p><p class="strong">${remedy(error)}</p></div>
+    <div class="grow"><p><code>${error.code}</code> ${error.message}</p><p class="strong"><${Coded} text=${remedy(error)} /></p></div>
   </div>
 `;
 
@@ -226,7 +226,7 @@ function Timeline({ job }) {
         Deadline: job.deadline_at && dateTime(job.deadline_at),
         "Kept until": job.expires_at && dateTime(job.expires_at),
         "Device time": device_seconds !== null && `${figure(device_seconds)} s`,
-        Forwards: batching && `${batching.forwards}, ${figure(batching.mean_rows)} rows in the mean`,
+        Forwards: batching?.forwards > 0 && `${batching.forwards}, ${figure(batching.mean_rows)} rows in the mean`,
         "Batch mates":
           batching &&
           (batching.solo_reason

@@ -138,7 +138,7 @@ function Table({ jobs, selected, toggle, setSelected, isOpen }) {
       <td class="prompt"><div><${Thumb} job=${job} previews=${previews} />
         <a class="cut" href=${jobHref(job)} title=${job.prompt}>${job.prompt || words(job.task)}</a></div></td>
       <td><${State} job=${job} /></td>
-      <td>${job.model}</td>
+      <td class="model"><div class="cut" title=${job.model}>${job.model}</div></td>
       <td class="number">${sizeText(job)}${job.n > 1 ? ` · ${job.n}` : ""}</td>
       <td class="number">${duration(job.metrics.queue_ms)}</td>
       <td class="number">${duration(tookMs(job))}</td>
@@ -174,7 +174,7 @@ const tookMs = (job) =>
 
 function State({ job }) {
   if (job.status === "running") return html`<${Badge} state="running">${job.progress.percent}%<//>`;
-  return html`<${Badge} state=${job.status} />${job.error && html` <span class="hint mono">${job.error.code}</span>`}`;
+  return html`<${Badge} state=${job.status} />${job.error && html` <span class="hint mono" title=${job.error.code}>${job.error.code}</span>`}`;
 }
 
 function Gallery({ jobs, selected, toggle, isOpen }) {

@@ -7,7 +7,7 @@ import { jobHref, plural, remedy, words, sizeText } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
 import { mayOperate } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
-import { Ago, Badge, Button, Copy, Empty, ErrorNote, Panel, Skeleton, toast, toastError } from "../parts/ui.js";
+import { Ago, Badge, Button, Coded, Copy, Empty, ErrorNote, Panel, Skeleton, toast, toastError } from "../parts/ui.js";
 import { Typed } from "./filters.js";
 
 const PAGE = 50;
@@ -168,7 +168,7 @@ function Letter({ letter, selected, toggle, reload }) {
         <p>${letter.detail}</p>
         ${job
           ? html`
-              <p class="hint">${job.error ? remedy(job.error) : CAUSE}</p>
+              <p class="hint"><${Coded} text=${job.error ? remedy(job.error) : CAUSE} /></p>
               <p class="hint">tenant ${letter.tenant} · ${job.model} · ${sizeText(job)} · ${plural(job.attempts, "attempt")}</p>
             `
           : html`<p class="hint">Its entry in the queue could not be read: it can only be purged.</p>`}

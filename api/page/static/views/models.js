@@ -99,7 +99,7 @@ function Orders({ model, workers }) {
 /** Why a worker cannot load the model, and whether that passes. */
 const Trouble = ({ trouble }) =>
   trouble &&
-  html`<p class="fault">${trouble.reason}; ${
+  html`<p class="fault">${trouble.reason.replace(/\.$/, "")}; ${
     trouble.permanent ? "correct the model's files, then restart the worker." : `next try in ${duration(1_000 * trouble.retry_in_s)}.`
   }</p>`;
 

@@ -9,7 +9,7 @@ import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
 import { ArtifactView, download, isMesh, meshText, Thumb } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
-import { Badge, Button, Empty, ErrorNote, Facts, Panel, Progress, Skeleton } from "../parts/ui.js";
+import { Badge, Button, Coded, Empty, ErrorNote, Facts, Panel, Progress, Skeleton } from "../parts/ui.js";
 import { Preview, progressText } from "./job.js";
 import { Form } from "./form.js";
 import { blank, bodyFrom, valuesFrom } from "./request.js";
@@ -124,7 +124,7 @@ function Run({ first, model, start, edit }) {
       ${!done && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />
         <p class="hint pad" role="status">${note}</p>`}
       ${job.error && html`<div class="note is-failed" role="alert"><div><p><code>${job.error.code}
-        </code> ${job.error.message}</p><p class="strong">${remedy(job.error)}</p></div></div>`}
+        </code> ${job.error.message}</p><p class="strong"><${Coded} text=${remedy(job.error)} /></p></div></div>`}
       <div class="results ${job.n === 1 ? "single" : ""}">
         ${
           done
