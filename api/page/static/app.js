@@ -16,6 +16,7 @@ import { Batches } from "./views/batches.js";
 import { JobPage } from "./views/job.js";
 import { Jobs } from "./views/jobs.js";
 import { DeadLetters } from "./views/letters.js";
+import { Keys } from "./views/keys.js";
 import { Models } from "./views/models.js";
 import { Now, nowTitle } from "./views/now.js";
 import { PauseBanner } from "./views/pauses.js";
@@ -31,6 +32,7 @@ const VIEWS = [
   { path: "models", name: "Models", icon: "models", view: Models, allowed: mayRead },
   { path: "tenants", name: "Tenants", icon: "tenants", view: Tenants, allowed: mayOperate },
   { path: "actions", name: "Action log", icon: "actions", view: Actions, allowed: mayOperate },
+  { path: "keys", name: "Keys", icon: "key", view: Keys, allowed: mayOperate },
 ];
 
 function App() {

@@ -20,6 +20,7 @@ VIEWS = (
     ("Models", "#/models", ".model"),
     ("Tenants", "#/tenants?tenant=default&days=30", ".tenants-use tbody tr + tr"),
     ("Action log", "#/actions", ".actions-log"),
+    ("Keys", "#/keys", "main .panel"),
 )
 
 
@@ -112,10 +113,15 @@ def _pause(page: Page) -> None:
     page.get_by_role("button", name="Pause work").click()
 
 
+def _limits(page: Page) -> None:
+    page.get_by_role("link", name="Tenants").click()
+    page.get_by_role("button", name="Limits of default").click()
+
+
 def test_dialogs_are_accessible(open_page: Any, full: Any) -> None:
     page = open_page(full.url, "#/jobs")
     expect(page.locator("tbody tr").first).to_be_visible()
-    for ask in (_help, _confirmation, _pause):
+    for ask in (_help, _confirmation, _pause, _limits):
         ask(page)
         expect(page.get_by_role("dialog")).to_be_visible()
         check(page, "dark")

@@ -127,7 +127,7 @@ def test_only_operators_see_pauses_and_the_action_log(open_page: Any, keyed: Any
         page = open_page(keyed.url)
         enter(page, create_key(scopes))
         expect(page.locator(".tiles")).to_be_visible()
-        for view in ("Action log", "Tenants"):
+        for view in ("Action log", "Tenants", "Keys"):
             expect(page.get_by_role("link", name=view)).to_have_count(shown)
         expect(page.get_by_role("region", name="Pauses")).to_have_count(shown)
         expect(page.get_by_role("button", name="Pause work")).to_have_count(shown)

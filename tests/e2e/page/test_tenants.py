@@ -79,3 +79,63 @@ def test_other_keys_are_offered_no_tenants(open_page: Any, keyed: Any, create_ke
     expect(page.get_by_role("heading", level=1, name="Jobs")).to_be_visible()
     expect(page.get_by_role("textbox", name="Prompt")).to_be_visible()
     expect(page.get_by_role("combobox", name="Tenant")).to_have_count(0)
+
+
+def test_limits_are_changed_with_what_is_wrong_at_its_field(
+    open_page: Any, keyed: Any, create_key: Any, acme: Any
+) -> None:
+    page = enter(open_page(keyed.url, "#/tenants"), create_key("admin"))
+    page.get_by_role("button", name="Limits of acme").click()
+    dialog = page.get_by_role("dialog", name="Limits of acme")
+    expect(dialog.get_by_role("button", name="Change")).to_be_disabled()
+    slots = dialog.get_by_role("textbox", name="Running slots")
+    slots.fill("0")
+    dialog.get_by_role("textbox", name="Queued jobs").fill("7")
+    dialog.get_by_role("button", name="Change").click()
+    faulty = dialog.locator(".is-faulty").filter(has_text="Running slots")
+    expect(faulty.get_by_role("alert")).to_contain_text("running_slots")
+    assert limits_of(keyed, "acme") == {}, "nothing before all are valid"
+    slots.fill("3")
+    expect(dialog.get_by_role("alert")).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    assert limits_of(keyed, "acme") == {"queued_jobs": 7, "running_slots": 3}
+    row = page.get_by_role("row").filter(has=page.get_by_role("button", name="Models of acme"))
+    expect(row).to_contain_text("of 7")
+    page.get_by_role("button", name="Limits of acme").click()
+    for name in ("Running slots", "Queued jobs"):
+        dialog.get_by_role("textbox", name=name).fill("")
+    dialog.get_by_role("button", name="Change").click()
+    expect(dialog).to_have_count(0)
+    assert limits_of(keyed, "acme") == {}
+
+
+def limits_of(keyed: Any, name: str) -> dict[str, int]:
+    (tenant,) = keyed.read("/v1/tenants", name=name)["data"]
+    return {limit: tenant["limits"][limit] for limit in tenant["own_limits"]}
+
+
+def test_a_key_is_revoked_after_a_question(open_page: Any, keyed: Any, create_key: Any, create_tenant_key: Any) -> None:
+    token = create_tenant_key("studio", "jobs:read")
+    page = enter(open_page(keyed.url, "#/keys"), create_key("admin"))
+    page.get_by_role("combobox", name="Tenant").fill("studio")
+    page.keyboard.press("Enter")
+    row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="jobs:read"))
+    expect(row).to_contain_text(token[:13])
+    assert token not in page.content()
+    page.get_by_role("button", name=f"Revoke {token[:13]}").click()
+    assert keyed.read("/v1/keys", tenant="studio")["data"][0]["state"] == "active", "nothing before the confirmation"
+    page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
+    expect(row.locator(".badge")).to_have_text("revoked")
+    expect(page.get_by_role("button", name=f"Revoke {token[:13]}")).to_have_count(0)
+    assert keyed.read("/v1/keys", tenant="studio")["data"][0]["state"] == "revoked"
+
+
+def test_a_page_whose_own_key_is_revoked_asks_for_another(open_page: Any, keyed: Any, create_key: Any) -> None:
+    key = create_key("admin")
+    page = enter(open_page(keyed.url, "#/keys"), key)
+    page.get_by_role("button", name=f"Revoke {key[:13]}").click()
+    expect(page.get_by_role("dialog")).to_contain_text("This page uses it")
+    page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_contain_text("no longer valid")

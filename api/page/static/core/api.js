@@ -27,6 +27,9 @@ export function setKey(value) {
 
 export const hasKey = () => key !== null;
 
+/** The id in the key, which is no secret; null without a key. */
+export const ownKeyId = () => key && key.slice(3, 13);
+
 /** Call `listener` when a request was refused for want of a valid key; returns a function that stops it. */
 export function onKeyNeeded(listener) {
   listeners.add(listener);

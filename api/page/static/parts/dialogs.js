@@ -148,7 +148,9 @@ const KEYS = {
     [["g", "b"], "Batches"],
     [["g", "d"], "Dead letters"],
     [["g", "m"], "Models"],
+    [["g", "t"], "Tenants"],
     [["g", "a"], "Action log"],
+    [["g", "k"], "Keys"],
     [["Esc"], "close a dialog or image"],
   ],
   Playground: [

@@ -11,8 +11,8 @@ export const Field = ({ label, fault, note, noteFault, children }) => html`
   </label>
 `;
 
-export const Text = ({ label, value, onChange, fault, ...rest }) => html`
-  <${Field} label=${label} fault=${fault}>
+export const Text = ({ label, value, onChange, fault, note, ...rest }) => html`
+  <${Field} label=${label} fault=${fault} note=${note}>
     <input autocomplete="off" value=${value} onInput=${(event) => onChange(event.target.value)} aria-invalid=${Boolean(fault)} ...${rest} />
   <//>
 `;

@@ -47,11 +47,11 @@ export function Filters({ filters, change }) {
   `;
 }
 
-/** Whose jobs: an operator's own, or those of a tenant, of which the first are offered. */
-function OfTenant({ filters, change }) {
+/** A field for a tenant, of which the first are offered; empty are an operator's own jobs. */
+export function OfTenant({ filters, change, placeholder = session.value.tenant }) {
   const { data } = useLoaded((signal) => call("v1/tenants?limit=100", { signal }), []);
   return html`
-    <${Typed} label="Tenant" name="tenant" placeholder=${session.value.tenant} list="tenants" maxlength="63" filters=${filters} change=${change} />
+    <${Typed} label="Tenant" name="tenant" placeholder=${placeholder} list="tenants" maxlength="63" filters=${filters} change=${change} />
     <datalist id="tenants">${(data?.data ?? []).map(({ id }) => html`<option key=${id} value=${id}></option>`)}</datalist>
   `;
 }

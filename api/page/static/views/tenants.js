@@ -1,11 +1,12 @@
 // Tenants: what each has used of the devices, and its limits with what it uses of them.
 
-import { html } from "../vendor/htm-preact-3.1.1.js";
+import { html, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, withQuery } from "../core/api.js";
 import { bytes, count, duration, plural } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
 import { Button, Empty, ErrorNote, Panel, Segments, Skeleton } from "../parts/ui.js";
 import { Typed } from "./filters.js";
+import { TenantLimits } from "./tenant_limits.js";
 
 const PAGE = 50;
 const PERIODS = [
@@ -29,6 +30,7 @@ function seconds(number) {
 export function Tenants({ params }) {
   const known = { days: periodOf(params.get("days")), name: params.get("name") ?? "", after: params.get("after") ?? "" };
   const opened = params.get("tenant") ?? "";
+  const [limited, setLimited] = useState(null);
   const query = withQuery("v1/tenants", { ...known, limit: PAGE });
   const { data, error, loading, reload } = useLoaded((signal) => call(query, { signal }), [query], 10_000);
   const change = (changes) => {
@@ -51,7 +53,8 @@ export function Tenants({ params }) {
       html`<${Panel} title="No tenants"><${Empty} icon="tenants" title=${known.name ? "No tenant begins so." : "There is no tenant yet."}>
         Tenants that have keys, limits or jobs are listed here.<//><//>`
     }
-    ${tenants.length > 0 && html`<${Table} page=${data} opened=${opened} open=${(tenant) => change({ tenant, after: known.after })} />`}
+    ${limited && html`<${TenantLimits} tenant=${limited} onClose=${() => (setLimited(null), reload())} />`}
+    ${tenants.length > 0 && html`<${Table} page=${data} opened=${opened} limit=${setLimited} open=${(tenant) => change({ tenant, after: known.after })} />`}
     <nav class="pager" aria-label="Pages">
       ${known.after && html`<${Button} icon="left" action=${() => change({})}>First<//>`}
       ${data?.has_more && html`<${Button} action=${() => change({ after: data.next_cursor })}>Next<//>`}
@@ -61,7 +64,7 @@ export function Tenants({ params }) {
 
 const periodOf = (days) => (PERIODS.some(([value]) => value === days) ? days : "1");
 
-const Table = ({ page, opened, open }) => html`
+const Table = ({ page, opened, open, limit }) => html`
   <div class="panel scroll" tabindex="0" role="region" aria-label="Usage and limits of tenants">
     <table class="tenants-use">
       <thead><tr><th scope="col">Tenant</th><${UsageHeads} />
@@ -72,7 +75,9 @@ const Table = ({ page, opened, open }) => html`
             <tr key=${tenant.id}>
               <th scope="row"><${Button} kind="quiet" aria-expanded=${opened === tenant.id}
                 label="Models of ${tenant.id}" action=${() => open(opened === tenant.id ? "" : tenant.id)}>${tenant.id}<//>
-                <a class="more" href="#/jobs?tenant=${tenant.id}" aria-label="Jobs of ${tenant.id}">jobs</a></th>
+                <p class="of-tenant"><a href="#/jobs?tenant=${tenant.id}" aria-label="Jobs of ${tenant.id}">jobs</a>
+                  <a href="#/keys?tenant=${tenant.id}" aria-label="Keys of ${tenant.id}">keys</a>
+                  <${Button} kind="quiet" label="Limits of ${tenant.id}" action=${() => limit(tenant)}>limits<//></p></th>
               <${UsageCells} row=${tenant.usage} />
               ${LIMITS.map(([name, , text]) => html`<td key=${name} class="number nowrap"><${Use} tenant=${tenant} name=${name} text=${text} /></td>`)}
             </tr>
@@ -81,7 +86,7 @@ const Table = ({ page, opened, open }) => html`
         )}
       </tbody>
     </table>
-    <p class="hint pad">Usage from ${page.first_day} to ${page.last_day} (UTC). <code>fusequeue tenants limit</code> changes limits.</p>
+    <p class="hint pad">Usage from ${page.first_day} to ${page.last_day} (UTC).</p>
   </div>
 `;
 
