@@ -34,12 +34,16 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class Scope(StrEnum):
-    """Permission of a key; none implies another, except that `admin` also reads metrics."""
+    """Permission of a key; none implies another, except that `admin` also reads metrics.
+
+    Beside `admin`, `keys:create` creates keys over HTTP. Those have neither, so that only a command grants these two.
+    """
 
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
     METRICS = "metrics"
     ADMIN = "admin"
+    KEYS_CREATE = "keys:create"
 
 
 @dataclass(frozen=True)

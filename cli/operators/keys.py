@@ -42,7 +42,7 @@ DATA = Path("data")
 @keys.command()
 def create(
     tenant: Annotated[str, typer.Option(help="Tenant whose jobs the key can access.")] = auth.DEFAULT_TENANT,
-    scopes: Annotated[str, typer.Option(help="Of jobs:read, jobs:write, metrics, admin.")] = "jobs:read,jobs:write",
+    scopes: Annotated[str, typer.Option(help=f"Of {', '.join(auth.Scope)}.")] = "jobs:read,jobs:write",
     name: Annotated[str, typer.Option(help="A note.")] = "",
     expires: Annotated[str | None, typer.Option(help="Such as 90d, 12h, 30m. Unset: never.")] = None,
     data_dir: DataDir = DATA,

@@ -1,22 +1,27 @@
-"""API keys for operators: list them, without their secrets, and revoke them."""
+"""API keys for operators: list them, without their secrets, create and revoke them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from api import strict_json
 from api.context import CallerDep, ServicesDep
 from api.http.lists import MAX_LIMIT, SCANS, After, Limit, known_parameters
-from api.http.openapi import problems
+from api.http.middleware import JSON_TYPES, require_type
+from api.http.openapi import body_schema, problems, request_body
 from api.jobs.job_object import iso
-from shared.auth import PREFIX, ApiKey
-from shared.errors import InvalidRequest, NotFound
+from api.jobs.request import validated
+from shared.auth import MAX_NAME_CHARS, PREFIX, ApiKey, Scope
+from shared.errors import InvalidRequest, NotFound, PermissionDenied
 from shared.queue.maintenance.actions import Action
 
 router = APIRouter(prefix="/v1", tags=["operations"])
+
+MAX_EXPIRES_S = 100 * 366 * 86_400
 
 
 class KeyObject(BaseModel):
@@ -33,6 +38,23 @@ class KeyObject(BaseModel):
     expires_at: str | None
     last_used_at: str | None = Field(description="To about a minute.")
     revoked_at: str | None
+
+
+class NewKeyObject(KeyObject):
+    """A new key, with its secret."""
+
+    key: str = Field(description="The key itself, which is stored nowhere: it is in this response only.")
+
+
+class KeyRequest(BaseModel):
+    """A key to create. Keys with the scopes `admin` and `keys:create` come from `fusequeue keys create` only."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant: str = Field(max_length=64, description="Whose jobs it accesses; it can be a new one.")
+    scopes: tuple[Literal["jobs:read", "jobs:write", "metrics"], ...] = Field(min_length=1, max_length=3)
+    name: str = Field("", max_length=MAX_NAME_CHARS, description="A note.")
+    expires_s: int | None = Field(None, strict=True, ge=1, le=MAX_EXPIRES_S, description="Unset: it does not expire.")
 
 
 class KeyList(BaseModel):
@@ -63,6 +85,28 @@ async def list_keys(
     return KeyList(
         data=[key_object(key) for key in page], has_more=has_more, next_cursor=page[-1].id if has_more else None
     )
+
+
+_NEW: dict[str, Any] = request_body(
+    "application/json",
+    {"schema": body_schema(KeyRequest), "example": {"tenant": "acme", "scopes": ["jobs:read", "jobs:write"]}},
+)
+
+
+@router.post("/keys", status_code=201, openapi_extra=_NEW, responses=problems(400, 403, 409, 413, 415, 422, 503))
+async def create_key(caller: CallerDep, services: ServicesDep, request: Request, response: Response) -> NewKeyObject:
+    """Create a key, which is returned once. This needs a key with the scopes `admin` and `keys:create`."""
+    caller.require(Scope.KEYS_CREATE)
+    if not caller.has_key:
+        raise PermissionDenied("the first key is created with `fusequeue keys create`; from then on keys are required")
+    require_type(request, JSON_TYPES)
+    body = validated(KeyRequest, strict_json.decode(await request.body()))
+    queue, scopes = services.queue, frozenset(map(Scope, body.scopes))
+    token, key = await queue.api_keys.create(body.tenant, scopes, name=body.name, lives_s=body.expires_s)
+    detail = f"tenant {key.tenant}: {', '.join(sorted(scopes))}"
+    await queue.actions.record(Action("create_key", f"key {key.id}", caller.key_id or "", detail=detail))
+    response.headers["Cache-Control"] = "no-store"
+    return NewKeyObject(key=token, **key_object(key).model_dump())
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses=problems(404, 503))

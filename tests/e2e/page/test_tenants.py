@@ -139,3 +139,37 @@ def test_a_page_whose_own_key_is_revoked_asks_for_another(open_page: Any, keyed:
     page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
     expect(page.get_by_label("API key")).to_be_visible()
     expect(page.get_by_role("dialog")).to_contain_text("no longer valid")
+
+
+def test_a_key_is_created_and_shown_once(open_page: Any, keyed: Any, create_key: Any) -> None:
+    page = enter(open_page(keyed.url, "#/keys"), create_key("admin,keys:create"))
+    page.get_by_role("button", name="Create a key").click()
+    dialog = page.get_by_role("dialog", name="Create a key")
+    dialog.get_by_role("combobox", name="Tenant").fill("A studio")
+    dialog.get_by_role("checkbox", name="jobs:write").uncheck()
+    dialog.get_by_role("textbox", name="Name").fill("a laptop")
+    dialog.get_by_role("combobox", name="Expires").select_option(label="in 30 days")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.locator(".is-faulty").get_by_role("alert")).to_contain_text("tenant")
+    dialog.get_by_role("combobox", name="Tenant").fill("new-studio")
+    page.keyboard.press("Enter")
+    shown = page.get_by_role("dialog", name="The key of new-studio")
+    key = shown.locator(".secret code").inner_text()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    expect(shown.get_by_role("button", name="Copy the key")).to_be_visible()
+    shown.get_by_role("button", name="I have stored it").click()
+    row = page.get_by_role("row").filter(has_text="new-studio")
+    expect(row).to_contain_text("a laptop")
+    assert key[13:] not in page.content()
+    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+        assert client.get("/v1/jobs").json()["data"] == []
+        assert client.post("/v1/jobs", json={"model": "demo", "prompt": "x"}).status_code == 403
+    (listed,) = keyed.read("/v1/keys", tenant="new-studio")["data"]
+    assert (listed["scopes"], listed["expires_at"] is None) == (["jobs:read"], False)
+
+
+def test_a_key_that_creates_none_is_offered_the_command(open_page: Any, keyed: Any, create_key: Any) -> None:
+    page = enter(open_page(keyed.url, "#/keys"), create_key("admin,jobs:read,jobs:write"))
+    expect(page.get_by_text("fusequeue keys create", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Create a key")).to_have_count(0)

@@ -29,6 +29,8 @@ export const may = (scope) => session.value.scopes.includes(scope);
 export const mayRead = () => may("jobs:read");
 export const mayWrite = () => may("jobs:write");
 export const mayOperate = () => may("admin");
+/** Whether the key may create others; where no keys are required, the first one is created by a command. */
+export const mayCreateKeys = () => session.value.hasKey && mayOperate() && may("keys:create");
 /** The tenant to name in requests for jobs: none for the key's own, unless it is an operator's that reads no own jobs. */
 export function tenantOf(chosen) {
   const own = session.value.tenant;

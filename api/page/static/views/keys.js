@@ -1,12 +1,14 @@
 // API keys of all tenants, without their secrets: who has which, when it was used, and its end.
 
-import { html } from "../vendor/htm-preact-3.1.1.js";
+import { html, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, ownKeyId, withQuery } from "../core/api.js";
 import { dateTime } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
+import { mayCreateKeys } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
 import { Ago, Badge, Button, Empty, ErrorNote, Panel, Skeleton, toast } from "../parts/ui.js";
 import { OfTenant } from "./filters.js";
+import { NewKey } from "./new_key.js";
 
 const PAGE = 50;
 const STATES = { active: "succeeded", expired: "expired", revoked: "failed" };
@@ -17,14 +19,16 @@ export function Keys({ params }) {
   const query = withQuery("v1/keys", { ...filters, limit: PAGE, after });
   const { data, error, loading, reload } = useLoaded((signal) => call(query, { signal }), [query], 10_000);
   const change = (changes) => go(withQuery("#/keys", { ...filters, ...changes }), { replace: true });
+  const [isAsking, setAsking] = useState(false);
   const keys = data?.data ?? [];
   return html`
     <div class="toolbar">
       <form class="filters grow" role="search" aria-label="Filter the keys" onSubmit=${(event) => event.preventDefault()}>
         <${OfTenant} placeholder="any" filters=${filters} change=${change} />
       </form>
-      <p class="hint"><code>fusequeue keys create</code> creates a key.</p>
+      ${mayCreateKeys() ? html`<${Button} kind="primary" icon="key" action=${() => setAsking(true)}>Create a key<//>` : html`<p class="hint"><code>fusequeue keys create</code> creates a key.</p>`}
     </div>
+    ${isAsking && html`<${NewKey} tenant=${filters.tenant} onClose=${() => (setAsking(false), reload())} />`}
     <${ErrorNote} error=${error} retry=${reload} />
     ${loading && !data && html`<${Skeleton} rows=${6} />`}
     ${

@@ -57,6 +57,58 @@ async def test_a_revoked_key_is_refused_and_says_so(
         assert await logged(api, **admin) == [("revoke_key", f"key {key.id}", "")]
 
 
+NEW = {"tenant": "acme", "scopes": ["jobs:read", "jobs:write"], "name": "laptop", "expires_s": 3600}
+CREATOR = (Scope.ADMIN, Scope.KEYS_CREATE)
+
+
+async def test_a_created_key_is_shown_once_and_works(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        creator = await bearer(fake_queue, "ops", CREATOR)
+        created = await api.post("/v1/keys", json=NEW, headers=creator)
+        assert (created.status_code, created.headers["cache-control"]) == (201, "no-store")
+        token = created.json()["key"]
+        own = {"Authorization": f"Bearer {token}"}
+        assert (await api.post("/v1/jobs", json=BODY, headers=own)).status_code == 202
+        assert (await api.get("/v1/keys", headers=own)).status_code == 403
+        (listed,) = (await api.get("/v1/keys", params={"tenant": "acme"}, headers=creator)).json()["data"]
+        assert {**listed, "key": token, "last_used_at": None} == created.json()
+        assert (listed["name"], listed["scopes"], token[13:] in str(listed)) == ("laptop", NEW["scopes"], False)
+        assert await logged(api, **creator) == [
+            ("create_key", f"key {listed['id']}", "tenant acme: jobs:read, jobs:write")
+        ]
+
+
+async def test_only_a_key_that_may_create_keys_does_and_none_that_may_so_itself(
+    fake_queue: Queue, tmp_path: Path
+) -> None:
+    """A leaked key of the scope `admin` creates none, and one that creates keys creates none that outrank tenants'."""
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        for scopes in ((Scope.ADMIN,), (Scope.KEYS_CREATE,), (Scope.ADMIN, Scope.JOBS_READ, Scope.JOBS_WRITE)):
+            refused = await api.post("/v1/keys", json=NEW, headers=await bearer(fake_queue, "ops", scopes))
+            assert refused.status_code == 403, scopes
+        creator = await bearer(fake_queue, "ops", CREATOR)
+        for change, param in (
+            ({"scopes": ["admin"]}, "scopes.0"),
+            ({"scopes": ["jobs:read", "keys:create"]}, "scopes.1"),
+            ({"scopes": []}, "scopes"),
+            ({"tenant": "A b"}, "tenant"),
+            ({"name": "x" * 101}, "name"),
+            ({"name": "a\x00b"}, "name"),
+            ({"expires_s": 0}, "expires_s"),
+            ({"expires": 60}, "expires"),
+        ):
+            with row(change):
+                response = await api.post("/v1/keys", json={**NEW, **change}, headers=creator)
+                assert (response.status_code, response.json()["error"]["param"]) == (422, param)
+        assert (await api.get("/v1/keys", params={"tenant": "acme"}, headers=creator)).json()["data"] == []
+
+
+async def test_without_keys_none_is_created_over_http(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    refused = await api.post("/v1/keys", json=NEW)
+    assert (refused.status_code, "fusequeue keys create" in refused.text) == (403, True)
+    assert await fake_queue.api_keys.any_created() is False
+
+
 async def test_limits_are_changed_one_by_one_and_restored(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     path = "/v1/tenants/default/limits"
     changed = (await api.patch(path, json={"queued_jobs": 1, "kept_jobs": 10**15})).json()
