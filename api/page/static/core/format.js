@@ -67,6 +67,14 @@ export const PRIORITIES = ["interactive", "standard", "bulk"];
 export const STATES = ["queued", "running", "succeeded", "failed", "canceled", "expired"];
 export const ended = (status) => status !== "queued" && status !== "running";
 
+/** The state of a job, or what it is on the way to. */
+export function stateText({ status, cancel_requested, paused_at }) {
+  if (ended(status)) return status;
+  if (cancel_requested) return "stopping";
+  if (!paused_at) return status;
+  return status === "queued" ? "paused" : "pausing";
+}
+
 export const REASONS = {
   no_worker: "No worker serves its model.",
   worker_starting: "A worker is starting.",

@@ -100,9 +100,10 @@ export function Copy({ text, label = "Copy", children }) {
   return html`<${Button} kind="quiet" icon=${copied ? "check" : "copy"} label=${label} action=${copy}>${children}<//>`;
 }
 
-/** Pages over plain http have no clipboard, but may copy a selection. */
+/** Pages over plain http have no clipboard, and others can be refused it, but may copy a selection. */
 async function toClipboard(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const copies = navigator.clipboard?.writeText(text) ?? Promise.reject();
+  if (await copies.then(() => true, () => false)) return;
   const field = Object.assign(document.createElement("textarea"), { value: text, className: "unseen" });
   (document.querySelector("dialog[open]") ?? document.body).append(field);
   field.select();

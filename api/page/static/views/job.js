@@ -13,7 +13,7 @@ import {
   updateJob,
   withoutSeed,
 } from "../core/actions.js";
-import { clock, dateTime, duration, ended, figure, jobHref, makesSound, makesVideo, mediumOf, NAMES, plural, REASONS, remedy, sizeText, words } from "../core/format.js";
+import { clock, dateTime, duration, ended, figure, jobHref, makesSound, makesVideo, mediumOf, NAMES, plural, REASONS, remedy, sizeText, stateText, words } from "../core/format.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -75,14 +75,6 @@ export function JobPage({ id, tenant }) {
   `;
 }
 
-/** The state of a job, or what it is on the way to. */
-function stateText({ status, cancel_requested, paused_at }) {
-  if (ended(status)) return status;
-  if (cancel_requested) return "stopping";
-  if (!paused_at) return status;
-  return status === "queued" ? "paused" : "pausing";
-}
-
 /** The changes of state and phase seen so far, the newest first. */
 function useEvents(id, now) {
   const [events, setEvents] = useState([]);
@@ -103,7 +95,7 @@ function useEvents(id, now) {
 
 const Waiting = ({ job }) => html`
   <p class="note is-queued" role="status">
-    ${job.queue?.reason ? REASONS[job.queue.reason] : "It waits."}
+    ${job.paused_at ? html`It was paused <${Ago} time=${job.paused_at} />, and goes on when it is resumed.` : job.queue?.reason ? REASONS[job.queue.reason] : "It waits."}
     ${job.queue?.position ? ` ${plural(job.queue.position, "job")} of its signature ahead.` : ""}
     ${job.queue?.eta_s ? ` It should end in about ${duration(job.queue.eta_s * 1_000)}.` : ""}
   </p>
@@ -144,7 +136,7 @@ function Actions({ job, tenant, body, reload }) {
     const run = async () => (await deleteJob(job.id, tenant), true);
     const done = await confirm({
       title: "Delete this job?",
-      text: "The job and its images are deleted for good.",
+      text: "The job and its results are deleted for good.",
       verb: "Delete",
       danger: true,
       run,

@@ -53,7 +53,7 @@ const ALL = {
   delete: {
     verb: "Delete",
     past: "Deleted",
-    text: "The jobs and their images are deleted for good.",
+    text: "The jobs and their results are deleted for good.",
     states: ENDED,
     danger: true,
   },

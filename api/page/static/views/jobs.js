@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { withQuery } from "../core/api.js";
 import { queryOf } from "../core/actions.js";
-import { duration, ended, jobHref, plural, sizeText, words } from "../core/format.js";
+import { duration, ended, jobHref, plural, sizeText, stateText, words } from "../core/format.js";
 import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { mayChange, tenantOf } from "../core/session.js";
@@ -174,7 +174,7 @@ const tookMs = (job) =>
 
 function State({ job }) {
   if (job.status === "running") return html`<${Badge} state="running">${job.progress.percent}%<//>`;
-  return html`<${Badge} state=${job.status} />${job.error && html` <span class="hint mono" title=${job.error.code}>${job.error.code}</span>`}`;
+  return html`<${Badge} state=${job.status}>${stateText(job)}<//>${job.error && html` <span class="hint mono" title=${job.error.code}>${job.error.code}</span>`}`;
 }
 
 function Gallery({ jobs, selected, toggle, isOpen }) {

@@ -53,7 +53,7 @@ function Request({ tenant, onMade, onClose }) {
   return html`
     <${Dialog} title="Create a key" onClose=${onClose} kind="narrow">
       <form onSubmit=${pressed}>
-        <${Text} label="Tenant" ...${field("tenant")} list="tenants" maxlength="63" spellcheck=${false} required />
+        <${Text} label="Tenant" ...${field("tenant")} list="tenants" maxlength="63" spellcheck=${false} required autofocus />
         <fieldset class="group"><legend>Scopes</legend>
           ${Object.entries(SCOPES).map(
             ([scope, text]) =>
@@ -65,7 +65,7 @@ function Request({ tenant, onMade, onClose }) {
         <${Select} label="Expires" ...${field("expires_s")} options=${LIVES} />
         ${error && !isNamed && html`<p class="fault" role="alert">${error.message}</p>`}
         <footer>
-          <${Button} action=${onClose}>Keep<//>
+          <${Button} action=${onClose}>Cancel<//>
           <${Button} kind="primary" type="submit" action=${create} onError=${setError} disabled=${!values.tenant.trim() || !values.scopes.length}>Create<//>
         </footer>
       </form>

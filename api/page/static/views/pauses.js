@@ -86,7 +86,7 @@ function PauseDialog({ fixed, onClose }) {
       <form onSubmit=${pressed}>
         <p>Queued jobs do not start until it is resumed. Running jobs run on; new ones are accepted and wait.</p>
         ${!fixed && html`<${What} chosen=${chosen} setChosen=${setChosen} />`}
-        <${Text} label="Reason, for other operators" name="reason" value=${reason} onChange=${setReason} maxlength=${MOST_REASON_CHARS} placeholder="a new driver" />
+        <${Text} label="Reason, for other operators" name="reason" value=${reason} onChange=${setReason} maxlength=${MOST_REASON_CHARS} placeholder="a new driver" autofocus=${Boolean(fixed)} />
         ${fault && html`<p class="fault" role="alert">${fault.message}</p>`}
         <footer>
           <${Button} action=${onClose}>Keep running<//>

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
 import { bodyFromResult, bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
-import { duration, ended, plural, REASONS, remedy, makesSound, mediumOf, sizeText } from "../core/format.js";
+import { duration, ended, plural, REASONS, remedy, makesSound, mediumOf, sizeText, stateText } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
@@ -119,7 +119,7 @@ function Run({ first, model, start, edit }) {
   const note = job.status === "queued" ? place(job.queue) : progressText(job);
   return html`
     <${Panel} title=${done ? "Result" : "Generating"} kind="run-panel"
-      actions=${html`<${Badge} state=${job.status} />
+      actions=${html`<${Badge} state=${job.status}>${stateText(job)}<//>
         ${!done && mayWrite() && html`<${Button} icon="cancel" disabled=${job.cancel_requested} action=${() => cancelJob(job.id)}>Cancel<//>`}`}>
       ${!done && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />
         <p class="hint pad" role="status">${note}</p>`}
