@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from harness.axe import check
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 VIEWS = (
@@ -83,6 +83,53 @@ def test_no_view_is_wider_than_its_window(open_page: Any, full: Any) -> None:
                 over, elements = page.evaluate(OVERFLOW)
                 if over > 0 or elements:
                     faults.append((name, task, width, over, elements))
+    assert faults == []
+
+
+LONG = "diffusers.pipelines.stable_diffusion.StableDiffusionPipelineOfAVeryLongName" * 2
+TEXTS = ("prompt", "detail", "message", "host", "name", "model", "target")
+WORKER = {
+    **{"id": LONG, "host": LONG, "device": "cpu", "state": "ready", "worker_pool": "", "slots": 4, "free_slots": 4},
+    **{"running_slots": 0, "running_jobs": 0, "models_bytes": 0, "models": [LONG, "demo"], "loaded": [LONG]},
+    **{"loading": [], "kept": [], "forwards": 0, "forward_rows": 0, "busy_s": 0, "idle_while_queued_s": 0},
+    "unavailable": {LONG: {"reason": LONG, "permanent": True, "retry_in_s": 0}},
+}
+
+
+def _longer(value: Any) -> Any:
+    """Return a response with long texts, without a place to break them."""
+    if isinstance(value, list):
+        return [_longer(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: LONG if key in TEXTS and isinstance(text, str) else _longer(text) for key, text in value.items()}
+
+
+def _lengthen(route: Route) -> None:
+    if route.request.url.endswith("/v1/workers"):
+        return route.fulfill(json={"object": "list", "data": [WORKER]})
+    response = route.fetch()
+    if "json" not in response.headers["content-type"]:
+        return route.fulfill(response=response)
+    return route.fulfill(response=response, json=_longer(response.json()))
+
+
+def test_long_names_and_errors_fit_each_width(open_page: Any, full: Any, dead_letter: Any) -> None:
+    """Also on the page of a failed job."""
+    failed = dead_letter("another prompt that ends its worker")
+    page = open_page(full.url)
+    page.route("**/v1/**", _lengthen)
+    faults = []
+    for name, address, ready in (*VIEWS, ("Job", f"#/jobs/{failed}", ".note.is-failed")):
+        page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+        page.goto(f"{full.url}/{address}")
+        expect(page.locator("h1")).to_contain_text(name)
+        expect(page.locator(ready).first).to_be_visible()
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            over, elements = page.evaluate(OVERFLOW)
+            if over > 0 or elements:
+                faults.append((name, width, over, elements))
     assert faults == []
 
 

@@ -113,7 +113,7 @@ def test_a_reader_sees_no_buttons_that_change_something(open_page: Any, keyed: A
         page.goto(f"{keyed.url}/{view}")
         expect(page.locator(ready).first).to_be_visible()
         shown = page.locator("main button, main a.button").all_inner_texts()
-        allowed = {"Table", "Gallery", "Clear", "Save", "Copy", "curl", "Python", "CLI", "OpenAI", "Older", ""}
+        allowed = {"Table", "Gallery", "Clear", "Save", "Copy", "curl", "Python", "CLI", "OpenAI", "Older", "More", ""}
         assert {text.strip() for text in shown} <= allowed, view
         assert page.locator("main input[type=checkbox]:not(.chip input)").count() == 0
     page.goto(f"{keyed.url}/#/playground")

@@ -5,9 +5,12 @@ import { call } from "../core/api.js";
 import { STATES } from "../core/format.js";
 import { useLoaded } from "../core/hooks.js";
 import { mayOperate, session } from "../core/session.js";
+import { Icon } from "../parts/icons.js";
 import { Button } from "../parts/ui.js";
 
 export const FILTERS = ["status", "prompt", "model", "batch_id", "metadata", "after_time", "before_time", "tenant"];
+
+const SHOWN = ["status", "prompt"]; // also on a phone, where the others are behind a button
 
 export function Filters({ filters, change }) {
   const { data } = useLoaded((signal) => call("v1/models", { signal }), []);
@@ -18,8 +21,9 @@ export function Filters({ filters, change }) {
     change({ status: STATES.filter((one) => next.has(one)).join(",") });
   };
   const any = FILTERS.some((name) => filters[name]);
+  const [isOpen, setOpen] = useState(FILTERS.some((name) => filters[name] && !SHOWN.includes(name)));
   return html`
-    <form class="filters" role="search" aria-label="Filter the jobs" onSubmit=${(event) => event.preventDefault()}>
+    <form class="filters ${isOpen ? "" : "is-short"}" role="search" aria-label="Filter the jobs" onSubmit=${(event) => event.preventDefault()}>
       <fieldset class="states">
         <legend class="unseen">State</legend>
         ${STATES.map(
@@ -31,6 +35,8 @@ export function Filters({ filters, change }) {
         )}
       </fieldset>
       <${Typed} label="Prompt" name="prompt" placeholder="any part of it" maxlength="200" filters=${filters} change=${change} />
+      <button type="button" class="button more-filters" aria-expanded=${isOpen} aria-label="${isOpen ? "Fewer" : "More"} filters" onClick=${() => setOpen(!isOpen)}><${Icon} name="filter" size=${16} />
+        <span>${isOpen ? "Fewer" : "More"}</span></button>
       <label><span>Model</span>
         <select value=${filters.model} onChange=${(event) => change({ model: event.target.value })}>
           <option value="">any</option>
