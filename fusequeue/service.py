@@ -42,6 +42,7 @@ class Limits(Resource):
     min_frames: int = 1
     max_frames: int = 1
     frames_multiple: int = 1
+    fps: int | None = None
     min_duration_s: float = 1.0
     max_duration_s: float | None = None
     last_image: SkipValidation[Literal["refused", "allowed", "needed"]] = "refused"

@@ -185,6 +185,8 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
         yield InvalidRequest("on_deadline needs a deadline_s", param="on_deadline")
     if request.fps is not None and not task.makes_video:
         yield InvalidRequest(f"{task.value} makes no video", param="fps")
+    elif request.fps is not None and request.fps != (limits.fps or request.fps):
+        yield InvalidRequest(f"fps: videos of model {spec.id!r} have {limits.fps}, not {request.fps}", param="fps")
     if request.output_format is not None and request.output_format.medium is not task.medium:
         allowed = _OUTPUT_FORMATS[task.medium]
         yield InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from shared.architectures.registry import FIXED_RATES
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, load_batch_rules
 from shared.config.checkpoints import source_hint
@@ -21,7 +22,7 @@ from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.model_facts import ModelFacts
 from shared.config.models_file_faults import faults_text
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
-from shared.config.partial_denoising import takes_part
+from shared.config.partial_denoising import pipeline_class, takes_part
 from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
 from shared.config.size_steps import XL_SCALE, size_step, vae_scale
@@ -70,8 +71,8 @@ class Limits(_Table):
 
     Frames are k * `frames_multiple` + 1, as a video's first frame is encoded separately. `last_image`: whether
     image-to-video requests can or must have a last image. `max_input_frames`, `_video_pixels` of a frame and
-    `_video_bytes` limit the video that a job starts from; it uses at most `max_frames` of its frames. Seconds of sounds
-    are at most `max_duration_s`.
+    `_video_bytes` limit the video that a job starts from; it uses at most `max_frames` of its frames. `fps` is the rate
+    of all videos, where a model has one. Seconds of sounds are at most `max_duration_s`.
     """
 
     min_side: Dimension = 64
@@ -84,6 +85,7 @@ class Limits(_Table):
     min_frames: Annotated[int, Field(ge=1)] = 1
     max_frames: Annotated[int, Field(ge=1)] = 1
     frames_multiple: Annotated[int, Field(ge=1)] = 1
+    fps: Annotated[int | None, Field(ge=1, le=MAX_FPS)] = None
     min_duration_s: Annotated[float, Field(gt=0, le=MAX_DURATION_S)] = 1.0
     max_duration_s: Annotated[float | None, Field(gt=0, le=MAX_DURATION_S)] = None
     last_image: Literal["refused", "allowed", "needed"] = "refused"
@@ -382,6 +384,7 @@ class ModelSpec(_Table):
     def with_facts(self, facts: ModelFacts) -> ModelSpec:
         """Return the model with what a worker that has loaded it knows; folders say the sides themselves."""
         learned = self.model_copy(update={} if self.is_folder else self.changes_for_step(facts.size_step))
+        learned = learned.model_copy(update=learned.changes_for_rate(facts.fps))
         learned._facts = facts
         return learned
 
@@ -394,6 +397,12 @@ class ModelSpec(_Table):
         rounded = {name: max(step, side // step * step) for name, side in sides.items()}
         limits = self.limits.model_copy(update={"multiple_of": step})
         return {"limits": limits, "defaults": self.defaults.model_copy(update=rounded)}
+
+    def changes_for_rate(self, fps: int | None) -> dict[str, object]:
+        """Return the keys that change if all videos have the rate `fps`."""
+        if fps is None:
+            return {}
+        return {name: getattr(self, name).model_copy(update={"fps": fps}) for name in ("limits", "defaults")}
 
     def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
         """Return width and height of a result that follows from an image, None for the model's default.
@@ -514,6 +523,15 @@ def _duplicates(names: list[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
+def _rate_of(spec: ModelSpec, source: Path) -> int | None:
+    """Return the rate of all videos of a model, if it has one; raises `ValueError` for another one in its tables."""
+    rate = FIXED_RATES.get(pipeline_class(str(source)) or "", spec.limits.fps)
+    for name, table in (("limits", spec.limits), ("defaults", spec.defaults)):
+        if rate is not None and "fps" in table.model_fields_set and table.fps != rate:
+            raise ValueError(f"{name}.fps of model {spec.id!r} is {table.fps}, but its videos have {rate}")
+    return rate
+
+
 def resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Return a model whose paths are relative to `folder` with absolute ones, and with what its files say of it.
 
@@ -543,6 +561,7 @@ def resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
         if denoisers is not None:
             update["mixed_fields"] = mixable_fields(denoisers, has_controls=bool(spec.control))
     resolved = spec.model_copy(update=update)
+    resolved = resolved.model_copy(update=resolved.changes_for_rate(_rate_of(spec, source)))
     own = resolved.own_scheduler
     choice = choice_of(spec.defaults.scheduler, None, own.is_flow)
     if choice.values is not None:

@@ -22,5 +22,6 @@ FAMILY = Family(
                 text_indices=SAME,
             )
         ),
-    }
+    },
+    fixed_rates={"MiniMaxH3ModularPipeline": 24},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tiny.safetensors_file import file_of
 
 from shared.config import models_file
 from shared.config.batch_rules import BatchRule, BatchRules, load_batch_rules
+from shared.config.model_facts import ModelFacts
 from shared.config.models_file_edit import save_step_cache, step_cache_table, with_step_cache
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import ConfigurationError
@@ -186,6 +188,34 @@ def test_relative_source_is_a_folder_next_to_the_file(tmp_path: Path) -> None:
     assert spec.source == str(tmp_path / "b")
     (spec,) = models_file.load(write(tmp_path, VALID.replace("b", "someone/model")))
     assert spec.source == "someone/model"
+
+
+H3 = '[[model]]\nid = "h3"\nsource = "h3"\ntasks = ["text_to_video"]\nlimits.max_frames = 341\n'
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ("", None),
+        ("limits.fps = 24", None),
+        ("defaults.fps = 16", "defaults.fps of model 'h3' is 16, but its videos have 24"),
+        ("limits.fps = 16", "limits.fps of model 'h3' is 16, but its videos have 24"),
+    ],
+)
+def test_a_pipeline_that_makes_sound_for_one_rate_fixes_that_of_its_model(
+    keys: str, fault: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "h3").mkdir()
+    (tmp_path / "h3" / "modular_model_index.json").write_text('{"_class_name": "MiniMaxH3ModularPipeline"}')
+    path = write(tmp_path, f"{H3}{keys}\n")
+    with nullcontext() if fault is None else pytest.raises(ConfigurationError, match=fault):
+        (spec,) = models_file.load(path)
+        assert (spec.limits.fps, spec.defaults.fps) == (24, 24)
+
+
+def test_a_worker_that_has_loaded_a_model_of_the_hub_knows_its_rate() -> None:
+    spec = models_file.ModelSpec(id="h3", source="org/h3").with_facts(ModelFacts(fps=24))
+    assert (spec.limits.fps, spec.defaults.fps) == (24, 24)
 
 
 def test_a_source_that_is_a_file_is_no_hub_id(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image, ImageOps
 
-from shared.architectures.registry import LISTED_IMAGES
+from shared.architectures.registry import FIXED_RATES, LISTED_IMAGES
 from shared.config.models_file import Defaults, ModelSpec
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
@@ -62,6 +62,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
     _check_last_image(pipeline, job)
     _check_steps(pipeline, job)
     _check_parts(job, accepted)
+    _check_rate(pipeline, job)
     check_lyrics(job, accepted)
     if inputs.latents is not None:
         _check_latents(pipeline, job, inputs.latents)
@@ -350,6 +351,13 @@ def _check_latents(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> None:
     if list(latents.shape) != needed:
         message = f"the latents have the shape {list(latents.shape)}; model {job.model!r} needs {needed}"
         raise UnusableInput(message, param="image")
+
+
+def _check_rate(pipeline: Pipeline, job: Job) -> None:
+    """Raise `InferenceFailed` for a rate that the video would have without its sound, which is made for another one."""
+    fps = FIXED_RATES.get(type(pipeline).__name__, job.fps)
+    if job.fps != fps:
+        raise InferenceFailed(f"fps: videos of model {job.model!r} have {fps}, not {job.fps}", param="fps")
 
 
 def check_part_has_steps(job: Job, steps: StepCounter) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shared.architectures.registry import FIXED_RATES
 from shared.config.model_facts import ModelFacts
 from shared.config.noise_schedulers import OwnScheduler, described
 from shared.config.size_steps import size_step
@@ -22,6 +23,7 @@ def facts_of(folder: Path, templates: Iterable[Pipeline], unusable_schedulers: M
     own = next((found for one in pipelines if (found := getattr(one, "scheduler", None)) is not None), None)
     return ModelFacts(
         size_step=step,
+        fps=next((fps for one in pipelines if (fps := FIXED_RATES.get(type(one).__name__))), None),
         own_scheduler=OwnScheduler() if own is None else described(own.config, type(own).__name__),
         unusable_schedulers=dict(unusable_schedulers),
         unusable_options=unusable_options(),

@@ -102,7 +102,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
           has.frames &&
           html`
           <${Range} label="Frames" ...${field("frames")} min=${limits.min_frames} max=${limits.max_frames} step=${limits.frames_multiple} />
-          <${Range} label="Frames per second" ...${field("fps")} min=${1} max=${60} step=${1} />
+          <${Range} label="Frames per second" ...${field("fps")} min=${limits.fps ?? 1} max=${limits.fps ?? 60} step=${1} />
         `
         }
         ${has.layers && html`<${Range} label="Layers" ...${field("layers")} min=${1} max=${limits.max_layers} step=${1} />`}

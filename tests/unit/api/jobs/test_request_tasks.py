@@ -347,6 +347,15 @@ def test_a_video_is_not_shorter_than_its_model_makes() -> None:
     assert with_inputs(job, request, LONG, Inputs(video=a_video())).frames == 35
 
 
+def test_a_model_with_one_rate_refuses_others() -> None:
+    spec = LONG.model_copy(update={"limits": Limits(max_frames=120, fps=24)})
+    for fps in ({}, {"fps": 24}):
+        assert resolve_for_model(parse({"prompt": "x", "model": "long", **fps}), spec, "t", 0).fps == 24
+    with pytest.raises(InvalidRequest, match="fps: videos of model 'long' have 24, not 12") as error:
+        resolve_for_model(parse({"prompt": "x", "model": "long", "fps": 12}), spec, "t", 0)
+    assert error.value.param == "fps"
+
+
 def test_the_default_strength_under_a_mask_is_1() -> None:
     """Without a mask, the image is kept in part."""
     assert job_of({"model": "painter", "image": "i", "mask": "m"}).strength == 1.0

@@ -58,6 +58,7 @@ def test_every_name_of_a_family_is_that_of_a_class(name: str) -> None:
         *family.control_pipelines.values(),
         *family.denoising_parts,
         *family.listed_images,
+        *family.fixed_rates,
     }
     packages = mesh_packages() if names & set(OF_MESHES) else PACKAGES
     assert {one for one in names if not any(hasattr(package, one) for package in packages)} == set()

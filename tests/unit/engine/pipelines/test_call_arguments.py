@@ -135,6 +135,16 @@ def test_a_field_that_a_pipeline_does_not_use_has_a_warning(
     assert [warning.param for warning in ignored_fields(instance, a_job("x", **fields), defaults)] == ignored
 
 
+def test_a_rate_that_does_not_fit_the_sound_of_a_video_fails_the_job() -> None:
+    """That the model has one rate is not known of one on the hub until a worker has loaded it."""
+    pipeline = type("MiniMaxH3ModularPipeline", (Narrow,), {})()
+    job = a_job("x", task=Task.TEXT_TO_VIDEO, frames=5, fps=12)
+    with pytest.raises(InferenceFailed, match="fps: videos of model 'tiny' have 24, not 12") as error:
+        arguments_for(pipeline, job, 0, InputImages())
+    assert error.value.param == "fps"
+    assert arguments_for(pipeline, job.model_copy(update={"fps": 24}), 0, InputImages())
+
+
 @pytest.mark.parametrize("pipeline", ["SanaControlNetPipeline", "HunyuanDiTControlNetPipeline"])
 def test_a_control_of_some_steps_is_refused_by_pipelines_that_apply_it_to_all(pipeline: str) -> None:
     job = a_job("x", controls=(Control(id="edges"), Control(id="depth", end=0.5)))
