@@ -18,7 +18,7 @@ from api.http.forwarded import PREFIX_KEY
 from api.http.middleware import RELEASE_KEY
 from api.jobs.input_store import INPUT_ID, InputStore
 from api.jobs.job_builder import JobTemplates
-from api.jobs.job_object import QUEUE_PAUSED, JobObject, QueueObject, job_object
+from api.jobs.job_object import QUEUE_PAUSED, QUEUE_WAITING, JobObject, QueueObject, job_object
 from api.keyless import READ_METHODS, check_keyless
 from api.learned_models import LearnedModels
 from api.readiness import Readiness
@@ -174,6 +174,8 @@ class RequestContext:
         if record.state is State.QUEUED:
             if record.paused_at_ms is not None:
                 return QUEUE_PAUSED
+            if record.waits:
+                return QUEUE_WAITING
             with contextlib.suppress(Unavailable):
                 return await self.services.queue_positions.of(record.job.id, record.job.model)
         return None

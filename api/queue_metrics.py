@@ -66,8 +66,9 @@ def show_footprint(footprint: Footprint | None) -> None:
     metrics.stored_bytes.set(math.nan if footprint is None else footprint.stored_bytes)
 
 
-def show_scale(scale: Scale | None, dead: int | None) -> None:
-    """Set the gauges of wanted workers and dead letters; None (unknown) becomes NaN."""
+def show_scale(scale: Scale | None, dead: int | None, waiting: int | None) -> None:
+    """Set the gauges of wanted workers, dead letters and jobs for later; None (unknown) becomes NaN."""
     metrics.workers_wanted.set(math.nan if scale is None else scale.wanted)
     metrics.backlog_seconds.set(math.nan if scale is None else scale.queued_s + scale.running_s)
+    metrics.waiting_jobs.set(math.nan if waiting is None else waiting)
     metrics.dead_letters.set(math.nan if dead is None else dead)

@@ -83,8 +83,10 @@ async def submit(
     model = context.services.catalog.get(request.model).id
     tracing.set_attributes({"fusequeue.job.id": result.job_id, "fusequeue.model": model})
     if isinstance(entry, Submission) and not result.replayed:
-        context.services.queue_positions.keep(result.job_id, result.position)
-        queued = JobRecord(job=entry.job, state=State.QUEUED, deadline_at_ms=result.deadline_at_ms)
+        if result.position is not None:
+            context.services.queue_positions.keep(result.job_id, result.position)
+        waits = entry.job.not_before_ms is not None and result.position is None
+        queued = JobRecord(job=entry.job, state=State.QUEUED, waits=waits, deadline_at_ms=result.deadline_at_ms)
         return AcceptedJob(queued, replayed=False)
     record = await context.services.queue.jobs.get(result.job_id)
     if record is None:
@@ -199,6 +201,7 @@ async def _retry(job: Job, services: Services) -> SubmissionOrReplay | Fusequeue
     changes: dict[str, object] = {
         "id": new_id("job", at_ms),
         "created_at_ms": at_ms,
+        "not_before_ms": None,
         "batch_id": None if is_counted else job.batch_id,
         "trace": tracing.current(),
     }

@@ -187,6 +187,7 @@ class _JobState(Resource):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     expires_at: datetime | None = None
+    not_before: datetime | None = None
     deadline_at: datetime | None = None
     cancel_requested: bool = False
     paused_at: datetime | None = None

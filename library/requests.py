@@ -26,7 +26,10 @@ from worker.engine.protocol import InputFiles
 Fields: TypeAlias = Mapping[str, Any]
 TENANT = "default"
 # They are about the service: its queue, its storage and its callers.
-_OF_THE_SERVICE = ("webhook", "webhook_events", "output", "priority", "deadline_s", "on_deadline", "batch_id", "group")
+_OF_THE_SERVICE = (
+    *("webhook", "webhook_events", "output", "priority"),
+    *("deadline_s", "on_deadline", "not_before", "batch_id", "group"),
+)
 _PLACEHOLDER = "in_00000000000000000000000000000000"
 _FILES = ("image", "mask", "last_image", "video", "face_video", "audio")
 _LISTS = ("images", "controls")

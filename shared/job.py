@@ -127,7 +127,8 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     `images` are the image to start from or those to edit, `video` the one to change or to follow, and `face_video` has
     the faces to follow with it. `reference_sizes` are the (width, height) that images to edit are resized to, empty for
     other tasks. `control_images` are the images of `controls`, in their order.
-    `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
+    `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline. That
+    of a job for later counts from `not_before_ms`.
     `trace` is the span of its submission, if traces are on. `previews` are those of each image, for clients that wait.
     """
 
@@ -136,6 +137,7 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
     tenant: Annotated[str, MAY_DIFFER]
     created_at_ms: Annotated[int, MAY_DIFFER]
     time_limit_ms: Annotated[int | None, MAY_DIFFER, Field(alias="deadline_ms")] = None  # its name in form 3
+    not_before_ms: Annotated[int | None, MAY_DIFFER] = None
     webhook: Annotated[Webhook | None, MAY_DIFFER] = None
     output: Annotated[Destination | None, MAY_DIFFER] = None
     trace: Annotated[TraceContext | None, MAY_DIFFER] = None
@@ -324,7 +326,7 @@ class Outcome(_Frozen):
 
 
 class JobRecord(_Frozen):
-    """A job and its state at the time of reading."""
+    """A job and its state at the time of reading. One that `waits` is queued for later, and not due."""
 
     job: Job
     state: State
@@ -336,6 +338,7 @@ class JobRecord(_Frozen):
     worker: str | None = None
     cancel_requested: bool = False
     paused_at_ms: int | None = None
+    waits: bool = False
     deadline_at_ms: int | None = None
     started_at_ms: int | None = None
     finished_at_ms: int | None = None

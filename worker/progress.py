@@ -173,5 +173,7 @@ class ProgressReporter:
         # Other workers leave jobs of these models to this one. Those of claimed jobs are being loaded, or failed to.
         held = {*engine.loaded_models, *(claimed.spec.id for claimed in claimed_jobs)}
         held -= engine.unavailable_models.keys()
-        await self._queue.workers.heartbeat(info, held if info.state == "ready" else ())
+        has_due = await self._queue.workers.heartbeat(info, held if info.state == "ready" else ())
         self._last_heartbeat_s = time.monotonic()
+        if has_due:
+            await self._queue.maintenance.queue_due(HEARTBEAT_EVERY_S)

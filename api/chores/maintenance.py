@@ -49,7 +49,8 @@ def sweep_without_rq(configured: Settings) -> int:
 
 
 def move_on() -> int:
-    """Reclaim jobs whose lease expired, end queued jobs that cannot meet their deadline; returns their number."""
+    """Reclaim jobs whose lease expired, end queued jobs that cannot meet their deadline, and queue those for later that
+    are due; returns their number."""
     return asyncio.run(_move_on(settings.load()))
 
 
@@ -60,6 +61,7 @@ async def _move_on(configured: Settings) -> int:
             log.warning("leases_expired", jobs=reclaimed)
             moved += len(reclaimed)
         moved += await queue.maintenance.expire(JOBS_AT_ONCE)
+        moved += await queue.maintenance.queue_due(rq_queue.BUDGET_S / 2)
         await queue.maintenance.note_chore("move-on")
     return moved
 

@@ -174,7 +174,12 @@ def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = No
     )
 
 
-_OWN = frozenset({"prompt", "prompt_2", "negative_prompt", "seed", "priority", "deadline_s", "metadata", "batch_id"})
+_OWN = frozenset(
+    {
+        *("prompt", "prompt_2", "negative_prompt", "seed"),
+        *("priority", "deadline_s", "not_before", "metadata", "batch_id"),
+    }
+)
 _IMAGES = ("image", "images", "mask", "last_image", "video", "face_video", "controls", "audio")
 _WITHOUT_TEMPLATE = (*_IMAGES, "extra", "output", "webhook", "webhook_events")
 _shared_fields = attrgetter(*sorted(set(JobRequest.model_fields) - _OWN - set(_WITHOUT_TEMPLATE)))

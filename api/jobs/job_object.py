@@ -41,6 +41,7 @@ class QueueObject(BaseModel):
 
 
 QUEUE_UNKNOWN = QueueObject(position=None, eta_s=None, reason=None)
+QUEUE_WAITING = QueueObject(position=None, eta_s=None, reason=QueueReason.WAITING)
 QUEUE_PAUSED = QueueObject(position=None, eta_s=None, reason=QueueReason.PAUSED)
 
 
@@ -163,6 +164,7 @@ class JobState(BaseModel):
     started_at: str | None
     finished_at: str | None
     expires_at: str | None = Field(description="When the job and its images will be deleted.")
+    not_before: str | None = Field(description="When the job is queued: until then, `queue.reason` is `waiting`.")
     deadline_at: str | None
     cancel_requested: bool
     paused_at: str | None = Field(
@@ -226,6 +228,7 @@ def job_object(
         started_at=iso(record.started_at_ms),
         finished_at=iso(record.finished_at_ms),
         expires_at=iso(record.expires_at_ms),
+        not_before=iso(job.not_before_ms),
         deadline_at=iso(record.deadline_at_ms),
         cancel_requested=record.cancel_requested,
         paused_at=iso(record.paused_at_ms),

@@ -12,7 +12,18 @@ from shared.config.noise_schedulers import misfit
 from shared.config.refiners import NONE
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults
 from shared.errors import InvalidRequest
-from shared.job_fields import MAX_DURATION_S, MAX_SEED, PARTS, Medium, OnDeadline, OutputFormat, Task
+from shared.job_fields import (
+    MAX_DURATION_S,
+    MAX_SEED,
+    MAX_WAIT_S,
+    PARTS,
+    Medium,
+    OnDeadline,
+    OutputFormat,
+    Task,
+    time_ms,
+)
+from shared.runtime.clock import now_ms
 
 T = TypeVar("T")
 
@@ -30,7 +41,7 @@ _NOT_OF_MESHES = ("width", "height", "negative_prompt", "prompt_2", "scheduler",
 def field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     """Yield the faults of fields that are wrong whatever the others say."""
     yield from chain(_prompt_faults(request, spec), _size_faults(request, spec), _number_faults(request, spec))
-    yield from _text_faults(request, spec)
+    yield from chain(_text_faults(request, spec), _time_faults(request))
     yield from _sampling_faults(request, spec)
     for name in sorted((request.extra or {}).keys() - set(spec.extra)):
         named = f"its inputs are {', '.join(spec.extra)}" if spec.extra else "it takes none"
@@ -80,8 +91,8 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
 
 
 def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    """Yield the faults of the prompts and the seed, on which no other field depends."""
-    yield from chain(_prompt_faults(request, spec), _text_faults(request, spec))
+    """Yield the faults of the prompts, the seed and the time, on which no other field depends."""
+    yield from chain(_prompt_faults(request, spec), _text_faults(request, spec), _time_faults(request))
 
 
 def _prompt_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
@@ -99,6 +110,11 @@ def _text_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidReques
             yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
     if request.seed is not None and request.seed > MAX_SEED - request.n:
         yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
+
+
+def _time_faults(request: JobRequest) -> Iterator[InvalidRequest]:
+    if request.not_before is not None and time_ms(request.not_before) > now_ms() + 1000 * MAX_WAIT_S:
+        yield InvalidRequest(f"not_before is at most {MAX_WAIT_S // 86_400} days from now", param="not_before")
 
 
 def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:

@@ -28,7 +28,7 @@ from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Job, Webhook
-from shared.job_fields import DEFAULT_FORMATS, SENT_FIELDS, OutputFormat, Task
+from shared.job_fields import DEFAULT_FORMATS, SENT_FIELDS, OutputFormat, Task, time_ms
 from shared.runtime import clock
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
@@ -107,6 +107,7 @@ def own_fields(request: JobRequest, spec: ModelSpec, tenant: str, now_ms: int) -
         "created_at_ms": now_ms,
         "priority": request.priority,
         "time_limit_ms": None if request.deadline_s is None else round(request.deadline_s * 1000),
+        "not_before_ms": None if request.not_before is None else time_ms(request.not_before),
         "metadata": request.metadata,
         "batch_id": request.batch_id,
         "prompt": request.prompt,

@@ -78,6 +78,7 @@ async def _read_queue(services: Services) -> None:
     chores: dict[str, float] = {}
     scale: Scale | None = None
     dead: int | None = None
+    waiting: int | None = None
     footprint: Footprint | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -89,11 +90,12 @@ async def _read_queue(services: Services) -> None:
             startable = unpaused_slots(backlog)
             scale = wanted_workers(backlog, fleet, targets_of(services.settings))
             dead = await queue.dead_letters.count()
+            waiting = await queue.maintenance.waiting_jobs()
             metrics.dead_letters_added.value = await queue.dead_letters.added()
             footprint = await queue.api_keys.footprint()
             chores = await queue.maintenance.chore_ages_s()
     queue_metrics.show_load(load, startable)
     queue_metrics.show_workers(workers)
-    queue_metrics.show_scale(scale, dead)
+    queue_metrics.show_scale(scale, dead, waiting)
     queue_metrics.show_footprint(footprint)
     queue_metrics.show_chores(chores)

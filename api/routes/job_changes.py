@@ -52,10 +52,15 @@ async def read_update(request: Request) -> JobUpdate:
     "/{job_id}", openapi_extra=UPDATE_BODY, responses=job_responses(200) | problems(400, 404, 409, 413, 415, 422, 503)
 )
 async def update_job(job_id: str, request: Request, context: JobContext) -> Response:
-    """Change the priority or the deadline of a queued job, which keeps its place by age. Others do not change (409)."""
+    """Change the priority or the deadline of a queued job, which keeps its place by age. Others do not change (409).
+
+    That of a job for later counts from now too, and is not before it is due.
+    """
     update = await read_update(request)
     record = await context.find_job(job_id)
     queue = context.services.queue
+    if update.ends_early(record):
+        raise InvalidRequest("deadline_s: it would end before not_before, when the job is queued", param="deadline_s")
     state: State | None = record.state
     if update.changes(record):
         (state,) = await queue.changes.update([job_id], update)

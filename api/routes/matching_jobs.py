@@ -132,15 +132,19 @@ async def resume_jobs(request: Request, context: MatchingContext, query: Matchin
 )
 async def update_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
     """Change the priority or the deadline of the queued jobs that match the filters, of which at least one is required.
-    A request handles a bounded number of jobs, oldest first: they keep their order."""
+    A request handles a bounded number of jobs, oldest first: they keep their order. Jobs for later that would end
+    before they are due are skipped."""
     update = await read_update(request)
+
+    def affects(record: JobRecord) -> bool:
+        return update.changes(record) and not update.ends_early(record)
 
     async def apply(records: list[JobRecord]) -> _Applied:
         ids = [record.job.id for record in records]
         states = await context.services.queue.changes.update(ids, update)
         return _chosen(ids, [state == "queued" for state in states])
 
-    change = _Change("update", update.changes, apply, MAX_SCANNED, newest_first=False, detail=update.text)
+    change = _Change("update", affects, apply, MAX_SCANNED, newest_first=False, detail=update.text)
     return await _change(request, context, query, change)
 
 

@@ -212,13 +212,15 @@ class ApiKeys(QueueComponent):
         }
 
     async def queued_jobs(self, tenants: Sequence[str]) -> dict[str, int]:
-        """Return how many jobs of each of these tenants are queued, paused ones too, as their limit counts them."""
+        """Return how many jobs of each of these tenants are queued, as their limit counts them: paused ones too, and
+        those for later."""
         if not tenants:
             return {}
-        paused = [("SCARD", self._keys.paused_jobs(tenant)) for tenant in tenants]
-        in_lanes, *others = await self._replies([("HMGET", self._keys.queued_jobs, *tenants), *paused])
-        counts = zip(tenants, in_lanes, others, strict=True)
-        return {tenant: int(in_lane or 0) + int(other) for tenant, in_lane, other in counts}
+        sets = (self._keys.paused_jobs, self._keys.later_jobs)
+        outside = [("SCARD", jobs_of(tenant)) for tenant in tenants for jobs_of in sets]
+        in_lanes, *others = await self._replies([("HMGET", self._keys.queued_jobs, *tenants), *outside])
+        counts = zip(tenants, in_lanes, others[::2], others[1::2], strict=True)
+        return {tenant: int(in_lane or 0) + int(paused) + int(later) for tenant, in_lane, paused, later in counts}
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits; None means the limit in the settings. They count for the next claim."""

@@ -121,8 +121,8 @@ class Jobs(QueueComponent):
         return [record(fields) for fields in await self._hashes(map(self._keys.job, job_ids))]
 
     async def position(self, job_id: str) -> QueuePosition | None:
-        """Return a queued job's position among the jobs of its signature; None if it is not queued, or
-        paused.
+        """Return a queued job's position among the jobs of its signature; None if it is not queued,
+        paused, or for later.
 
         Beyond 32 jobs ahead in its lane, canceled ones count until the lane reaches them. `eta_s` assumes the
         signature's recent rate of completions; None when no job has ended within the hour.
@@ -348,6 +348,7 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         wire=encode(job),
         created=job.created_at_ms,
         time_limit_ms=job.time_limit_ms,
+        not_before=job.not_before_ms,
         batch=job.batch_id or "",
         input=" ".join(sorted({*(ref.id for ref in job.inputs.values()), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,

@@ -312,6 +312,7 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
                 "resumed_steps": fields.get("resumed", 0),
                 "cancel_requested": "cancel" in fields,
                 "event_id": fields.get("event", "0-0"),
+                "waits": "wait_until" in fields,
             }
         )
     except ValidationError:

@@ -95,6 +95,8 @@ class RedisKeys:
     late = _Single("zset", live="queued jobs past their latest start, by when they expire")
     paused = _Single("zset", live="paused jobs, by when their pauses end")
     paused_jobs = _Family("tenant", "set", live="paused jobs")
+    later = _Single("zset", live="jobs for later, by when they are due")
+    later_jobs = _Family("tenant", "set", live="jobs for later")
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")
     batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")

@@ -22,6 +22,7 @@ class SubmitArgs(NamedTuple):
     wire: str
     created: int
     time_limit_ms: int | None
+    not_before: int | None
     batch: str
     input: str
     idempotency: str

@@ -74,6 +74,7 @@ trace_spans = _counter(
 
 # API: queue and workers, read from Redis at each scrape
 queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
+waiting_jobs = _gauge("waiting_jobs", "Jobs for later.")
 startable_slots = _gauge("startable_slots", "Queued slots that no pause holds back.", ("model",))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
 oldest_queued_seconds = _gauge("oldest_queued_seconds", "Age of the oldest queued job.", ("model",))

@@ -47,6 +47,14 @@ async def miss_deadline(queue: Queue, *job_ids: str) -> None:
         assert await redis.zadd(keys.deadlines, {job_id: 1}, xx=True, ch=True) == 1
 
 
+async def come_due(queue: Queue, *job_ids: str) -> None:
+    """Let jobs for later be due now."""
+    redis, keys, now = queue.client.redis, queue.client.redis_keys, int(await redis_ms(queue))
+    for job_id in job_ids:
+        await redis.hset(keys.job(job_id), "wait_until", str(now))
+        await redis.zadd(keys.later, {job_id: now}, xx=True)
+
+
 async def end_retention(queue: Queue, *job_ids: str) -> None:
     """Let the retention of jobs that have ended pass, and delete them as the chores do."""
     redis, keys = queue.client.redis, queue.client.redis_keys

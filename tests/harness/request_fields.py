@@ -253,6 +253,12 @@ ROWS: dict[str, Row] = {
     ),
     "priority": same(QUEUE, priority="bulk"),
     "deadline_s": Row({"deadline_s": 60}, {"time_limit_ms": 60_000}, {"deadline_at": str}, QUEUE),
+    "not_before": Row(
+        {"not_before": "2026-01-31T22:00:00Z"},
+        {"not_before_ms": 1_769_896_800_000},
+        {"not_before": "2026-01-31T22:00:00.000Z"},
+        QUEUE,
+    ),
     "on_deadline": same(QUEUE, {"deadline_s": 60}, on_deadline="run"),
     "metadata": same("for the client", metadata={"order": "7"}),
     "batch_id": same("for the client", batch_id="nightly"),

@@ -24,6 +24,7 @@ class QueueList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[QueueDepth]
+    waiting_jobs: int = Field(description="Jobs for later, of all signatures; `data` does not have them.")
     workers: int = Field(description="Live workers.")
 
 
@@ -64,7 +65,8 @@ async def list_queues(services: ServicesDep) -> QueueList:
         depth if any(worker.serves(depth.model) for worker in workers) else replace(depth, eta_s=None)
         for depth in await services.queue.workers.queue_depths()
     ]
-    return QueueList(data=depths, workers=len(workers))
+    waiting_jobs = await services.queue.maintenance.waiting_jobs()
+    return QueueList(data=depths, waiting_jobs=waiting_jobs, workers=len(workers))
 
 
 @router.get("/workers", responses=problems(422, 503), dependencies=[known_parameters()])

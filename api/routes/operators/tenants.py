@@ -44,7 +44,7 @@ class TenantLimitsObject(BaseModel):
 class TenantUseObject(BaseModel):
     """What a tenant uses now, of what its limits bound."""
 
-    queued_jobs: int = Field(description="With those that are paused.")
+    queued_jobs: int = Field(description="With those that are paused or for later.")
     running_slots: int = Field(description="Images that are generated now.")
     device_seconds_per_day: float = Field(description="Of the present day (UTC).")
     device_seconds_per_month: float = Field(description="Of the present month (UTC).")

@@ -14,6 +14,7 @@ from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.quotas import resized
 from shared.queue.transactions import Transaction
+from shared.runtime.clock import now_ms
 
 CANCELED_AT_ONCE = 16
 UPDATED_AT_ONCE = 8
@@ -42,6 +43,11 @@ class JobUpdate:
         return self.priority not in (None, record.job.priority) or bool(
             self.time_limit_ms or (self.time_limit_ms == 0 and has_deadline)
         )
+
+    def ends_early(self, record: JobRecord) -> bool:
+        """Return whether the new deadline of a job for later would be before it is due."""
+        due_ms = record.job.not_before_ms
+        return record.waits and due_ms is not None and 0 < (self.time_limit_ms or 0) <= due_ms - now_ms()
 
 
 _FIELDS = ("state", "job", "arrived", "tenant", "size")

@@ -1,6 +1,7 @@
 """Lost workers, deadlines, retention, and repair after a failover."""
 
 import math
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -15,6 +16,9 @@ from shared.runtime.clock import now_ms
 
 CHORES = ("deliver", "advance", "sweep", "move-on", "reconcile")
 """The periodic chores."""
+
+DUE_AT_ONCE = 100
+"""Jobs for later that one script queues."""
 
 _REFRESHED = 100
 
@@ -90,6 +94,23 @@ class Maintenance(Retention):
         for job_id, at in zip(rows[::2], rows[1::2], strict=True):
             transaction.call("end_pause", job_id, at)
         return list(rows[::2])
+
+    async def queue_due(self, budget_s: float = math.inf) -> int:
+        """Queue the jobs for later that are due, for up to `budget_s`; return how many.
+
+        A script queues `DUE_AT_ONCE` jobs. Workers call it with their heartbeats, the chores for when there are none.
+        """
+        queued, until_s = 0, time.monotonic() + budget_s
+        while True:
+            due = await self._scripts.queue_due(DUE_AT_ONCE)
+            queued += due
+            if due < DUE_AT_ONCE or time.monotonic() > until_s:
+                return queued
+
+    async def waiting_jobs(self) -> int:
+        """Return how many jobs are for later."""
+        with translated():
+            return int(await self._redis.zcard(self._keys.later))
 
     async def pending_work(self) -> tuple[bool, bool]:
         """Return whether webhook deliveries are pending, and whether batches are active."""

@@ -164,9 +164,9 @@ _Write: TypeAlias = Callable[[Transaction, _Counter, int], Awaitable[None]]
 
 
 def _is_outside(row: Sequence[str | None]) -> bool:
-    """Return whether a job is queued outside of its lane, and not paused."""
+    """Return whether a job is queued outside of its lane, neither paused nor for later."""
     state, place, rank, tenant = row
-    return state == "queued" and place not in ("lane", "paused") and bool(rank and tenant)
+    return state == "queued" and place not in ("lane", "paused", "waiting") and bool(rank and tenant)
 
 
 async def _write_signature(transaction: Transaction, counter: _Counter, missing: int) -> None:

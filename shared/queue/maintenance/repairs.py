@@ -121,6 +121,8 @@ class Repairs(QueueComponent):
         if state == "queued":
             lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
             yield self._place(job_id, job, lane)
+            if job.get("src") == "waiting":
+                return
             yield from self._deadline(job_id, job)
             if job.get("src") == "paused":
                 return
@@ -139,11 +141,13 @@ class Repairs(QueueComponent):
         return _Check(reads, lambda score: not has_state(score, name), lambda tr, _: tr.call("note_group", job_id))
 
     def _place(self, job_id: str, job: dict[str, str], lane: _Lane) -> _Check:
-        """Check that a queued job is in its lane, or in the sets of those outside of it or paused."""
+        """Check that a queued job is in its lane, or in the sets of those outside of it, paused or for later."""
         keys, place, entry = self._keys, job.get("src"), job.get("entry", "")
         reads: list[Command] = []
         if place == "paused":
             reads += [("ZSCORE", keys.paused, job_id), ("SISMEMBER", keys.paused_jobs(lane.tenant), job_id)]
+        elif place == "waiting":
+            reads += [("ZSCORE", keys.later, job_id), ("SISMEMBER", keys.later_jobs(lane.tenant), job_id)]
         elif place == "lane":
             reads.append(("XRANGE", keys.lane(*lane), entry or "+", entry or "-"))
         else:
@@ -151,6 +155,8 @@ class Repairs(QueueComponent):
             reads += [("ZSCORE", of_signature, job_id), ("ZSCORE", keys.returned(*lane), job_id)]
 
         def requeue(transaction: Transaction, replies: Sequence[Any]) -> None:
+            if place == "waiting":
+                return transaction.call("wait", job_id)
             # Where it should have stood.
             if place != "paused":
                 transaction.call("uncount", lane.signature, lane.priority.rank, lane.tenant, int(job["slots"]))

@@ -13,6 +13,7 @@ class QueueReason(StrEnum):
     """Why a job is still queued. The first that applies, in this order."""
 
     PAUSED = "paused"  # by its client; or by an operator: its model, its tenant or everything
+    WAITING = "waiting"  # it is for later
     NO_WORKER = "no_worker"  # no worker that serves the model is alive
     WORKER_STARTING = "worker_starting"
     MODEL_UNAVAILABLE = "model_unavailable"  # the workers cannot load the model now, and try again

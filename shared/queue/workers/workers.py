@@ -31,14 +31,16 @@ _WORKER = TypeAdapter(WorkerInfo)
 
 
 class Workers(QueueComponent):
-    async def heartbeat(self, info: WorkerInfo, holds: Collection[str] = ()) -> None:
+    async def heartbeat(self, info: WorkerInfo, holds: Collection[str] = ()) -> bool:
         """Store that a worker is alive, for `WORKER_TTL_S`; `holds` are the models in its memory or being loaded.
 
-        Heartbeats also wake workers again: jobs of the worker's models can have lost their wake-up.
+        Heartbeats also wake workers again: jobs of the worker's models can have lost their wake-up. Return whether jobs
+        for later are due.
         """
         served = "\n".join(info.models)
         digest = hashlib.blake2b(served.encode(), digest_size=8).hexdigest()
-        await self._scripts.heartbeat(info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000, served, digest, *holds)
+        encoded = json.dumps(asdict(info))
+        return await self._scripts.heartbeat(info.id, encoded, WORKER_TTL_S * 1000, served, digest, *holds)
 
     async def all(self) -> list[WorkerInfo]:
         """Return the workers that are alive."""

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 from harness.api_process import Server
 from harness.api_thread import ApiThread
 from harness.http_server import ROOT, WORKER, png
+from harness.queue import come_due
 
 from api.protocols.openai.batches import batch_files, batch_runner
 from api.protocols.openai.batches.batch_files import BatchContext
@@ -212,6 +214,27 @@ async def test_each_endpoint_has_its_own_bodies(client: openai.OpenAI, context: 
     with pytest.raises(openai.APIStatusError) as error:
         client.post("/jobs", body={"model": "demo", "prompt": "x", "batch_id": jobs.id}, cast_to=object)
     assert error.value.param == "batch_id"
+
+
+async def test_a_line_for_later_starts_and_ends_within_the_window_of_its_batch(
+    client: openai.OpenAI, context: BatchContext
+) -> None:
+    hours = {number: datetime.now(UTC) + timedelta(hours=number) for number in (1, 25)}
+    jobs = [line(number, "/v1/jobs", not_before=at.isoformat()) for number, at in hours.items()]
+    batch = create(client, jobs, "/v1/jobs")
+    await advance(context, batch.id)
+    ((record,), _) = await context.queue.jobs.page("default")
+    assert record.waits
+    window_ms = 86_400_000
+    assert record.deadline_at_ms == pytest.approx(1000 * batch.created_at + window_ms, abs=5000)
+    assert await finish_jobs(context.queue, context.storage) == 0
+    await come_due(context.queue, record.job.id)
+    assert await context.queue.maintenance.queue_due() == 1
+    assert await finish_jobs(context.queue, context.storage) == 1
+    await advance(context, batch.id)
+    ended = client.batches.retrieve(batch.id)
+    assert [row["custom_id"] for row in read_lines(client, ended.output_file_id)] == ["line-1"]
+    assert [row["error"]["param"] for row in read_lines(client, ended.error_file_id)] == ["not_before"]
 
 
 async def test_urls_in_the_output_of_a_keyed_service_need_no_key(serve: Callable[..., ApiThread]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from harness.queue import claim, claim_ids, end, lose, put, state_of
+from harness.queue import claim, claim_ids, come_due, end, lose, put, state_of
 
 from shared.auth import TenantLimits
 from shared.batch import Batch, File, Part
@@ -28,6 +28,7 @@ from shared.queue.maintenance.repairs import Repairs
 from shared.queue.order.decision import ChosenJob, Decision
 from shared.queue.scripts import PARTS, runs_when_full, script_files
 from shared.queue.tenants.webhooks import DeliveryAttempt
+from shared.runtime.clock import now_ms
 from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
 
 Make = Callable[..., Submission]
@@ -132,6 +133,8 @@ async def prepared(queue: Queue, make_submission: Make) -> Scene:
     await queue.adapters.begin("default", ADAPTER.id, 1, 1)
     (stopped,) = await put(queue, make_submission())
     await queue.jobs.pause(stopped)
+    (later,) = await put(queue, make_submission(not_before_ms=now_ms() + 3_600_000))
+    await come_due(queue, later)
     return Scene(queue, queued, claims[running.job.id], make_submission(), key.id, dead.job.id, stopped)
 
 
@@ -145,6 +148,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "pause_jobs": (queued,),
         "resume_jobs": (scene.stopped,),
         "heartbeat": ("w2", "{}", 1000, "demo", "digest", "demo"),
+        "queue_due": (10,),
         "read_place": (queued,),
         "reclaim": (10, 1, 0, 0),
         "give_up": ("w1", None, job, epoch),

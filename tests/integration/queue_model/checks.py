@@ -72,6 +72,7 @@ class Checker:
             assert record is not None, f"{job_id} has no record"
             seen = (record.state, record.epoch, record.losses, record.cancel_requested, record.paused_at_ms is not None)
             assert seen == (job.state, job.epoch, job.losses, job.cancel, job.paused), job_id
+            assert record.waits == job.waiting, job_id
             assert record.state is not State.RUNNING or record.worker == job.worker
             assert (record.expires_at_ms is not None) == job.state.terminal
 
@@ -87,13 +88,14 @@ class Checker:
             "deadlines",
             "late",
             "paused",
+            "later",
             "events",
         )
         names = (*names, *self.inputs)
         async with self.queue.client.redis.pipeline(transaction=False) as pipe:
             for name in (keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.footprint):
                 pipe.hgetall(name)
-            for name in (keys.leases, keys.deadlines, keys.late, keys.paused):
+            for name in (keys.leases, keys.deadlines, keys.late, keys.paused, keys.later):
                 pipe.zrange(name, 0, -1)
             pipe.xrange(keys.events, min=self._last["events"])
             for tenant in self.inputs:
@@ -111,7 +113,7 @@ class Checker:
     def _counters(self, found: dict[str, Any]) -> None:
         model = self.model
         queued, running = model.queued(), model.running()
-        in_lanes = [job for job in queued.values() if not job.paused]
+        in_lanes = [job for job in queued.values() if job.in_lane]
         by_tenant = model.count(in_lanes, lambda job: job.tenant, slots=False)
         total = {"*": len(in_lanes)} if in_lanes else {}
         by_worker = model.count(running.values(), lambda job: job.worker, slots=False)
@@ -128,8 +130,9 @@ class Checker:
         assert {tenant: number for (tenant, _, name), number in rows.items() if name == "kept_jobs"} == kept | total
         assert set(found["leases"]) == set(running)
         assert set(found["paused"]) == {job_id for job_id, job in queued.items() if job.paused}
+        assert set(found["later"]) == {job_id for job_id, job in queued.items() if job.waiting and not job.paused}
         assert sorted(found["deadlines"] + found["late"]) == sorted(
-            job_id for job_id, job in queued.items() if job.has_deadline
+            job_id for job_id, job in queued.items() if job.is_listed
         )
 
     def _inputs(self, live: dict[str, str | None]) -> None:
@@ -162,7 +165,7 @@ class Checker:
         seen, expected = {}, {}
         for depth in await self.queue.workers.queue_depths():
             seen[depth.signature] = [*depth.jobs.values(), *depth.slots.values(), depth.running_jobs]
-        in_lanes = [job for job in self.model.queued().values() if not job.paused]
+        in_lanes = [job for job in self.model.queued().values() if job.in_lane]
         for job in (*in_lanes, *self.model.running().values()):
             numbers = expected.setdefault(job.submission.signature, [0] * (2 * len(RANKS) + 1))
             if job.state is State.QUEUED:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from harness.queue import check_keys, end_retention, lasting_names, lose, miss_deadline
+from harness.queue import check_keys, come_due, end_retention, lasting_names, lose, miss_deadline
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from integration.queue_model.checks import KEPT, SUBSCRIBED, Checker
@@ -63,7 +63,10 @@ spec = st.builds(
     key=st.sampled_from((None, None, None, "k1", "k2")),
     fingerprint=st.sampled_from(("x", "x", "y")),
     extras=st.sampled_from(
-        ((), ("webhook",), ("deadline",), ("deadline", "run"), ("image",), ("webhook", "deadline", "image"))
+        (
+            *((), ("webhook",), ("deadline",), ("deadline", "run"), ("image",), ("webhook", "deadline", "image")),
+            *(("later",), ("later", "webhook", "deadline", "image")),
+        )
     ),
 )
 
@@ -149,6 +152,8 @@ class QueueMachine(RuleBasedStateMachine):
         fields = {name: getattr(one, name) for name in ("tenant", "model", "width", "n", "priority", "window_ms")}
         if "deadline" in one.extras:
             fields["time_limit_ms"] = 7_200_000 if one.fingerprint == "y" else 3_600_000
+        if "later" in one.extras:
+            fields["not_before_ms"] = now_ms() + 3_600_000
         if "run" in one.extras:
             fields["on_deadline"] = OnDeadline.RUN
         if "webhook" in one.extras:
@@ -209,7 +214,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Fail if a claim left a job with less slack in the same lane that needs no more slots."""
         claimed = {one.job.id: self.model.jobs[one.job.id] for one in claims if one.slack_ms is not None}
         waiting = self.model.queued()
-        left = {job_id: job for job_id, job in waiting.items() if job.has_deadline and not job.paused}
+        left = {job_id: job for job_id, job in waiting.items() if job.has_deadline and job.in_lane}
         jobs = {job_id: job for job_id, job in (claimed | left).items() if not (job.moved or job.late)}
         records = zip(jobs, await self.queue.jobs.get_many(list(jobs)), strict=True)
         deadlines = {job_id: 0 if record is None else record.deadline_at_ms or 0 for job_id, record in records}
@@ -323,9 +328,20 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.model.jobs[job_id].lease_expired, f"{job_id} is reclaimed while its lease is current"
             self.model.give_back(job_id, lost=True)
 
+    @operation(3, which=st.lists(index, max_size=3), queue=st.sampled_from((True, True, False)))
+    def come_due(self, which: list[int], queue: bool) -> None:
+        """Let jobs for later be due, and queue those that are; a paused one goes on waiting."""
+        waiting = {job_id: job for job_id, job in self.model.queued().items() if job.waiting}
+        for job_id, job in [_select(waiting, number) for number in which] if waiting else []:
+            self.run(come_due(self.queue, job_id))
+            job.due = True
+        if queue:
+            assert self.run(self.queue.maintenance.queue_due()) == self.model.queue_due()
+
     @operation(which=index, expire=st.booleans())
     def pass_deadline(self, which: int, expire: bool) -> None:
-        waiting = {job_id: job for job_id, job in self.model.queued().items() if job.has_deadline and not job.late}
+        dated = {job_id: job for job_id, job in self.model.queued().items() if job.has_deadline and not job.waiting}
+        waiting = {job_id: job for job_id, job in dated.items() if not job.late}
         if waiting:
             job_id, job = _select(waiting, which)
             self.run(miss_deadline(self.queue, job_id))
@@ -436,7 +452,7 @@ class QueueMachine(RuleBasedStateMachine):
             job_id, job = _select(self.model.jobs, which)
             position = self.run(self.queue.jobs.position(job_id))
             waiting = self.model.queued()
-            assert (position is not None) == (job_id in waiting and not job.paused)
+            assert (position is not None) == (job_id in waiting and job.in_lane)
             same = [one for one in waiting.values() if one.submission.signature == job.submission.signature]
             assert position is None or 0 <= position.position < len(same)
         assert self.run(self.queue.maintenance.reconcile()) == 0
@@ -467,6 +483,7 @@ class QueueMachine(RuleBasedStateMachine):
             if job.paused:
                 self.run(self.queue.jobs.resume(job_id))
                 self.model.pause(job_id, False)
+        self.come_due(list(range(len(self.model.queued()))), True)
         self.expire()
         deadline = time.monotonic() + DRAIN_S
         while self.model.queued():

@@ -26,7 +26,8 @@ Key = tuple[str, str | None]
 class ModelJob:
     """A job's record. `history` holds all its states, also those before a redrive or of an earlier record.
 
-    `moved`: it may be in its lane by its return and not by its deadline, which counts as long as it can be met.
+    `waiting`: for later, until it is `due` and queued in its lane. `moved`: it may be in its lane by its return and not
+    by its deadline, which counts as long as it can be met.
     """
 
     submission: Submission
@@ -35,6 +36,8 @@ class ModelJob:
     worker: str | None = None
     cancel: bool = False
     paused: bool = False
+    waiting: bool = False
+    due: bool = False
     solo: bool = False
     losses: int = 0
     has_deadline: bool = False
@@ -53,6 +56,16 @@ class ModelJob:
     @property
     def state(self) -> State:
         return self.history[-1]
+
+    @property
+    def in_lane(self) -> bool:
+        """Whether it is in its lane, if it is queued."""
+        return not (self.paused or self.waiting)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is listed by its deadline, if it is queued."""
+        return self.has_deadline and (self.paused or not self.waiting)
 
     @property
     def tenant(self) -> str:
@@ -139,6 +152,7 @@ class QueueModel:
         history = [] if known is None else known.history
         self.jobs[job_id] = ModelJob(submission, history)
         self.jobs[job_id].has_deadline = submission.job.time_limit_ms is not None
+        self.jobs[job_id].waiting = submission.job.not_before_ms is not None
         self.set_state(job_id, State.QUEUED)
         if submission.idempotency_key is not None:
             self.keys[key] = (job_id, submission.fingerprint)
@@ -148,7 +162,7 @@ class QueueModel:
         for one in claims:
             job = self.jobs[one.job.id]
             assert job.state is State.QUEUED, f"{one.job.id} was {job.state} and is claimed"
-            assert not job.paused, f"{one.job.id} is claimed while it is paused"
+            assert job.in_lane, f"{one.job.id} is claimed while it is paused or for later"
             assert not job.late or job.runs_late, f"{one.job.id} is claimed after its deadline"
             job.has_deadline = job.has_deadline and not job.late
             assert one.epoch == job.epoch + 1
@@ -168,7 +182,7 @@ class QueueModel:
     def end(self, job_id: str, state: State) -> None:
         self.set_state(job_id, state)
         self.jobs[job_id].has_deadline = self.jobs[job_id].late = self.jobs[job_id].paused = False
-        self.jobs[job_id].checkpoint = None
+        self.jobs[job_id].checkpoint, self.jobs[job_id].waiting = None, False
 
     def keep_checkpoint(self, job_id: str, worker: str, epoch: int, checkpoint: JobCheckpoint) -> str:
         job = self.jobs[job_id]
@@ -205,7 +219,16 @@ class QueueModel:
         job.paused = paused
         if job.state is State.QUEUED:
             job.moved = True
+            job.waiting = job.waiting and (paused or not job.due)
             self.set_state(job_id, State.QUEUED)
+
+    def queue_due(self) -> int:
+        """Queue the jobs for later that are due; return how many."""
+        due = [job_id for job_id, job in self.queued().items() if job.waiting and job.due and not job.paused]
+        for job_id in due:
+            self.jobs[job_id].waiting = False
+            self.set_state(job_id, State.QUEUED)
+        return len(due)
 
     def update(self, job_id: str, updated: Job, time_limit_ms: int | None) -> None:
         """Replace a queued job; `time_limit_ms`: None if its deadline is kept, 0 if it has none any more."""

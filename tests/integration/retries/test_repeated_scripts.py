@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from harness.queue import MODELS, claim, end, lose, miss_deadline, put
+from harness.queue import MODELS, claim, come_due, end, lose, miss_deadline, put
 
 from shared.auth import TenantLimits
 from shared.batch import Batch, File, Part
@@ -34,7 +34,7 @@ Case = Callable[[Queue, Make], Awaitable[None]]
 
 SCRIPTS = {name for name, path in script_files().items() if path.parent.name not in PARTS}
 REPLY_DIFFERS = {
-    "reclaim": "takes the next rows of a list",
+    **dict.fromkeys(("reclaim", "queue_due"), "takes the next rows of a list"),
     **dict.fromkeys(("read_replies", "read_order", "read_lanes"), "reads how long ago or how soon"),
 }
 TIME = re.compile(r"\b1[6-9]\d{11}(\.\d+)?(-\d+)?\b")
@@ -121,6 +121,16 @@ async def pauses_of_jobs(queue: Queue, make: Make) -> None:
         await queue.jobs.pause(job_id)
     for job_id in (queued, running):
         await queue.jobs.resume(job_id)
+
+
+@case("submit", "queue_due", "pause_jobs", "resume_jobs")
+async def jobs_for_later(queue: Queue, make: Make) -> None:
+    due_ms = now_ms() + 3_600_000
+    one, two, three = await put(queue, *(make(not_before_ms=due_ms, time_limit_ms=limit) for limit in (None, 9, None)))
+    await queue.jobs.pause(three)
+    await queue.jobs.resume(three)
+    await come_due(queue, one, two)
+    await queue.maintenance.queue_due()
 
 
 @case("submit", "read_place", "cancel_jobs", "transact")

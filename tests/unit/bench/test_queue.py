@@ -1,4 +1,4 @@
-"""The benchmark of the queue: a small form runs, and no operation does more work when more is queued."""
+"""The benchmarks of the queue: no operation does more work when more is queued, and jobs for later are in time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.queue import later
 from bench.queue.__main__ import main
 
 NOT_GROWING = ("submit", "next_ready_ms", "renew", "report_progress", "release", "settle", "cancel_jobs", "heartbeat")
@@ -26,3 +27,10 @@ def test_a_small_form_runs_and_no_operation_needs_more_commands_for_a_longer_que
         assert most[1] <= 1.5 * most[0] + 10, f"{name}: {most}"
     assert json.loads(saved.read_text())["steps"][-1] == last
     assert "| claim |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_jobs_for_later_are_queued_by_heartbeats_within_a_second() -> None:
+    (figures,) = later.main(["--jobs", "400", "--workers", "2"])
+    assert (figures.jobs, figures.early) == (400, 0)
+    assert max(figures.burst_latest_ms, figures.spread_latest_ms) < 1000

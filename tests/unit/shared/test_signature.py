@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "created_at_ms": 1,
     "priority": Priority.BULK,
     "time_limit_ms": 5,
+    "not_before_ms": 5,
     "on_deadline": OnDeadline.RUN,
     "metadata": {"a": "b"},
     "batch_id": "b1",

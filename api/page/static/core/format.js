@@ -85,6 +85,7 @@ export const REASONS = {
   model_loading: "A worker is loading the model.",
   idle_worker: "It needs a worker without other jobs.",
   paused: "It is paused, or an operator has paused its model, its tenant or everything.",
+  waiting: "It is for later.",
   jobs_ahead: "Other jobs are ahead of it.",
   next: "It starts as soon as a worker has room.",
 };

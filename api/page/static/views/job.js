@@ -215,6 +215,7 @@ function Timeline({ job }) {
         Claimed: job.started_at && dateTime(job.started_at),
         Ended: job.finished_at && dateTime(job.finished_at),
         Attempts: job.attempts > 1 && job.attempts,
+        "Not before": job.not_before && dateTime(job.not_before),
         Deadline: job.deadline_at && dateTime(job.deadline_at),
         "Kept until": job.expires_at && dateTime(job.expires_at),
         "Device time": device_seconds !== null && `${figure(device_seconds)} s`,

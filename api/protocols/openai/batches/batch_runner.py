@@ -205,7 +205,9 @@ class BatchRunner:
         with tracing.new_trace("submit"):
             request = await self._with_adapters(request)
             job = await job_builder.build_job(resolved, request, context, base_url=batch.base_url)
-        left_ms = batch.expires_at_ms - self._clock.now_ms()
+        left_ms = batch.expires_at_ms - max(self._clock.now_ms(), job.not_before_ms or 0)
+        if job.not_before_ms is not None and left_ms <= 0:
+            raise InvalidRequest("not_before is after the end of the batch", param="not_before")
         time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
         times: dict[str, object] = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}
         if time_limit_ms == left_ms:  # with `on_deadline: "run"` it would run after the end of the batch

@@ -1,4 +1,4 @@
--- NEEDS events job_record lane_changes paused
+-- NEEDS events job_record lane_changes latest_start paused
 -- RUNS when Redis is full
 -- Pause jobs: queued ones leave their lanes at once; running ones are marked, and do so when their worker has released them.
 -- args     job_ids...
@@ -16,6 +16,8 @@ local function pause(id)
   redis.call('HSET', key.job(id), 'paused', job.paused)
   if job.state == 'queued' then
     lane_changes.leave(id, job)
+    -- Also of a job for later: the deadline passes on.
+    if job.src == 'waiting' and job.deadline then latest_start.set(id, job, now) end
     resumed = tenants.end_reservation(job.tenant, id) and tenants.resume(job.tenant) or resumed
     paused.add(id, job)
     redis.call('HSET', key.job(id), 'event', events.publish(id, job.tenant, 'queued', job.webhook))

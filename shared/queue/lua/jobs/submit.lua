@@ -1,4 +1,4 @@
--- NEEDS events inputs place footprint latest_start spending groups
+-- NEEDS events inputs later place footprint latest_start spending groups
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
@@ -6,17 +6,19 @@
 --          `sync_call`: 'digest process' of a request that waits for the job
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
 --          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', its name, when it resets (ms) | ''}
--- Fields of the job's hash that are left out when empty. `deadline` is now plus the time limit.
+-- Fields of the job's hash that are left out when empty. `deadline` is now, or when a job for later is due,
+-- plus the time limit.
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps', 'group'}
 local now = clock_ms()
-local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0) + redis.call('ZCARD', key.paused)
+local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0)
+total = total + redis.call('ZCARD', key.paused) + redis.call('ZCARD', key.later)
 local of_tenant, most_of, spent, kept, kept_more = {}, {}, {}, {}, {}
 local added, arrivals, indexed, grouped, deadlines, out = {}, {}, {}, {}, {}, {}
 
 local function queued_of(tenant)
   if not of_tenant[tenant] then
     local in_lanes = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0
-    of_tenant[tenant] = in_lanes + redis.call('SCARD', key.paused_jobs(tenant))
+    of_tenant[tenant] = in_lanes + redis.call('SCARD', key.paused_jobs(tenant)) + redis.call('SCARD', key.later_jobs(tenant))
   end
   return of_tenant[tenant]
 end
@@ -117,7 +119,8 @@ local function add_dated(job, lane, group)
   return '', arrived
 end
 
-local function enter(job)
+-- Queue a job in its lane; returns as `append`.
+local function join_lane(job)
   local lane = key.lane(job.sig, job.rank, job.tenant)
   local group = added[lane]
   if not group then
@@ -135,6 +138,30 @@ local function enter(job)
   end
   group.jobs = group.jobs + 1
   group.slots = group.slots + job.slots
+  if not arrivals[job.sig] then
+    arrivals[job.sig] = job
+    table.insert(arrivals, job)
+  end
+  return entry, arrived
+end
+
+-- Let a job wait until it is due, from when its time limit counts; returns as `append`.
+local function wait(job)
+  job.wait_until = whole(job.not_before)
+  if job.time_limit_ms then
+    job.deadline = whole(job.not_before + job.time_limit_ms)
+    deadlines[job.id] = job.deadline
+  else
+    job.steps = nil
+  end
+  later.add(job.id, job)
+  redis.call('HSET', job.key, 'window', job.window, 'max_batch', job.max_batch)
+  return '', job.wait_until
+end
+
+local function enter(job)
+  local waits = job.not_before and job.not_before > now
+  local entry, arrived = (waits and wait or join_lane)(job)
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
     'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived,
     'event', events.publish(job.id, job.tenant, 'queued', job.webhook)}
@@ -150,10 +177,6 @@ local function enter(job)
   if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
   if job.group ~= '' then note_group(job) end
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
-  if not arrivals[job.sig] then
-    arrivals[job.sig] = job
-    table.insert(arrivals, job)
-  end
   total, of_tenant[job.tenant] = total + 1, of_tenant[job.tenant] + 1
 end
 

@@ -1,16 +1,17 @@
--- NEEDS events inputs batch_turns dead_letters job_record paused queue latest_start usage groups
+-- NEEDS events inputs batch_turns dead_letters job_record later paused queue latest_start usage groups
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
 local CHECKPOINT_LOSSES = 2 -- of workers that continued from it, after which a checkpoint counts as at fault
 
--- Set the deadline of a queued job (ms), which takes `steps`; nil: none. The job is in no lane meanwhile.
+-- Set the deadline of a queued job (ms), which takes `steps`; nil: none. The job is in no lane meanwhile. One for later is
+-- listed by it when it is due.
 function job_state.set_deadline(id, job, deadline, steps, now)
   latest_start.clear(id, job)
   job.deadline, job.steps = deadline, steps
   if deadline then
     redis.call('HSET', key.job(id), 'deadline', deadline, 'steps', steps)
-    latest_start.set(id, job, now)
+    if job.src ~= 'waiting' then latest_start.set(id, job, now) end
   else
     redis.call('HDEL', key.job(id), 'deadline', 'steps')
   end
@@ -28,7 +29,8 @@ function job_state.finish(id, job, state, now, keep_ms)
     events.add_to_outbox(event .. '-video', id, job.tenant, state == 'succeeded' and 'video.completed' or 'video.failed')
   end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
-  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged', 'paused')
+  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged', 'paused', 'wait_until', 'window',
+    'max_batch')
   if job.paused then paused.remove(id, job) end
   redis.call('PEXPIRE', key.job(id), keep)
   latest_start.unlist(id, job)
@@ -78,6 +80,7 @@ end
 -- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
   if job.src == 'paused' then return paused.remove(id, job) end
+  if job.src == 'waiting' then return later.remove(id, job) end
   queue.remove(id, job)
   queue.update_lanes({job})
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)

@@ -36,11 +36,11 @@ local function spared(id, sig, rank, src, before, returned)
   return sum
 end
 
--- The facts of a job as JSON of `PlaceFacts` in `shared/queue/order/facts.py`; '' if it is not queued, or paused.
+-- The facts of a job as JSON of `PlaceFacts` in `shared/queue/order/facts.py`; '' if it is in no lane.
 function place.of(id)
   local values, job = redis.call('HMGET', key.job(id), unpack(FACTS)), {}
   for at, name in ipairs(FACTS) do job[name] = values[at] end
-  if job.state ~= 'queued' or job.src == 'paused' then return '' end
+  if job.state ~= 'queued' or job.src == 'paused' or job.src == 'waiting' then return '' end
   local sig, rank, tenant, src = job.sig, tonumber(job.rank), job.tenant, job.src or 'front'
   local lane, returned = key.lane(sig, rank, tenant), key.returned(sig, rank, tenant)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'running', 'jobs:0', 'jobs:1', 'jobs:2')

@@ -1,5 +1,5 @@
 -- NEEDS batch_turns dead_letters events footprint inputs job_record job_state lane_changes latest_start queue tenants
--- NEEDS groups paused usage wakeups
+-- NEEDS groups later paused usage wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -34,6 +34,12 @@ function FUNCTIONS.note_group(id)
   if not job then return end
   local is_paused = job.state == 'queued' and job.src == 'paused'
   groups.note(id, job, is_paused and 'paused' or job.state, now)
+end
+
+function FUNCTIONS.wait(id)
+  local job = job_record.load(id)
+  job.wait_until = job.wait_until or whole(now)
+  later.add(id, job)
 end
 
 function FUNCTIONS.requeue(id, src)

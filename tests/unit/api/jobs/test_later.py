@@ -1,0 +1,118 @@
+"""Jobs for later over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import BODY, WORKER, serving, without_window
+from harness.queue import come_due
+
+from shared.queue import Queue
+
+HOUR = timedelta(hours=1)
+WAITING = {"position": None, "eta_s": None, "reason": "waiting"}
+
+
+def after(time: timedelta) -> str:
+    """Return a time so far from now, to the second."""
+    return (datetime.now(UTC) + time).replace(microsecond=0).isoformat()
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path, models=without_window(tmp_path)) as client:
+        yield client
+
+
+async def submit(api: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await api.post("/v1/jobs", json={**BODY, **fields})
+    assert response.status_code == 202, response.text
+    return dict(response.json())
+
+
+async def claimed(queue: Queue) -> list[str]:
+    return [one.job.id for one in await queue.claims.claim(WORKER, ["demo"], 8)]
+
+
+async def test_a_job_for_later_says_when_it_is_queued_and_starts_then(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    later = after(HOUR)
+    job = await submit(api, not_before=later, deadline_s=60)
+    assert (job["status"], job["queue"]) == ("queued", WAITING)
+    assert datetime.fromisoformat(job["not_before"]) == datetime.fromisoformat(later)
+    assert datetime.fromisoformat(job["deadline_at"]) == datetime.fromisoformat(later) + timedelta(minutes=1)
+    assert (await api.get(f"/v1/jobs/{job['id']}")).json() == job
+    assert (await api.get("/v1/queues")).json() | {"workers": 0} == {
+        **{"object": "list", "data": [], "waiting_jobs": 1, "workers": 0}
+    }
+    assert "fusequeue_waiting_jobs 1.0" in (await api.get("/metrics")).text
+    assert await claimed(fake_queue) == []
+    await come_due(fake_queue, job["id"])
+    await fake_queue.maintenance.queue_due()
+    queued = (await api.get(f"/v1/jobs/{job['id']}")).json()
+    assert queued["queue"]["position"] == 0
+    assert queued["not_before"] == job["not_before"]
+    assert await claimed(fake_queue) == [job["id"]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tomorrow", "", "2026-01-31", "2026-01-31T22:00:00", "22:00Z", "9999-12-31T00:00:00Z", 1769896800, ["x"]],
+)
+async def test_a_time_that_is_wrong_or_too_far_is_refused(api: httpx.AsyncClient, text: Any) -> None:
+    refused = await api.post("/v1/jobs", json={**BODY, "not_before": text})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "not_before")
+
+
+async def test_a_job_can_be_for_later_by_up_to_30_days(api: httpx.AsyncClient) -> None:
+    assert (await submit(api, not_before=after(timedelta(days=30) - HOUR)))["queue"] == WAITING
+    refused = await api.post("/v1/jobs", json={**BODY, "not_before": after(timedelta(days=30) + HOUR)})
+    assert "30 days" in refused.json()["detail"]
+    assert (await submit(api, not_before="2020-01-31T22:00:00+01:00"))["queue"] != WAITING
+
+
+async def test_a_deadline_cannot_be_before_the_time(api: httpx.AsyncClient) -> None:
+    job = await submit(api, not_before=after(HOUR))
+    refused = await api.patch(f"/v1/jobs/{job['id']}", json={"deadline_s": 60})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "deadline_s")
+    other = await submit(api)
+    piece = await api.post("/v1/jobs:update", params={"model": "demo"}, json={"deadline_s": 60})
+    assert piece.json()["ids"] == [other["id"]]
+    changed = await api.patch(f"/v1/jobs/{job['id']}", json={"deadline_s": 7200, "priority": "bulk"})
+    assert changed.json()["deadline_at"] > changed.json()["not_before"]
+    assert changed.json()["queue"] == WAITING
+
+
+async def test_a_retry_starts_at_once(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    job = await submit(api, not_before=after(HOUR))
+    canceled = (await api.post(f"/v1/jobs/{job['id']}/cancel")).json()
+    assert (canceled["status"], canceled["queue"]) == ("canceled", None)
+    again = (await api.post(f"/v1/jobs/{job['id']}/retry")).json()
+    assert (again["not_before"], again["queue"]["position"]) == (None, 0)
+    assert await claimed(fake_queue) == [again["id"]]
+
+
+async def test_lines_of_a_bulk_request_have_times_of_their_own(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    lines = [{**BODY, "not_before": after(HOUR)}, BODY]
+    text = "\n".join(map(json.dumps, lines))
+    response = await api.post("/v1/jobs:bulk", content=text, headers={"Content-Type": "application/x-ndjson"})
+    later, now = (json.loads(line)["id"] for line in response.text.splitlines())
+    assert await claimed(fake_queue) == [now]
+    assert (await api.get(f"/v1/jobs/{later}")).json()["queue"] == WAITING
+
+
+async def test_a_paused_job_for_later_waits_until_it_is_resumed_and_due(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    job = await submit(api, not_before=after(HOUR))
+    paused = (await api.post(f"/v1/jobs/{job['id']}/pause")).json()
+    assert paused["queue"]["reason"] == "paused"
+    assert (await api.post(f"/v1/jobs/{job['id']}/resume")).json()["queue"] == WAITING
+    assert await claimed(fake_queue) == []
