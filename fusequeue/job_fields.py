@@ -19,6 +19,7 @@ TaskName: TypeAlias = Literal[
     "image_to_image",
     "inpaint",
     "edit",
+    "upscale",
     "text_to_video",
     "image_to_video",
     "video_to_video",

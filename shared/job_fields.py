@@ -95,6 +95,7 @@ class Task(StrEnum):
     IMAGE_TO_IMAGE = "image_to_image"
     INPAINT = "inpaint"
     EDIT = "edit"
+    UPSCALE = "upscale"
     TEXT_TO_VIDEO = "text_to_video"
     IMAGE_TO_VIDEO = "image_to_video"
     VIDEO_TO_VIDEO = "video_to_video"

@@ -112,8 +112,18 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         shown = (*inputs.images, inputs.video)
         first = inputs.video if inputs.face_video is not None else next(iter(shown), None)  # its poses are of that size
         size = None if first is None else spec.size_like(resolved.task, first.width, first.height)
+        if size is not None and not spec.limits.allows_size(*size):
+            raise _upscaled_fault(spec, inputs.images[0], size)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
+
+
+def _upscaled_fault(spec: ModelSpec, image: InputRef, size: tuple[int, int]) -> InvalidRequest:
+    """Return the fault of an image whose upscaled size the model does not make."""
+    width, height = size
+    limits = f"sides of {spec.limits.min_side} to {spec.limits.max_side} and {spec.limits.max_pixels} pixels"
+    message = f"image: {image.width}x{image.height} becomes {width}x{height}, and model {spec.id!r} makes {limits}"
+    return InvalidRequest(f"{message}; send another image, or width and height of the result", param="image")
 
 
 def _duration_of(audio: InputRef, spec: ModelSpec) -> float:

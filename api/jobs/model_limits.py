@@ -96,7 +96,8 @@ def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]
 
 
 def _prompt_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
-    if not request.prompt and not spec.makes_meshes and "redux" not in _control_kinds(request, spec):
+    is_optional = spec.makes_meshes or spec.upscales or "redux" in _control_kinds(request, spec)
+    if not request.prompt and not is_optional:
         is_empty = "prompt" in request.model_fields_set
         yield InvalidRequest("prompt: it is empty" if is_empty else "prompt: Field required", param="prompt")
     if request.prompt and spec.makes_meshes:

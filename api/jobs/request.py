@@ -23,7 +23,7 @@ from shared.job_fields import (
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
-_WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO, Task.IMAGE_TO_MESH)
+_WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.UPSCALE, Task.IMAGE_TO_VIDEO, Task.IMAGE_TO_MESH)
 _WITH_SEVERAL = (Task.EDIT, Task.IMAGE_TO_MESH)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.TEXT_TO_AUDIO)
 
@@ -48,7 +48,7 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "",
         max_length=100_000,
         description="What the image or video shows, or what is to be heard. Needed, except by models of meshes, "
-        "which take none, and by jobs with a control of kind `redux`.",
+        "which take none, by jobs with a control of kind `redux`, and to upscale an image.",
     )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
     image: str | None = Field(

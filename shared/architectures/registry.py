@@ -69,6 +69,7 @@ SIBLINGS: Mapping[tuple[str, Task], str] = merged(family.siblings for family in 
 CONTROL_PIPELINES: Mapping[str, str] = merged(family.control_pipelines for family in FAMILIES.values())
 DENOISING_PARTS = frozenset[str]().union(*(family.denoising_parts for family in FAMILIES.values()))
 FIXED_RATES: Mapping[str, int] = merged(family.fixed_rates for family in FAMILIES.values())
+UPSCALERS: Mapping[str, int] = merged(family.upscalers for family in FAMILIES.values())
 LISTED_IMAGES = frozenset[str]().union(*(family.listed_images for family in FAMILIES.values()))
 _DENOISER_MARKS = frozenset(mark for marks in CHECKPOINT_MARKS.values() for mark in marks)
 _KNOWN = (one for family in FAMILIES.values() for one in family.checkpoints)

@@ -25,7 +25,7 @@ from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.partial_denoising import pipeline_class, takes_part
 from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
 from shared.config.scheduler_choices import Scheduler, choice_of, named_choice, option_faults
-from shared.config.size_steps import XL_SCALE, size_step, vae_scale
+from shared.config.size_steps import XL_SCALE, size_step, upscale_factor, vae_scale
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
@@ -36,6 +36,7 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 PromptSyntax = Literal["plain", "weights"]
 MAX_INPUT_IMAGES = 16
 MAX_DEVICES = 16
+USUAL_UPSCALE_FACTOR = 4  # of Stable Diffusion's upscaler
 Dimension = Annotated[int, Field(ge=16, le=8192)]
 
 
@@ -274,6 +275,11 @@ class ModelSpec(_Table):
         return any(task.makes_mesh for task in self.tasks)
 
     @property
+    def upscales(self) -> bool:
+        """Whether it is an upscaler, whose pipelines do nothing else."""
+        return Task.UPSCALE in self.tasks
+
+    @property
     def _mesh_fault(self) -> str | None:
         """What a model of meshes, which is no diffusers folder, cannot have."""
         if len(self.tasks) > 1:
@@ -377,6 +383,15 @@ class ModelSpec(_Table):
         )
 
     @property
+    def upscale_factor(self) -> int:
+        """How many times as long it makes the sides of an image; 4 if no folder says it, and no worker has loaded it.
+
+        A worker scales the image so that the result has the size of the job.
+        """
+        known = upscale_factor(self.source) if self.is_folder else self._facts.upscale_factor
+        return known or USUAL_UPSCALE_FACTOR
+
+    @property
     def latent_scale(self) -> int:
         """The pixels of a side for each value of the latents' side; those of XL if no folder says it."""
         return (vae_scale(self.source) if self.is_folder else None) or XL_SCALE
@@ -407,10 +422,15 @@ class ModelSpec(_Table):
     def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
         """Return width and height of a result that follows from an image, None for the model's default.
 
-        An image or video that is changed or extended keeps its size. An image that is edited or animated gives its
+        An image that is upscaled gets longer sides, which the limits may not allow. An image or video that is changed
+        or extended keeps its size. An image that is edited or animated gives its
         proportions, with about the default's pixels.
         """
         pixels = self.defaults.width * self.defaults.height
+        if task is Task.UPSCALE:
+            step = self.limits.multiple_of
+            columns, rows = (side * self.upscale_factor // step * step for side in (width, height))
+            return columns, rows
         if task.has_strength or task is Task.EXTEND_VIDEO:
             return self.limits.size_like(width, height, pixels)
         if task not in (Task.EDIT, Task.ANIMATE):

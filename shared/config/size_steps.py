@@ -6,7 +6,8 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from shared.architectures.registry import PACKED
+from shared.architectures.registry import PACKED, UPSCALERS
+from shared.config.partial_denoising import pipeline_class
 from shared.signature import denoisers_of
 
 XL_SCALE = 8
@@ -19,7 +20,13 @@ def size_step(folder: Path) -> int:
     if scale is None:
         return 1
     packed = PACKED.intersection((denoisers_of(folder) or {}).values())
-    return scale << bool(packed)
+    return (scale << bool(packed)) * (upscale_factor(str(folder)) or 1)
+
+
+def upscale_factor(source: str) -> int | None:
+    """Return how many times as long the sides of an image get that the model in a folder upscales; None if it upscales
+    none, or its files do not say."""
+    return UPSCALERS.get(pipeline_class(source) or "")
 
 
 def vae_scale(source: str) -> int | None:

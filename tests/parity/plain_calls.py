@@ -304,6 +304,10 @@ CALLS = {
 }
 
 
+UPSCALES = {"StableDiffusionUpscalePipeline": 4, "StableDiffusionLatentUpscalePipeline": 2}
+"""How many times as long the sides of an image get, as the documentation of diffusers says."""
+
+
 def pipeline_of(loaded: Any, task: Task) -> Any:
     """Return diffusers' pipeline for a task, of the modules of a model that diffusers has loaded."""
     name = type(loaded).__name__
@@ -334,7 +338,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         "segment_frame_length": min(81, job.frames),  # a shorter video does not fill one of the default length
         **_camera(job),
-        **_images(job),
+        **_images(job, UPSCALES.get(name, 1)),
         **_sounds(job),
         **({} if job.controls else _structure(job)),
         **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
@@ -383,8 +387,9 @@ def _sounds(job: Job) -> dict[str, Any]:
     return values | {"init_noise_level": strength, "task_type": "cover", "audio_cover_strength": 1.0 - strength}
 
 
-def _images(job: Job) -> dict[str, Any]:
-    """Return a job's images: those to edit in their own size, the others in that of the result."""
+def _images(job: Job, factor: int = 1) -> dict[str, Any]:
+    """Return a job's images: those to edit in their own size, the others in that of the result, or one that gets
+    `factor` times as long sides."""
     files = input_files(job)
     size = (job.width, job.height)
     values: dict[str, Any] = {}
@@ -393,7 +398,8 @@ def _images(job: Job) -> dict[str, Any]:
         sized = zip(files.images, job.reference_sizes, strict=True)
         images = [_opened(data).convert(mode).resize(own, Image.Resampling.LANCZOS) for data, own in sized]
     else:
-        images = [ImageOps.fit(_opened(data), size, Image.Resampling.LANCZOS) for data in files.images]
+        small = (job.width // factor, job.height // factor)
+        images = [ImageOps.fit(_opened(data), small, Image.Resampling.LANCZOS) for data in files.images]
     if images:
         values["image"] = images if len(images) > 1 else images[0]
     if files.mask is not None:

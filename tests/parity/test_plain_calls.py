@@ -10,7 +10,7 @@ import diffusers
 import pytest
 import torch
 from harness.engine import a_job, input_files
-from parity.plain_calls import CALLS, arguments
+from parity.plain_calls import CALLS, UPSCALES, arguments
 
 from shared.config.controls import Control
 from shared.job import Job
@@ -46,7 +46,7 @@ WITHOUT_EFFECT = {"Cosmos3DistilledModularPipeline": ("guidance_scale", "num_inf
 def test_a_pipeline_is_called_like_in_plain_diffusers(name: str) -> None:
     """Also the values, among them the strength and the pixels of images."""
     for fields in JOBS:
-        job = job_of(set(CALLS[name].split()), fields)
+        job = job_of(name, set(CALLS[name].split()), fields)
         pipeline = without_parts(getattr(diffusers, name), job.task)
         made = arguments_for(pipeline, job, 1, decode_inputs(job, input_files(job)))
         made = {name_of: value for name_of, value in made.items() if name_of not in WITHOUT_EFFECT.get(name, ())}
@@ -68,7 +68,7 @@ def without_parts(pipeline_class: Any, task: Task) -> Any:
     return pipeline
 
 
-def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
+def job_of(name: str, taken: set[str], fields: Mapping[str, Any]) -> Job:
     """Return a job of the task of a pipeline that takes these arguments."""
     own: dict[str, Any] = {"layers": 2 if "layers" in taken else 0, "strength": 1.0, "controls": (EDGES,), **fields}
     controlled, image = not taken.isdisjoint(SCALES), "image" in taken
@@ -84,6 +84,8 @@ def job_of(taken: set[str], fields: Mapping[str, Any]) -> Job:
     else:
         own["strength"] = None
         task = Task.EDIT if (image or "control_image" in taken) and not controlled else Task.TEXT_TO_IMAGE
+    if name in UPSCALES:
+        task = Task.UPSCALE
     if taken & {"num_frames", "frames", "video_length"}:
         task = Task.IMAGE_TO_VIDEO if image else Task.TEXT_TO_VIDEO
         own |= {"frames": 9, "fps": 24}

@@ -102,7 +102,7 @@ def _input_schema(spec: ModelSpec) -> dict[str, Any]:
             own = {"default": defaults[name]} if name in defaults else {}
             properties[REPLICATE_NAMES.get(name, name)] = {**schema, **own}
     # Redux makes variations of an image without words.
-    is_optional = spec.makes_meshes or any(control.kind == "redux" for control in spec.control)
+    is_optional = spec.makes_meshes or spec.upscales or any(control.kind == "redux" for control in spec.control)
     required = {} if is_optional else {"required": ["prompt"]}
     return {"type": "object", "title": "Input", **required, "properties": properties, "$defs": job["$defs"]}
 

@@ -53,7 +53,6 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("HunyuanImageRefinerPipeline", "IFImg2ImgSuperResolutionPipeline", "IFInpaintingSuperResolutionPipeline"),
         *("IFSuperResolutionPipeline", "Kandinsky6SRPipeline", "LDMSuperResolutionPipeline"),
         *("LTX2LatentUpsamplePipeline", "LTXLatentUpsamplePipeline", "SanaWMLTX2Refiner"),
-        *("StableDiffusionLatentUpscalePipeline", "StableDiffusionUpscalePipeline"),
     ),
     VIDEO_INPUT: (
         *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),

@@ -31,6 +31,7 @@ SONGS: Mapping[str, Fields] = {
     "unguided": {"prompt": "a mill", "guidance_scale": 1.0, "steps": 3},
     "two": {"prompt": "a lake", "n": 2, "steps": 2},
 }
+UPSCALED = 128  # pixels of a side: the denoiser of latents needs 16 values
 LATE: Mapping[str, Fields] = {"late": {"prompt": "a fox", "steps": 3}}
 
 
@@ -60,6 +61,10 @@ def image(
             jobs, late = TEXT, LATE
         case Task.EDIT:
             jobs, late = edits(TEXT), edits(LATE)
+        case Task.UPSCALE:
+            same = {"task": task, "width": UPSCALED, "height": UPSCALED}
+            more["spec"] = {"defaults": Defaults(width=UPSCALED, height=UPSCALED, steps=4, guidance_scale=4.0)}
+            jobs, late = ({name: {**fields, **same} for name, fields in some.items()} for some in (TEXT, LATE))
         case _:
             jobs, late = (
                 {name: {**fields, "task": task, "strength": 0.8} for name, fields in some.items()}

@@ -63,6 +63,11 @@ id = "outline"
 kind = "structure"
 
 [[model]]
+id = "enlarger"
+source = "x"
+tasks = ["upscale"]
+
+[[model]]
 id = "film"
 source = "x"
 tasks = ["text_to_video", "image_to_video"]
@@ -131,6 +136,35 @@ async def test_an_image_of_redux_needs_no_prompt(api: httpx.AsyncClient, prompt:
     assert [control["kind"] for control in made.json()["controls"]] == ["redux"]
     refused = await api.post("/v1/jobs", json=controls("edges") | prompt)
     assert (refused.status_code, refused.json()["errors"][0]["param"]) == (422, "prompt")
+
+
+@pytest.mark.parametrize(("sent", "size"), [({}, (512, 384)), ({"width": 256, "height": 256}, (256, 256))])
+async def test_an_upscaled_image_has_four_times_its_sides(
+    api: httpx.AsyncClient, sent: dict[str, int], size: tuple[int, int]
+) -> None:
+    """Or the size that the request names; it needs no prompt."""
+    made = await api.post("/v1/jobs", json={"model": "enlarger", "image": data_url(128, 96, "red"), **sent})
+    assert made.status_code == 202, made.text
+    job = made.json()
+    assert (job["task"], (job["width"], job["height"]), job["prompt"]) == ("upscale", size, "")
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "said"),
+    [
+        ({"image": data_url(520, 64, "red")}, "image", "520x64 becomes 2080x256"),
+        ({"image": data_url(64, 64, "red"), "strength": 0.5}, "strength", "does not support image_to_image"),
+        ({}, "image", "needs one"),
+    ],
+)
+async def test_an_image_that_cannot_be_upscaled_is_refused(
+    api: httpx.AsyncClient, sent: dict[str, Any], param: str, said: str
+) -> None:
+    """It would be too large, or has fields of other tasks, or is missing."""
+    refused = await api.post("/v1/jobs", json={"model": "enlarger", **sent})
+    fault = refused.json()["errors"][0]
+    assert (refused.status_code, fault["param"]) == (422, param)
+    assert said in fault["message"]
 
 
 async def test_a_video_has_a_first_and_a_last_image(api: httpx.AsyncClient) -> None:

@@ -12,7 +12,7 @@ import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image, ImageOps
 
-from shared.architectures.registry import FIXED_RATES, LISTED_IMAGES
+from shared.architectures.registry import FIXED_RATES, LISTED_IMAGES, UPSCALERS
 from shared.config.models_file import Defaults, ModelSpec
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
@@ -235,6 +235,10 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     if inputs.images:
         listed = len(inputs.images) > 1 or pipeline in LISTED_IMAGES
         values["image"] = list(inputs.images) if listed else inputs.images[0]
+    if job.task is Task.UPSCALE:
+        factor = UPSCALERS[pipeline]
+        size = (job.width // factor, job.height // factor)
+        values["image"] = ImageOps.fit(inputs.images[0], size, Image.Resampling.LANCZOS)
     if inputs.latents is not None:
         values["image"] = inputs.latents
     if job.task.has_strength and job.denoising_start is None:
@@ -422,15 +426,20 @@ def set_guidance(pipeline: Pipeline, job: Job) -> None:
 
 
 @contextmanager
-def images_refused(job: Job, steps: StepCounter) -> Iterator[None]:
-    """Raise `UnusableInput` for a `ValueError` before the first step of an edit: the pipeline refuses its images.
+def inputs_refused(job: Job, steps: StepCounter) -> Iterator[None]:
+    """Raise `InferenceFailed` for a `ValueError` before the first step that names an input of `extra`, and
+    `UnusableInput` for any other of an edit: the pipeline refuses its images.
 
     FLUX.2 does so for small and for long ones. Pipelines of other tasks get images of the job's own size.
     """
     try:
         yield
     except ValueError as error:
-        if job.task not in (Task.EDIT, Task.IMAGE_TO_MESH) or steps.total:
+        if steps.total:
+            raise
+        for name in (name for name in job.extra or {} if f"`{name}`" in str(error)):
+            raise InferenceFailed(f"extra.{name}: {error}"[:500], param=f"extra.{name}") from None
+        if job.task not in (Task.EDIT, Task.IMAGE_TO_MESH):
             raise
         raise UnusableInput(f"model {job.model!r} refuses the input image: {error}"[:500], param="image") from None
 

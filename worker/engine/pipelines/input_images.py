@@ -61,8 +61,8 @@ class InputImages:
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     """Decode a job's input images; raises `UnusableInput` naming the field of one that cannot be decoded.
 
-    Images to edit keep their proportions, and one is cropped too for models that follow it; all others are cropped to
-    the job's size.
+    Images to edit or upscale keep their proportions, and one to edit is cropped too for models that follow it; all
+    others are cropped to the job's size.
     """
     width, height = job.width, job.height
     if job.task.makes_audio:
@@ -74,6 +74,8 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
         images = tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized)
         is_smaller = len(images) == 1 and (images[0].width < width or images[0].height < height)
         return InputImages(images, structure=fit_image(files.images[0], width, height) if is_smaller else None)
+    if job.task is Task.UPSCALE:
+        return InputImages(tuple(_whole_image(data) for data in files.images))
     if job.images and job.images[0].is_latents:
         controls = tuple(_control_image(data, at, job) for at, data in enumerate(files.controls))
         return InputImages(controls=controls, latents=_read_latents(files.images[0]))
@@ -138,6 +140,12 @@ def fit_image(data: bytes, width: int, height: int, param: str = "image", region
     the result, at its size."""
     with _decoded(data, param) as image:
         return _fit(_opaque(image), (width, height), Image.Resampling.LANCZOS, region)
+
+
+def _whole_image(data: bytes) -> Image.Image:
+    """Decode an image, upright and opaque, in its own size."""
+    with _decoded(data, "image") as image:
+        return _opaque(image)
 
 
 def _fit(image: Image.Image, size: tuple[int, int], filter_: Image.Resampling, region: Box | None) -> Image.Image:

@@ -40,7 +40,7 @@ from worker.engine.pipelines.call_arguments import (
     check_gives_latents,
     check_part_has_steps,
     ignored_fields,
-    images_refused,
+    inputs_refused,
     make_results,
     rounded_sides,
     set_guidance,
@@ -216,7 +216,7 @@ class LoadedModel:
             if record is not None:
                 record.use_generator(arguments.get("generator"))
             add_previews(pipeline, arguments, job, steps, lambda: record is not None and record.replaying)
-            with images_refused(job, steps):
+            with inputs_refused(job, steps):
                 results = make_results(pipeline, arguments, inputs.paste)
             check_part_has_steps(job, steps)
             if job.duration_s is not None:

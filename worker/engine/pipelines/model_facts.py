@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shared.architectures.registry import FIXED_RATES
+from shared.architectures.registry import FIXED_RATES, UPSCALERS
 from shared.config.model_facts import ModelFacts
 from shared.config.noise_schedulers import OwnScheduler, described
 from shared.config.size_steps import size_step
@@ -24,13 +24,19 @@ def facts_of(folder: Path, templates: Iterable[Pipeline], unusable_schedulers: M
     return ModelFacts(
         size_step=step,
         fps=next((fps for one in pipelines if (fps := FIXED_RATES.get(type(one).__name__))), None),
+        upscale_factor=next((factor for one in pipelines if (factor := upscale_factor(one)) is not None), None),
         own_scheduler=OwnScheduler() if own is None else described(own.config, type(own).__name__),
         unusable_schedulers=dict(unusable_schedulers),
         unusable_options=unusable_options(),
     )
 
 
+def upscale_factor(pipeline: Pipeline) -> int | None:
+    """Return how many times as long a pipeline makes the sides of an image; None if it upscales none."""
+    return UPSCALERS.get(type(pipeline).__name__)
+
+
 def side_step(pipeline: Pipeline) -> int:
     """Return what a pipeline rounds the sides of images to multiples of; 1 if it does not say."""
     config = getattr(getattr(pipeline, "image_processor", None), "config", {})
-    return int(config.get("vae_scale_factor", 1))
+    return int(config.get("vae_scale_factor", 1)) * (upscale_factor(pipeline) or 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import diffusers
 
-from shared.architectures.registry import SIBLINGS
+from shared.architectures.registry import SIBLINGS, UPSCALERS
 from shared.config.controls import structure_for
 from shared.config.models_file import ModelSpec
 from shared.errors import ModelUnavailable
@@ -57,6 +57,8 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
 def supports(task: Task, pipeline: Pipeline) -> bool:
     """Return whether a pipeline's call takes the inputs of `task` and needs no others."""
     accepted = call_parameters(pipeline)
+    if task is Task.UPSCALE or type(pipeline).__name__ in UPSCALERS:
+        return task is Task.UPSCALE and type(pipeline).__name__ in UPSCALERS
     if task.makes_audio or not accepted.keys().isdisjoint(DURATIONS):
         lacks_part = task is Task.AUDIO_TO_AUDIO and getattr(pipeline, "audio_tokenizer", True) is None  # of ACE-Step
         return does_sound(task, accepted) and not lacks_part

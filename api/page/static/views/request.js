@@ -4,7 +4,7 @@ import { metadataText, readMetadata } from "../core/metadata.js";
 import { makesSound, makesVideo, mediumOf } from "../core/format.js";
 import { session } from "../core/session.js";
 
-const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "image_to_video", "animate", "image_to_mesh"];
+const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "upscale", "image_to_video", "animate", "image_to_mesh"];
 const WITH_VIDEO = ["video_to_video", "extend_video", "animate"];
 const WITH_AUDIO = ["audio_to_audio", "audio_inpaint"];
 const WITH_STRENGTH = ["image_to_image", "inpaint", "video_to_video", "audio_to_audio"];
@@ -30,7 +30,7 @@ export function fieldsOf(task, model) {
   return {
     medium: mediumOf(task),
     prompt: !mesh,
-    size: !sound && !mesh,
+    size: !sound && !mesh && task !== "upscale", // it follows from the image
     duration: sound,
     audio: WITH_AUDIO.includes(task),
     repaint: task === "audio_inpaint",
@@ -97,11 +97,11 @@ export function blank(model, before = null, modelBefore = null) {
   };
 }
 
-/** Whether the form sends nothing without a prompt: Redux makes variations of an image without words. */
+/** Whether the form sends nothing without a prompt: Redux varies an image without words, and an upscaler follows it. */
 export function needsPrompt(values, model) {
   const has = fieldsOf(values.task, model);
   const redux = model.controls.filter((control) => control.kind === "redux").map((control) => control.id);
-  return has.prompt && !(has.controls && values.controls.some((one) => one.image && redux.includes(one.id)));
+  return has.prompt && values.task !== "upscale" && !(has.controls && values.controls.some((one) => one.image && redux.includes(one.id)));
 }
 
 /** The request body of the values: only what differs from the model's defaults, so that it is short to read. */
@@ -224,7 +224,7 @@ export function valuesFrom(body, models) {
     const wanted = values.images.length ? ["animate"] : ["video_to_video", "extend_video"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? wanted[0];
   } else if (!body.task && values.images.length) {
-    const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "image_to_video", "image_to_mesh"];
+    const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "upscale", "image_to_video", "image_to_mesh"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? values.task;
   }
   if (!body.task && values.audio) {
