@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,37 @@ def test_a_job_that_is_handed_over_runs_no_further_step(factory: Any, tiny_model
     assert recorder.finished["one"].batching.forwards == image.step
     again = EngineHarness(a_spec(tiny_models / "sd")).run(job, checkpoints=files_of(taken))
     assert len(again.forwards) == 40 - image.step
+
+
+def test_a_job_is_handed_over_at_its_last_step_while_an_earlier_checkpoint_is_written(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that is asked twice, as for a pause at each renewal of the lease."""
+    recorder, is_asked = Asking(), threading.Event()
+    harness = EngineHarness(a_spec(tiny_models / "sd"), recorder=recorder)
+    write = job_checkpoints.write
+
+    def write_later(*args: Any) -> bytes:
+        assert is_asked.wait(30)
+        return write(*args)
+
+    def hand_over() -> None:
+        for _ in range(2):
+            harness.engine.hand_over("one")
+        is_asked.set()
+
+    def take_one() -> None:
+        harness.engine.take_checkpoints("one")
+        recorder.ask, recorder.after, recorder.asked = hand_over, 6, False
+
+    monkeypatch.setattr(job_checkpoints, "write", write_later)
+    recorder.ask = take_one
+    harness.submit(a_job("one", steps=40), checkpoint_s=math.inf)
+    with harness.started():
+        recorder.wait_for(["one"])
+    earlier, last = (event.images[0].step for event in recorder.checkpoints if event.images[0] is not None)
+    assert recorder.finished["one"].canceled
+    assert earlier < last == recorder.finished["one"].batching.forwards
 
 
 def test_a_job_that_has_not_started_is_canceled_when_it_is_handed_over(tiny_models: Path) -> None:

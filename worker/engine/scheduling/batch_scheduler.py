@@ -122,15 +122,18 @@ class BatchScheduler:
                 self._unfinished.discard(claim_key)  # its inputs are decoded: it ends when they are
             elif not engine_job.started:
                 self.finish(engine_job, canceled=True)
-            else:
+            elif not engine_job.is_handed_over:
                 engine_job.is_handed_over = True
                 self.take_checkpoint(engine_job)
 
     def report_checkpoint(self, event: protocol.CheckpointTaken) -> None:
-        """Report a checkpoint, unless its job has finished; end a job that is handed over with it."""
+        """Report a checkpoint, unless its job has finished; end a job that is handed over with its last one."""
         if (engine_job := self._jobs.get(event.claim_key)) is None:
             return
         self._events.on_event(event)
+        engine_job.unwritten_checkpoints = max(0, engine_job.unwritten_checkpoints - 1)  # or of an earlier run
+        if engine_job.unwritten_checkpoints:
+            return
         if engine_job.is_handed_over and event.reason is None:
             self.finish(engine_job, canceled=True)
         engine_job.is_handed_over = False

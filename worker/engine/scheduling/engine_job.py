@@ -52,7 +52,8 @@ class EngineJob:
         self.steps: list[StepCounter] = []  # of each task
         self.records: list[TaskRecord | None] = []  # of each task
         self.checkpoint_fault: str | None = None  # why it can have none
-        self.is_handed_over = False  # it ends when its checkpoint is written
+        self.is_handed_over = False  # it ends when its last checkpoint is written
+        self.unwritten_checkpoints = 0
         self._safe_s = 0.0  # `device_seconds` at its last checkpoint
         self.progressed = False
         self.mismatched = False
@@ -124,6 +125,7 @@ class EngineJob:
     def note_checkpoint(self) -> None:
         """Record that a checkpoint is taken now."""
         self._safe_s = self.device_seconds
+        self.unwritten_checkpoints += 1
 
     @property
     def resumed_steps(self) -> int:
