@@ -24,6 +24,7 @@ from cli.messages import one_line, print_error
 from cli.up import folder_lock
 from fusequeue import AsyncClient
 from shared.errors import ConfigurationError
+from shared.file_names import slug
 from shared.runtime.asyncio_tools import cancel_and_wait
 
 MANIFEST = "manifest.jsonl"
@@ -33,7 +34,7 @@ PROGRESS_S = 0.5  # between two updates of the bar: each counts the lines of the
 LINE_S = 60.0  # between two lines of progress, where there is no terminal
 
 
-@takes(job_options(left_out={"batch_id"}))
+@takes(job_options(left_out={"batch_id", "group"}))
 def backfill(
     context: typer.Context,
     prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv or .jsonl file.")],
@@ -43,6 +44,10 @@ def backfill(
     field: Fields = None,
     in_flight: Annotated[int, typer.Option(min=1, max=100_000, help="Most jobs queued or running at a time.")] = 1_000,
     attempts: Annotated[int, typer.Option(min=1, max=10, help="Most attempts for one line.")] = 3,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Name of its jobs for `fusequeue groups`. Default: from the names of file and folder."),
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry lines that failed before.")] = False,
     url: Url = None,
     api_key: Key = None,
@@ -51,12 +56,14 @@ def backfill(
     """Generate an image for each prompt of a file. The same command resumes after Ctrl-C, a crash or a failure."""
     console = CommandConsole(as_json)
     fields, assigned = chosen_fields(chosen), parse_fields(field or [])
-    require_one_value(assigned, [*fields, *(["model"] if is_given(context, "model") else [])])
+    given = [name for name in ("model", "group") if is_given(context, name)]
+    require_one_value(assigned, [*fields, *given])
     common = {"model": model, **fields, **assigned}
+    group = common.pop("group", group)
     if "batch_id" in common:
         raise typer.BadParameter(OWN_BATCH, param_hint="'--set'")
     with exit_on_error(), _invalid_files(out), _locked(out):
-        ledger = _open(prompts, out, common, console)
+        ledger = _open(prompts, out, common, group, console)
         try:
             if retry_failed:
                 ledger.retry_failed()
@@ -74,7 +81,7 @@ def backfill(
             ledger.write_manifest(out / MANIFEST)
             counts, flagged = ledger.counts(), ledger.flagged()
             ledger.close()
-        _print_summary(console, counts, flagged, out)
+        _print_summary(console, counts, flagged, out, ledger.group)
     raise typer.Exit(Exit.FAILED if counts[EntryState.FAILED] else Exit.OK)
 
 
@@ -112,10 +119,15 @@ def _locked(out: Path) -> Iterator[None]:
         raise
 
 
-def _open(prompts: Path, out: Path, common: dict[str, Any], console: CommandConsole) -> Ledger:
+def _open(prompts: Path, out: Path, common: dict[str, Any], group: str | None, console: CommandConsole) -> Ledger:
     ledger = Ledger(out)
     try:
-        changed = ledger.begin(read(prompts, common))
+        changed = ledger.begin(read(prompts, common), group, prefix=group_prefix(prompts, out))
+        if ledger.group is not None:
+            console.err.print(
+                f"group {ledger.group}; its progress, also without this command: fusequeue groups show {ledger.group}",
+                markup=False,
+            )
         if changed is not None:
             counts = f"{changed.kept} lines are as before, {changed.added} are new, {changed.removed} are gone"
             console.err.print(f"the file or the options changed: {counts}", markup=False)
@@ -123,6 +135,11 @@ def _open(prompts: Path, out: Path, common: dict[str, Any], console: CommandCons
         ledger.close()
         raise
     return ledger
+
+
+def group_prefix(prompts: Path, out: Path) -> str:
+    """Return how the name of the group of a backfill begins: with the names of its file and its folder."""
+    return "".join(f"{words[:24]}-" for name in (prompts.stem, out.resolve().name) if (words := slug(name)))
 
 
 async def _run(
@@ -196,7 +213,9 @@ class _Speed(progress.ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
-def _print_summary(console: CommandConsole, counts: dict[EntryState, int], flagged: int, out: Path) -> None:
+def _print_summary(
+    console: CommandConsole, counts: dict[EntryState, int], flagged: int, out: Path, group: str | None
+) -> None:
     done, failed = counts[EntryState.DONE], counts[EntryState.FAILED]
     lines: list[tuple[str, object]] = [("saved", f"{done} of {sum(counts.values())}"), ("manifest", out / MANIFEST)]
     if failed:
@@ -204,4 +223,4 @@ def _print_summary(console: CommandConsole, counts: dict[EntryState, int], flagg
     if flagged:
         lines.insert(1, ("flagged", f"{flagged}, by the safety checkers of their models; the manifest has the indexes"))
     values = {state.value: count for state, count in counts.items()}
-    console.record({**values, "flagged": flagged, "manifest": str(out / MANIFEST)}, lines)
+    console.record({**values, "flagged": flagged, "manifest": str(out / MANIFEST), "group": group}, lines)

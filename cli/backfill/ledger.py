@@ -16,7 +16,7 @@ from typing import Any
 
 NAME = "backfill.sqlite"
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL, edition INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL, edition INTEGER NOT NULL DEFAULT 0, name TEXT);
 CREATE TABLE IF NOT EXISTS line (
     number INTEGER PRIMARY KEY,  -- in the source
     body TEXT NOT NULL,
@@ -38,7 +38,7 @@ CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
 # Columns that earlier versions did not have.
 _EDITION = "INTEGER NOT NULL DEFAULT 0"
 _LATER = {
-    "run": {"edition": _EDITION},
+    "run": {"edition": _EDITION, "name": "TEXT"},
     "line": {"flagged": "TEXT", "made": "TEXT", "edition": _EDITION, "place": "INTEGER"},
 }
 _KEPT = "state, failed_attempts, job, files, error, flagged, made, edition, place"
@@ -103,17 +103,21 @@ class Ledger:
             self._db.close()
             raise
         self.run_id = ""
+        self.group: str | None = None
+        """The group of its jobs; None of a folder that an earlier version has begun."""
         self.edition = 0
 
     def close(self) -> None:
         self._db.close()
 
-    def begin(self, lines: Iterable[tuple[int, Mapping[str, Any]]]) -> Corrections | None:
-        """Store (number, body) lines, all or none.
+    def begin(
+        self, lines: Iterable[tuple[int, Mapping[str, Any]]], group: str | None = None, *, prefix: str = ""
+    ) -> Corrections | None:
+        """Store (number, body) lines, all or none; `group` is that of their jobs, by default `prefix` and an id.
 
         If the folder has other ones, lines with the same content keep their state, and the others replace the rest.
         Returns what has changed, None if nothing has. Raises `LedgerError` if fewer than half of the folder's lines are
-        the same and some have been submitted.
+        the same and some have been submitted, or if its jobs have another group.
         """
         digest = hashlib.sha256()
         rows = []
@@ -121,16 +125,28 @@ class Ledger:
             rows.append((number, json.dumps(body, sort_keys=True)))
             digest.update(f"{number} {rows[-1][1]}\n".encode())
         source = digest.hexdigest()
-        run = self._db.execute("SELECT source, id, edition FROM run").fetchone()
+        run = self._db.execute("SELECT source, id, edition, name FROM run").fetchone()
         if run is not None:
-            self.run_id, self.edition = run[1:]
+            self.run_id, self.edition, self.group = run[1:]
+            if group not in (None, self.group):
+                self._rename(group)
             return None if run[0] == source else self._correct(rows, source)
         self.run_id = f"backfill-{uuid.uuid4().hex[:20]}"
+        self.group = group or f"{prefix}{uuid.uuid4().hex[:8]}"
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._insert((*row, *_NOTHING, 0, row[0]) for row in rows)
-            self._db.execute("INSERT INTO run (source, id) VALUES (?, ?)", (source, self.run_id))
+            values = (source, self.run_id, self.group)
+            self._db.execute("INSERT INTO run (source, id, name) VALUES (?, ?, ?)", values)
         return None
+
+    def _rename(self, group: str | None) -> None:
+        """Give the jobs another group, unless some have been submitted."""
+        if not self.is_untouched():
+            known = f"the group {self.group}" if self.group else "no group"
+            raise LedgerError(f"the jobs of the folder have {known}: leave --group out, or choose another --out")
+        self.group = group
+        self._db.execute("UPDATE run SET name = ?", (group,))
 
     def _insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
         self._db.executemany(f"INSERT INTO line (number, body, {_KEPT}) VALUES ({', '.join('?' * 11)})", rows)

@@ -172,7 +172,8 @@ class Backfill:
                 pause_s = min(MAX_PAUSE_S, pause_s * 1.5)
 
     def _body(self, entry: Entry) -> dict[str, Any]:
-        return {"priority": "bulk", **entry.body, "batch_id": self._ledger.run_id}
+        group = {} if self._ledger.group is None else {"group": self._ledger.group}
+        return {"priority": "bulk", **group, **entry.body, "batch_id": self._ledger.run_id}
 
     async def _list_all(self) -> None:
         """Hand over the jobs that have ended, while there are jobs in flight."""

@@ -41,6 +41,9 @@ def test_a_stop_writes_the_manifest_and_names_the_jobs(server: Server, tmp_path:
     process.send_signal(stop)
     _, errors = process.communicate(timeout=TIMEOUT_S)
     (batch,) = {job["batch_id"] for job in listed()}
+    (group,) = {job["group"] for job in listed()}
+    assert f"fusequeue groups show {group}\n" in errors
+    assert group.startswith("prompts-out-")
     assert (process.returncode, "Traceback" in errors) == (130, False), errors
     assert f"fusequeue cancel --batch {batch}\n" in errors
     rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]

@@ -259,6 +259,13 @@ async def test_options_of_a_backfill_are_fields_of_the_lines_without_them(run: R
         assert cause in row["error"]
 
 
+async def test_an_invalid_group_of_a_backfill_is_refused_before_its_lines(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    refused = await run("backfill", "prompts.txt", "--out", "out", "--group", "a b")
+    assert (refused.exit_code, "group: " in refused.stderr) == (2, True), refused.stderr
+    assert "nothing was submitted" in refused.stderr
+
+
 async def test_models_queues_and_workers_are_listed(run: Run) -> None:
     assert [model["id"] for model in lines(await run("models", "--json"))] == ["demo"]
     await run("submit", PROMPT, "--no-wait")

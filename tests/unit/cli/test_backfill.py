@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cli.backfill.command import progress_line
+from cli.backfill.command import group_prefix, progress_line
 from cli.backfill.ledger import NAME, Corrections, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
+from shared.job_fields import GROUP_NAME
 
 LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
 
@@ -137,6 +139,31 @@ def test_of_identical_new_lines_the_one_that_a_kill_may_have_sent_stays(tmp_path
         assert [(one.place, one.failed_attempts) for one in ledger.entries(EntryState.NEW)] == [(2, 0), (3, 0)]
 
 
+def test_the_group_of_a_folder_stays(tmp_path: Path) -> None:
+    """A resumed backfill continues its group; another one is refused once a line has been submitted."""
+    prompts = tmp_path / "My prompts.txt"
+    for group in (None, None, "nightly", None, "nightly"):
+        ledger = Ledger(tmp_path)
+        ledger.begin(LINES, group, prefix=group_prefix(prompts, tmp_path / "out"))
+        known = ledger.group
+        ledger.close()
+        assert known == "nightly" or (group is None and str(known).startswith("my-prompts-out-"))
+    ledger = Ledger(tmp_path)
+    ledger.begin(LINES)
+    ledger.submitted([(1, "job_1", None)])
+    assert ledger.group == "nightly"
+    with pytest.raises(LedgerError, match="the jobs of the folder have the group nightly: leave --group out"):
+        ledger.begin(LINES, "weekly")
+    ledger.close()
+
+
+def test_the_default_group_is_a_valid_name(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.begin(LINES, prefix=group_prefix(Path(f"{'東京'} {'a b' * 90}.txt"), Path(f"/{'x.y' * 90}")))
+    assert re.fullmatch(GROUP_NAME, str(ledger.group))
+    ledger.close()
+
+
 def test_lines_that_were_never_submitted_can_all_be_replaced(tmp_path: Path) -> None:
     """As when an option is wrong for each of them."""
     with closing(Ledger(tmp_path)) as ledger:
@@ -162,16 +189,18 @@ def test_progress_in_words() -> None:
 
 
 def test_a_ledger_of_an_earlier_version_resumes(tmp_path: Path) -> None:
-    """Its lines had no columns for flagged files and for what they were made with."""
+    """Its lines had no columns for flagged files and for what they were made with, and its jobs no group."""
     with closing(Ledger(tmp_path)) as ledger:
         ledger.begin(LINES)
     with closing(sqlite3.connect(tmp_path / NAME)) as database:
         database.execute("ALTER TABLE line DROP COLUMN flagged")
         for column in ("made", "edition", "place"):
             database.execute(f"ALTER TABLE line DROP COLUMN {column}")
-        database.execute("ALTER TABLE run DROP COLUMN edition")
+        for column in ("edition", "name"):
+            database.execute(f"ALTER TABLE run DROP COLUMN {column}")
     with closing(Ledger(tmp_path)) as ledger:
-        ledger.begin(LINES)
+        ledger.begin(LINES, prefix="prompts-")
+        assert ledger.group is None, "a request that is sent again must be the same"
         ledger.done(1, ["a.png"], [0])
         assert ledger.flagged() == 1
 

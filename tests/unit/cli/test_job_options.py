@@ -15,7 +15,7 @@ from cli.main import Command, load
 
 OF_OBJECTS = {"scheduler_options", "metadata", "extra"}
 FIELDS = {name: field for declared in SECTIONS for name, field in declared.model_fields.items()}
-LEFT_OUT = {"submit": set[str](), "backfill": {"batch_id"}}
+LEFT_OUT = {"submit": set[str](), "backfill": {"batch_id", "group"}}
 
 
 def options_of(command: str) -> dict[str, Any]:
