@@ -40,6 +40,7 @@ from fusequeue.job_handle import AsyncJobHandle, JobHandle, OnProgress
 from fusequeue.mapping import Prompt
 from fusequeue.params import (
     AdapterParams,
+    BestOfParams,
     ControlParams,
     ImageFile,
     ImageSource,
@@ -86,6 +87,7 @@ from fusequeue.resources.webhooks import (
 from fusequeue.response_types import (
     Artifact,
     BatchingStats,
+    DroppedCandidate,
     Event,
     Failure,
     FieldWarning,
@@ -93,6 +95,7 @@ from fusequeue.response_types import (
     InputVideo,
     Job,
     JobAdapter,
+    JobBestOf,
     JobControl,
     JobOutput,
     JobSchedulerOptions,
@@ -146,6 +149,7 @@ __all__ = [
     "BatchState",
     "BatchTimeout",
     "BatchingStats",
+    "BestOfParams",
     "Busy",
     "Changes",
     "Client",
@@ -158,6 +162,7 @@ __all__ = [
     "Defaults",
     "DeliveryAttempt",
     "DeliveryState",
+    "DroppedCandidate",
     "EndpointEventName",
     "Event",
     "Failure",
@@ -174,6 +179,7 @@ __all__ = [
     "InvalidDelivery",
     "Job",
     "JobAdapter",
+    "JobBestOf",
     "JobControl",
     "JobEventName",
     "JobFailed",

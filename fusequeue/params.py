@@ -80,6 +80,14 @@ class StepScheduleParams(TypedDict):
     of: NotRequired[Literal["output", "residual"]]
 
 
+class BestOfParams(TypedDict):
+    """Of `candidates` images `keep` are finished; the worst are dropped after the shares `at` of the steps."""
+
+    candidates: int
+    keep: NotRequired[int]
+    at: NotRequired[Sequence[float]]
+
+
 class SchedulerOptionsParams(TypedDict, total=False):
     """Options of a noise scheduler; `timesteps` or `sigmas` are the steps themselves, without the final 0."""
 
@@ -108,6 +116,8 @@ class JobParams(SentFields, total=False):
     """Options of the noise scheduler."""
     step_cache: CacheLevelName | StepScheduleParams | None
     """Skip steps and extrapolate them: faster, less exact."""
+    best_of: BestOfParams | None
+    """Begin more images than are kept, and drop those that the model's scorer finds worst."""
     adapters: Sequence[AdapterParams] | None
     """LoRA adapters and embeddings, each with its `scale`."""
     image: ImageSource | None

@@ -46,7 +46,7 @@ class QueuePosition(Resource):
 class Artifact(Resource):
     """A finished image, video, sound or mesh, or latents; `Client.read` returns its bytes. The sides of a sound are 0.
 
-    `location` is where its job's `output` is.
+    `location` is where its job's `output` is. `score` is that of the model's scorer, of a job with `best_of`.
     """
 
     index: int
@@ -56,6 +56,7 @@ class Artifact(Resource):
     width: int
     height: int
     seed: int
+    score: float | None = None
     flagged: bool = False
     kind: SkipValidation[Literal["image", "video", "audio", "mesh", "latents"]] = "image"
     frames: int | None = None
@@ -101,6 +102,14 @@ class Metrics(Resource):
     device_seconds: float | None = None
 
 
+class DroppedCandidate(Resource):
+    """A candidate that was dropped after `step`; without a `score` its values were not finite."""
+
+    candidate: int
+    step: int
+    score: float | None = None
+
+
 class BatchingStats(Resource):
     """A job's denoiser forwards and batch mates; `solo_reason` says why it had none."""
 
@@ -109,6 +118,7 @@ class BatchingStats(Resource):
     mean_rows: float = 1.0
     skipped_steps: int = 0
     rows_by_forward: list[tuple[int, int]] = Field(default_factory=list)
+    dropped: tuple[DroppedCandidate, ...] = ()
     solo_reason: str | None = None
 
 
@@ -166,6 +176,14 @@ class JobStepCache(Resource):
     of: SkipValidation[Literal["output", "residual"]]
 
 
+class JobBestOf(Resource):
+    """Candidates of a job, how many of them are kept, and after which shares of the steps the worst are dropped."""
+
+    candidates: int
+    keep: int
+    at: tuple[float, ...]
+
+
 class JobSchedulerOptions(Resource):
     """Options of the noise scheduler of a job."""
 
@@ -202,6 +220,7 @@ class Job(ReturnedFields, _JobState):
 
     scheduler_options: JobSchedulerOptions | None = None
     step_cache: JobStepCache | None = None
+    best_of: JobBestOf | None = None
     adapters: tuple[JobAdapter, ...] = ()
     image: InputImage | None = None
     images: tuple[InputImage, ...] = ()

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.config.adapters import Adapter
+from shared.config.candidates import DroppedCandidate
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.step_schedules import computed_steps
@@ -157,19 +158,22 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
 
     @property
     def slots(self) -> int:
-        """Slots of a batch that the job takes, one per image."""
-        return self.n
+        """Slots of a batch that the job takes, one per image: of candidates as many as begin."""
+        return self.n if self.best_of is None else self.best_of.candidates
 
     @property
     def computed_steps_per_image(self) -> int:
-        """How many denoising steps are computed for each image, at least.
+        """How many denoising steps are computed for each image, at least; of candidates on average.
 
         Of a part of the denoising one: which steps are in it depends on the noise scheduler.
         """
         if any(getattr(self, name) is not None for name in PARTS):
             return 1
         steps = int(self.steps * (self.strength or 1.0))
-        return max(1, len(computed_steps(steps, self.step_cache)))
+        computed = len(computed_steps(steps, self.step_cache))
+        if self.best_of is not None and steps > 0:
+            computed = int(computed * self.best_of.mean_steps(steps) / steps)
+        return max(1, computed)
 
     def seed_of(self, index: int) -> int:
         """Return the seed of output `index`; layers of one result share it."""
@@ -205,6 +209,7 @@ class Artifact(_Frozen):
     """A stored image, video, sound or mesh, or latents; `frames` to `channels` are only set for videos and sounds,
     `vertices` and `faces` for meshes. A sound has no sides: they are 0. Those of a mesh are those of its thumbnail.
 
+    One that candidates were dropped for has their scorer's `score` of it.
     One that was sent to its job's destination has a `location`: its key is that in the bucket, or a name for a URL.
     """
 
@@ -216,6 +221,7 @@ class Artifact(_Frozen):
     width: int
     height: int
     seed: int
+    score: Annotated[float | None, Field(exclude_if=lambda score: score is None)] = None
     flagged: bool = False
     frames: int | None = None
     fps: int | None = None
@@ -266,7 +272,8 @@ class BatchingStats(_Frozen):
     `max_jobs` is the most jobs in one forward, including this one; `mean_rows` the mean rows of its forwards, before
     guidance doubling. `skipped_steps` counts those of all its images; it is omitted without any, so that older programs
     can read the rest. `rows_by_forward` are the rows of its forwards in order, as `(rows, forwards)`, up to
-    `MAX_ROW_CHANGES` of them. `solo_reason` is None if the job ever had batch mates.
+    `MAX_ROW_CHANGES` of them. `dropped` are the candidates that were not finished, in the order in which they were
+    dropped. `solo_reason` is None if the job ever had batch mates.
     """
 
     forwards: int = 0
@@ -274,6 +281,7 @@ class BatchingStats(_Frozen):
     mean_rows: float = 1.0
     skipped_steps: Annotated[int, Field(exclude_if=lambda steps: not steps)] = 0
     rows_by_forward: Annotated[tuple[tuple[int, int], ...], Field(exclude_if=lambda rows: not rows)] = ()
+    dropped: Annotated[tuple[DroppedCandidate, ...], Field(exclude_if=lambda dropped: not dropped)] = ()
     solo_reason: str | None = None
 
 

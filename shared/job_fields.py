@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 from pydantic_core import PydanticCustomError
 
+from shared.config.candidates import BestOf
 from shared.config.scheduler_choices import Scheduler, SchedulerOptions
 from shared.config.step_schedules import Choice, StepSchedule
 
@@ -364,6 +365,14 @@ class ServiceFields(BaseModel):
     """How the service is to run, encode and deliver, as the request says it."""
 
     n: Annotated[Count, MAY_DIFFER, Field(description="Number of results; result i uses seed + i.")] = 1
+    best_of: Annotated[
+        BestOf | None,
+        MAY_DIFFER,
+        Field(
+            description="Begin more images than are kept, and drop those that the model's scorer finds worst: `n` is "
+            "`keep`, the best first. Only of models with a scorer."
+        ),
+    ] = None
     keep_unmasked: Annotated[
         bool, MAY_DIFFER, Field(strict=True, description="With `mask`: what is not repainted stays bit for bit.")
     ] = True

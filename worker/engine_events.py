@@ -74,6 +74,8 @@ class EngineEventHandler:
             case protocol.CheckpointTaken():
                 self.on_checkpoint(claimed, event)
                 return
+            case protocol.CandidatesDropped(running=running):
+                claimed.slots = running
             case protocol.JobPhaseChanged(phase=phase):
                 claimed.update_progress(phase)
             case protocol.JobProgress(step=step, total=total):

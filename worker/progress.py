@@ -144,7 +144,7 @@ class ProgressReporter:
 
     async def _send_heartbeat(self, engine: EngineStatus) -> None:
         claimed_jobs = self._claimed_jobs.values()
-        running_slots = sum(claimed.job.slots for claimed in claimed_jobs if claimed.occupies_slots)
+        running_slots = sum(claimed.slots for claimed in claimed_jobs if claimed.occupies_slots)
         usable, now_s = engine.usable(self._info.models), time.monotonic()
         if self._info.state == "ready":
             self._ready_at_s = (self._ready_at_s or now_s) if usable else None

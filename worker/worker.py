@@ -273,8 +273,8 @@ class Worker:
         self._progress.mark_changed(claimed)
         if claimed.engine_done.done():
             self._batch_log.remove(claimed)
-        occupied, claimed.occupied_slots = claimed.occupied_slots, claimed.occupies_slots
-        if occupied and not claimed.occupied_slots:
+        occupied, claimed.occupied_slots = claimed.occupied_slots, claimed.slots if claimed.occupies_slots else 0
+        if claimed.occupied_slots < occupied:
             self._claim_loop.end_pause()
 
     def _forward_done(self, forward: ForwardDone) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.adapters import Adapter
+from shared.config.candidates import DroppedCandidate
 from shared.config.destinations import Destination
 from shared.job import (
     Artifact,
@@ -77,6 +78,9 @@ class ArtifactObject(BaseModel):
     width: int
     height: int
     seed: int
+    score: float | None = Field(
+        None, description="Of a job with `best_of`: that of the model's scorer, at the last share."
+    )
     flagged: bool
     frames: int | None
     fps: int | None
@@ -126,6 +130,9 @@ class BatchingObject(BaseModel):
     rows_by_forward: tuple[tuple[int, int], ...] = Field(
         (),
         description="Rows of its forwards in order, as pairs of rows and number of forwards; up to 64 pairs.",
+    )
+    dropped: tuple[DroppedCandidate, ...] = Field(
+        (), description="Candidates of `best_of` that were not finished, in the order in which they were dropped."
     )
     solo_reason: str | None
 

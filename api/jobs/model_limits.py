@@ -88,6 +88,9 @@ def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequ
         yield InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
     if request.n > limits.max_images:
         yield InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
+    if request.best_of is not None and request.best_of.candidates > limits.max_images:
+        message = f"best_of.candidates is at most {limits.max_images} for model {spec.id!r}"
+        yield InvalidRequest(message, param="best_of.candidates")
 
 
 def own_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
@@ -109,8 +112,9 @@ def _text_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidReques
     for param, text in texts.items():
         if text is not None and len(text) > spec.limits.max_prompt_chars:
             yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
-    if request.seed is not None and request.seed > MAX_SEED - request.n:
-        yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
+    images = request.n if request.best_of is None else request.best_of.candidates
+    if request.seed is not None and request.seed > MAX_SEED - images:
+        yield InvalidRequest(f"seed is at most {MAX_SEED - images}", param="seed")
 
 
 def _time_faults(request: JobRequest) -> Iterator[InvalidRequest]:
@@ -195,6 +199,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
             yield InvalidRequest(f"{param} needs a mask", param=param)
     yield from _part_faults(request, spec, task)
     yield from _refiner_faults(request, spec, task)
+    yield from _candidate_faults(request, spec, task)
     yield from _mesh_faults(request, task)
     if request.webhook_events is not None and request.webhook is None:
         yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
@@ -221,7 +226,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
         rule = f"at most {limits.max_layers}" if takes_layers else "not for this model"
         yield InvalidRequest(f"layers: {rule}", param="layers")
     layers = given_or(request.layers, spec.defaults.layers) if task.medium is Medium.IMAGE else 0
-    if request.output is not None and (fault := request.output.fault(outputs=request.n * max(1, layers))):
+    if request.output is not None and (fault := request.output.fault(outputs=kept_images(request) * max(1, layers))):
         yield InvalidRequest(f"output: {fault}", param="output")
 
 
@@ -301,6 +306,30 @@ def _refiner_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterato
         yield InvalidRequest(f"{param}: with this strength no step is before {start}; {least}", param=param)
 
 
+def _candidate_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of `best_of`, other than that of its candidates' number."""
+    best_of, param = request.best_of, "best_of"
+    if best_of is None:
+        return
+    if task.medium is not Medium.IMAGE:
+        yield InvalidRequest(f"{param}: not for {task.value}, only for images", param=param)
+    elif spec.scorer is None:
+        yield InvalidRequest(f"{param}: model {spec.id!r} has no scorer of candidates", param=param)
+    if "n" in request.model_fields_set and request.n != best_of.keep:
+        yield InvalidRequest(f"n is {param}.keep, {best_of.keep}, with {param}; leave it out", param="n")
+    if given_or(request.layers, spec.defaults.layers):
+        yield InvalidRequest(f"{param} excludes layers", param=param)
+    if request.refiner_start not in (None, NONE):
+        yield InvalidRequest(f"{param} excludes refiner_start", param=param)
+    for other in _sent_parts(request):
+        yield InvalidRequest(f"{param} excludes {other}", param=param)
+
+
+def kept_images(request: JobRequest) -> int:
+    """Return how many results a request asks for."""
+    return request.n if request.best_of is None else request.best_of.keep
+
+
 def _steps_of(request: JobRequest, spec: ModelSpec) -> int:
     values = chosen_scheduler(request, spec).values
     return given_or(request.steps, spec.defaults.steps) if values is None else len(values)
@@ -325,6 +354,8 @@ def chosen_refiner_start(request: JobRequest, spec: ModelSpec, task: Task, steps
     """
     if request.refiner_start is not None:
         return None if request.refiner_start == NONE else request.refiner_start
+    if request.best_of is not None:
+        return None
     listed = chosen_scheduler(request, spec).values is not None
     refines = spec.refines(task, with_nets=_has_nets(request, spec))
     if spec.refiner is None or task is not Task.TEXT_TO_IMAGE or not refines or listed or any(_sent_parts(request)):

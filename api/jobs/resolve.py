@@ -16,6 +16,7 @@ from api.jobs.model_limits import (
     field_faults,
     given_or,
     image_faults,
+    kept_images,
     task_faults,
 )
 from api.jobs.request import JobRequest, parse, task_of
@@ -78,6 +79,7 @@ def resolve_for_model(request: JobRequest, spec: ModelSpec, tenant: str, now_ms:
     return Job(
         **{name: getattr(request, name) for name in SENT_FIELDS}
         | {"model": spec.id}  # the request can have an alias
+        | {"n": kept_images(request)}
         | {"extra": {**defaults.extra, **(request.extra or {})} if defaults.extra else request.extra}
         | own_fields(request, spec, tenant, now_ms),
         **_task_fields(request, spec, task),
@@ -150,8 +152,9 @@ def max_batch_for(job: Job, catalog: Catalog) -> int:
     """Return the largest batch of a job's model and size; raises `InvalidRequest` if none can hold the job."""
     max_batch = catalog.for_size(job.model, job.width, job.height).max_batch
     if job.slots > max_batch:
-        message = f"n is at most {max_batch} for model {job.model!r} at {job.width}x{job.height}"
-        raise InvalidRequest(message, param="n")
+        param = "n" if job.best_of is None else "best_of.candidates"
+        message = f"{param} is at most {max_batch} for model {job.model!r} at {job.width}x{job.height}"
+        raise InvalidRequest(message, param=param)
     return max_batch
 
 

@@ -26,7 +26,7 @@ NOT_OF_THE_LINE = RETRIED | {401}  # of a download: the service is full or unava
 RATE_LIMITED = 429  # of a whole request: it is sent again when the service allows it
 MADE_WITH = (
     *("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength"),
-    *("guidance_scale_2", "scheduler_options", "step_cache", "refiner_start", "layers", "duration_s"),
+    *("guidance_scale_2", "scheduler_options", "step_cache", "refiner_start", "layers", "duration_s", "best_of"),
 )
 
 

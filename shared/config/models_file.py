@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from shared.architectures.registry import FIXED_RATES
 from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, load_batch_rules
+from shared.config.candidates import Scorer
 from shared.config.checkpoints import source_hint
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.model_facts import ModelFacts
@@ -29,7 +30,7 @@ from shared.config.size_steps import XL_SCALE, size_step, upscale_factor, vae_sc
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
-from shared.job_fields import MAX_DURATION_S, MAX_FPS, Extra, Task
+from shared.job_fields import MAX_DURATION_S, MAX_FPS, Extra, Medium, Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
@@ -211,6 +212,7 @@ class ModelSpec(_Table):
     adapter: tuple[AdapterSpec, ...] = ()
     control: tuple[ControlSpec, ...] = ()
     refiner: RefinerSpec | None = None
+    scorer: Scorer = None
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
     references: References = References()
@@ -268,6 +270,8 @@ class ModelSpec(_Table):
             raise ValueError(fault)
         if self.refiner is not None and (fault := refiner_fault(self)):
             raise ValueError(fault)
+        if self.scorer is not None and not any(task.medium is Medium.IMAGE for task in self.tasks):
+            raise ValueError("scorer: none of its tasks makes images; remove it")
         return self
 
     @property
@@ -338,10 +342,12 @@ class ModelSpec(_Table):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """The names of `checkpoint`, `vae` and the refiner; folders can have different paths on different machines."""
+        """The names of `checkpoint`, `vae`, the refiner and the scorer; folders can have different paths on different
+        machines."""
         names = [f"{key}={Path(path).name}" for key in ("checkpoint", "vae") if (path := getattr(self, key))]
         refiner = [] if self.refiner is None else [f"refiner={self.refiner.name}"]
-        return (*names, *refiner)
+        scorer = [] if self.scorer is None else [f"scorer={self.scorer.name}"]
+        return (*names, *refiner, *scorer)
 
     @property
     def own_scheduler(self) -> OwnScheduler:
@@ -441,9 +447,13 @@ class ModelSpec(_Table):
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether its source, or that of a control or its refiner, is on the hub."""
-        on_hub = self.refiner is not None and not self.refiner.is_folder
-        return on_hub or not self.is_folder or any(control.is_on_hub for control in self.control)
+        """Whether its source, or that of a control, its refiner or its scorer, is on the hub."""
+        others = (one for one in (self.refiner, self.scorer) if one is not None)
+        return (
+            any(not one.is_folder for one in others)
+            or not self.is_folder
+            or any(control.is_on_hub for control in self.control)
+        )
 
 
 class Catalog:
@@ -561,6 +571,8 @@ def resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     update["control"] = tuple(control.resolve_path(folder) for control in spec.control)
     if spec.refiner is not None:
         update["refiner"] = spec.refiner.resolve_path(folder)
+    if spec.scorer is not None:
+        update["scorer"] = spec.scorer.resolve_path(folder)
     if spec.quantization is not None:
         update["quantization"] = spec.quantization.resolve_paths(folder)
     if spec.checkpoint is not None:

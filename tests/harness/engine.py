@@ -25,6 +25,7 @@ from shared.job_fields import VIDEO_TYPES, OutputFormat, Task
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
     Audio,
+    CandidatesDropped,
     CheckpointTaken,
     EngineEvent,
     EngineRequest,
@@ -175,6 +176,8 @@ class EventRecorder:
                 self.log.append((phase.value, key))
             case JobProgress(key, step, total):
                 self.log.append(("progress", key, step, total))
+            case CandidatesDropped(key, running):
+                self.log.append(("dropped", key, running))
             case PreviewReady(key, index, pixels):
                 self.log.append(("preview", key, index))
                 self.previews.append(pixels)

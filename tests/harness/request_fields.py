@@ -48,6 +48,11 @@ source = "x"
 source = "x"
 
 [[model]]
+id = "rated"
+source = "x"
+scorer = "acme/clip"
+
+[[model]]
 id = "layered"
 source = "x"
 tasks = ["edit"]
@@ -125,6 +130,7 @@ RESULT = "after the pipeline, or before it on its images: tests/unit/engine/pipe
 SCHEDULER = "set on the pipeline: tests/integration/engine/test_schedulers.py"
 PARTS = "in the calls of the model's two pipelines: tests/integration/engine/test_refined_jobs.py"
 STEPS = "decides which forwards are skipped, not the call: tests/integration/engine/test_step_caching.py"
+SCORES = "decides which calls are ended: tests/integration/engine/test_candidates.py"
 FETCHED = "the job has the id of what was fetched: tests/integration/api/test_adapter_urls.py"
 PUT, PUT_2 = "https://bucket.example/a?signature=1", "https://bucket.example/b?signature=1"
 SCHEDULE = {"every": 3, "first": 4, "last": 3, "order": "linear", "of": "output"}
@@ -137,6 +143,13 @@ def of_adapters(base: Mapping[str, Any], sent: Mapping[str, Any], made: Mapping[
 def of_schedule(name: str, value: Any) -> Row:
     made = {"step_cache": SCHEDULE | {name: value}}
     return Row({"step_cache": {"every": 3, name: value}}, made, made, STEPS, {"step_cache": {"every": 3}})
+
+
+def of_candidates(**sent: Any) -> Row:
+    best_of = {"candidates": 4, "keep": 1, "at": [0.25, 0.5], **sent}
+    made = {"best_of": best_of, "n": best_of["keep"]}
+    base = {"model": "rated", "best_of": {"candidates": 4}}
+    return Row({"best_of": {"candidates": 4, **sent}}, made, made, SCORES, base)
 
 
 def of_scheduler(name: str, value: Any, call: Mapping[str, Any] | str = SCHEDULER, **named: Any) -> dict[str, Row]:
@@ -169,6 +182,9 @@ ROWS: dict[str, Row] = {
     "width": same({"width": 256}, width=256),
     "height": same({"height": 256}, height=256),
     "n": same("the pipeline is called for each image", n=2),
+    "best_of.candidates": of_candidates(candidates=6),
+    "best_of.keep": of_candidates(keep=2),
+    "best_of.at": of_candidates(at=[0.5, 1.0]),
     "seed": same({"generator": 9}, seed=9),
     "steps": same({"num_inference_steps": 9}, steps=9),
     "num_inference_steps": Row({"num_inference_steps": 9}, {"steps": 9}, {"steps": 9}, {"num_inference_steps": 9}),

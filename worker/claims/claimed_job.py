@@ -65,7 +65,8 @@ class ClaimedJob:
         self.times = JobTimes()
         self.phase = Phase.LOADING
         self.progress = Progress()
-        self.occupied_slots = True  # at its last change
+        self.slots = claim.job.slots  # fewer once candidates are dropped
+        self.occupied_slots = self.slots  # at its last change; 0 in its last forward and after
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
         self.stop_reason: StopReason | None = None
         self.stopped = asyncio.Event()

@@ -159,8 +159,9 @@ class ClaimLoop:
         ):
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
-        claims = [claimed.claim for claimed in claimed_jobs]
-        running = [RunningJob(c.signature, c.job.slots, c.job.priority is Priority.INTERACTIVE) for c in claims]
+        running = [
+            RunningJob(one.claim.signature, one.slots, one.job.priority is Priority.INTERACTIVE) for one in claimed_jobs
+        ]
         batch_slots = self._max_batch
         if running:
             signature = running_signature(running)

@@ -50,11 +50,16 @@ class Audio:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished image, or a video with its audio; `flagged` by the model's safety checker."""
+    """A finished image, or a video with its audio; `flagged` by the model's safety checker.
+
+    One of a job with candidates has its number among these, and the `score` by which it was kept.
+    """
 
     pixels: Pixels
     flagged: bool = False
     audio: Audio | None = None
+    candidate: int | None = None
+    score: float | None = None
 
     @property
     def is_video(self) -> bool:
@@ -137,6 +142,14 @@ class PreviewReady:
     claim_key: str
     index: int
     pixels: Pixels
+
+
+@dataclass(frozen=True)
+class CandidatesDropped:
+    """Images of a job are not finished, and take part in no further forward; `running` ones are."""
+
+    claim_key: str
+    running: int
 
 
 @dataclass(frozen=True)
@@ -250,7 +263,9 @@ class ForwardRetried:
     retries: int
 
 
-JobEvent: TypeAlias = JobPhaseChanged | JobProgress | PreviewReady | CheckpointTaken | OutputReady | JobFinished
+JobEvent: TypeAlias = (
+    JobPhaseChanged | JobProgress | PreviewReady | CandidatesDropped | CheckpointTaken | OutputReady | JobFinished
+)
 ModelEvent: TypeAlias = ModelLoaded | ModelLoadFailed | MemoryExhausted | ForwardRetried
 EngineEvent: TypeAlias = JobEvent | ForwardDone | ModelEvent
 

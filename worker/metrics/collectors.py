@@ -35,7 +35,7 @@ def settled(claim: Claim, outcome: Outcome) -> None:
         metrics.job_failures.labels(outcome.error.code).inc()
     used(claim.job.model, outcome)
     skipped = outcome.batching.skipped_steps + outcome.resumed_steps
-    steps, inference_ms = (outcome.progress.total - skipped) // max(1, claim.job.n), outcome.timings.inference_ms
+    steps, inference_ms = (outcome.progress.total - skipped) // claim.job.slots, outcome.timings.inference_ms
     if outcome.state is State.SUCCEEDED and steps and inference_ms is not None:
         metrics.step_seconds.labels(claim.job.model).observe(inference_ms / 1000 / steps)
 

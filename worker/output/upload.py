@@ -98,9 +98,13 @@ class Uploader:
         self, claim: Claim, index: int, output: Output | Audio | Mesh | Latents
     ) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.epoch, index)
+        seed_index = index  # of a kept candidate its number, whose seed it has
         content_type = job.output_format.content_type
         common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
-        common |= {"seed": job.seed_of(index)}
+        if isinstance(output, Output) and output.candidate is not None:
+            seed_index = output.candidate
+            common["score"] = output.score
+        common["seed"] = job.seed_of(seed_index)
         common["location"] = None if job.output is None else job.output.location(key, index)
         if isinstance(output, Latents):
             data = encode_latents(output, job, index)
@@ -116,7 +120,7 @@ class Uploader:
         common |= {"flagged": output.flagged}
         with self._counted_in_spool(output.nbytes):
             if not output.is_video:
-                data = await self._in_thread(partial(encode, output.pixels, job, index))
+                data = await self._in_thread(partial(encode, output.pixels, job, seed_index))
                 height, width = output.pixels.shape[:2]
                 return Artifact(**common, bytes=len(data), width=width, height=height), {key: (data, content_type)}
             video = await self._in_thread(partial(_encode_video, output, job, index))

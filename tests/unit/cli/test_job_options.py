@@ -13,7 +13,7 @@ from cli.client_options import Chosen, takes
 from cli.job_options import BY_HAND, SECTIONS, chosen_fields, job_options
 from cli.main import Command, load
 
-OF_OBJECTS = {"scheduler_options", "metadata", "extra"}
+OF_OBJECTS = {"scheduler_options", "metadata", "extra", "best_of"}
 FIELDS = {name: field for declared in SECTIONS for name, field in declared.model_fields.items()}
 LEFT_OUT = {"submit": set[str](), "backfill": {"batch_id", "group"}}
 

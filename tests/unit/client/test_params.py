@@ -25,7 +25,7 @@ from api.routes.operators.operations import ScaleObject
 from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
 from fusequeue import job_fields, params, service
 from fusequeue.resources.batches import BatchEndpoint, BatchState
-from shared.config import adapters, controls, destinations, models_file, scheduler_choices, step_schedules
+from shared.config import adapters, candidates, controls, destinations, models_file, scheduler_choices, step_schedules
 from shared.queue import records
 
 UNTYPED = {"object", "created", "owned_by", "completion_window", "urls", "beat_at_ms"}  # no use to a script
@@ -47,6 +47,7 @@ def values(literal: Any) -> set[str]:
         (params.ControlParams, controls.ControlChoice),
         (params.OutputParams, destinations.DestinationChoice),
         (params.StepScheduleParams, step_schedules.StepSchedule),
+        (params.BestOfParams, candidates.BestOf),
         (params.SchedulerParams, scheduler_choices.SchedulerChoice),
         (params.SchedulerOptionsParams, scheduler_choices.SchedulerOptions),
         (fusequeue.JobFilters, ServiceFilters),

@@ -9,6 +9,7 @@ import pytest
 
 from api.jobs.request import JobRequest
 from api.jobs.resolve import resolve_for_model
+from shared.config.candidates import BestOf
 from shared.config.controls import Control
 from shared.config.destinations import Destination
 from shared.config.models_file import Limits, ModelSpec
@@ -46,6 +47,7 @@ OTHER: dict[str, Any] = {
     "prompt": "another",
     "negative_prompt": "blurry",
     "n": 3,
+    "best_of": BestOf(candidates=4),
     "seed": 99,
     "steps": 30,
     "guidance_scale": 9.5,

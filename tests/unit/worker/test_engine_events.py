@@ -11,6 +11,7 @@ import pytest
 
 from shared.job import Phase, Progress
 from worker.engine.protocol import (
+    CandidatesDropped,
     EngineEvent,
     ForwardDone,
     JobFinished,
@@ -35,6 +36,7 @@ class Claimed:
 
     def __init__(self, calls: list[Any]) -> None:
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
+        self.slots = 8
         self.update_progress = lambda phase, progress=None: calls.append((phase, progress))
         self.upload = lambda _uploader, index, output: calls.append((index, output))
         self.publish_preview = lambda _publisher, index, pixels: calls.append((index, pixels))
@@ -77,6 +79,12 @@ async def handle(*events: EngineEvent, from_thread: bool = False) -> tuple[list[
 )
 async def test_an_event_updates_its_claimed_job(event: EngineEvent, calls: list[Any]) -> None:
     assert (await handle(event))[0] == calls
+
+
+async def test_dropped_candidates_free_slots_of_their_job() -> None:
+    calls, claimed = await handle(CandidatesDropped(KEY, 4))
+    assert claimed.slots == 4
+    assert calls == ["changed"], "so that the worker claims for the free slots"
 
 
 async def test_a_finished_job_resolves_its_future_once() -> None:

@@ -70,7 +70,7 @@ async def test_heartbeats_say_how_many_jobs_are_bulk(eventually: Eventually) -> 
     queue: Any = QueueOfHeartbeats()
     spec = SimpleNamespace(id="demo", max_batch=8)
     claimed: Any = {
-        name: SimpleNamespace(job=SimpleNamespace(priority=priority, slots=1), occupies_slots=True, spec=spec)
+        name: SimpleNamespace(job=SimpleNamespace(priority=priority), slots=1, occupies_slots=True, spec=spec)
         for name, priority in (("a", Priority.BULK), ("b", Priority.BULK), ("c", Priority.STANDARD))
     }
     catalog: Any = [spec]

@@ -178,11 +178,19 @@ def record_steps(scheduler: Any) -> None:
         own.step = _recorded(plain)
 
 
+def _named_first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the output, the time and the sample of a step; None for one that is not given."""
+    given = {**dict(zip(("model_output", "timestep", "sample"), args, strict=False)), **kwargs}
+    return given.get("model_output"), given.get("timestep"), given.get("sample")
+
+
 def _recorded(plain: Any) -> Any:
     @wraps(plain)  # pipelines look for `eta` and `generator` in its signature
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         task = current_task()
         record = None if task is None else task.record
+        if task is not None and task.on_step is not None:
+            task.on_step(self, *_named_first(args, kwargs))
         if record is None or record.in_step:  # the step of a class can call that of its base
             return plain(self, *args, **kwargs)
         return record.step(self, lambda: plain(self, *args, **kwargs))

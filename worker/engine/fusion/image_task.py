@@ -19,14 +19,14 @@ from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
 from worker.engine.fusion.rng_state import RngState
 from worker.engine.fusion.step_caching import StepCache
-from worker.engine.fusion.task_greenlet import StepRecord, TaskGreenlet
+from worker.engine.fusion.task_greenlet import ScoredStep, StepRecord, TaskGreenlet
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
 
 
 class ImageTask:
-    """The greenlet of one image, and the call at which it is parked.
+    """The greenlet of one image, and the call at which it is parked, or the step at which a candidate waits.
 
     `adapter` applies to its rows; `step_cache` answers its skipped calls, and `record` keeps its steps. Its changes of
     modules that `watch` sees are on them only for its own code and calls. `result` is what `body` returned, `error` why
@@ -44,6 +44,7 @@ class ImageTask:
         self.step_cache = step_cache
         self._record = record
         self.parked_call: ParkedCall | None = None
+        self.scored_step: ScoredStep | None = None
         self.result: Any = None
         self.error: JobError | None = None
         self._body = body
@@ -70,11 +71,14 @@ class ImageTask:
         self._rng_state = RngState(device)
         self._switch(device, self._greenlet)
 
-    def resume(self, device: torch.device, output_or_error: Any) -> None:
-        """Continue from the parked call up to the next one. The call returns the output, or raises a `JobError`."""
+    def resume(self, device: torch.device, output_or_error: Any = None) -> None:
+        """Continue from the parked call up to the next one. The call returns the output, or raises a `JobError`.
+
+        A candidate continues from its scored step.
+        """
         if self._greenlet is None:
             raise RuntimeError("the image task has not started")
-        self.parked_call = None
+        self.parked_call = self.scored_step = None
         self._switch(device, self._greenlet, output_or_error)
 
     def run_solo(self, shared_method: SharedMethod) -> None:
@@ -83,7 +87,7 @@ class ImageTask:
 
     def abort(self) -> None:
         """End the task at its parked call and free its memory."""
-        self.parked_call = None
+        self.parked_call = self.scored_step = None
         if self._greenlet is not None and not self._greenlet.dead:
             self._aborted = True
             # No `Exception`: pipelines do not catch it.
@@ -100,7 +104,9 @@ class ImageTask:
         if self._autocast is not None:
             _set_autocast(device, None)
         torch.set_grad_enabled(False)
-        if not self.done:
+        if isinstance(call, ScoredStep):
+            self.scored_step = call
+        elif not self.done:
             self.parked_call = call
             call.rng_state = self._rng_state
             if call.shared_method in self._solo_methods:

@@ -171,8 +171,8 @@ class SharedMethod:
         )
 
 
-_DECODERS = ("safety_checker", "shape_vae", "geo_decoder")
-"""Components whose `forward` is what follows the denoising."""
+_DECODERS = ("safety_checker", "shape_vae", "geo_decoder", "scorer_images")
+"""Components whose `forward` is what follows the denoising, or the decoding of what it predicts."""
 
 
 def _stage(component: str, method: str) -> Stage:

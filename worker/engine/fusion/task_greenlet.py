@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import greenlet
 
@@ -29,8 +29,19 @@ class StepRecord(Protocol):
     def step(self, scheduler: Any, run: Callable[[], Any]) -> Any: ...
 
 
+class ScoredStep(NamedTuple):
+    """What a candidate parks with after a step at which only `left` go on: its score, None without a finite one."""
+
+    step: int
+    left: int
+    score: float | None
+
+
 class TaskGreenlet(greenlet.greenlet):
-    """The greenlet of an image task. `step_cache` can answer its denoiser calls, and so can `record`."""
+    """The greenlet of an image task. `step_cache` can answer its denoiser calls, and so can `record`.
+
+    `on_step` sees each step of a noise scheduler before it is taken: the scheduler, the output, the time, the sample.
+    """
 
     def __init__(
         self, body: Callable[[], None], step_cache: StepCache | None, record: StepRecord | None = None
@@ -40,6 +51,7 @@ class TaskGreenlet(greenlet.greenlet):
         self.gr_context = contextvars.copy_context()
         self.step_cache = step_cache
         self.record = record
+        self.on_step: Callable[[Any, Any, Any, Any], None] | None = None
 
     def enter(self, value: object = None) -> Any:
         """Run until the task parks, and return what it parks with; None if it ends.

@@ -16,7 +16,6 @@ from worker.engine.pipelines.call_arguments import to_pixels
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.modular import is_modular
 from worker.engine.pipelines.task_pipelines import call_parameters
-from worker.engine.protocol import Pixels
 
 log = structlog.get_logger()
 
@@ -64,15 +63,21 @@ def preview_callback(
 def _add_preview(pipeline: Pipeline, job: Job, steps: StepCounter, latents: torch.Tensor | None) -> None:
     steps.previewing = True
     try:
-        vae_latents = None if latents is None else _to_vae_latents(pipeline, job, latents)
-        if vae_latents is not None:
-            steps.previews.append(_decode_small(pipeline.vae, vae_latents))
+        image = decode_small(pipeline, job, latents)
+        if image is not None:
+            steps.previews.append(to_pixels(image[0]))
     except Exception as error:  # a VAE can fail on unfinished latents; the image continues
         if is_device_lost(error):
             raise
         log.warning("preview_failed", pipeline=type(pipeline).__name__, error=type(error).__name__)
     finally:
         steps.previewing = False
+
+
+def decode_small(pipeline: Pipeline, job: Job, latents: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a small image of latents, [1, 3, height, width] of 0 to 1; None for those that cannot be decoded yet."""
+    vae_latents = None if latents is None else _to_vae_latents(pipeline, job, latents)
+    return None if vae_latents is None else _decode_small(pipeline.vae, vae_latents)
 
 
 def _to_vae_latents(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Tensor | None:
@@ -134,8 +139,7 @@ def _unscale(pipeline: Pipeline, latents: torch.Tensor) -> torch.Tensor:
     return latents / scale + (getattr(config, "shift_factor", None) or 0.0)
 
 
-def _decode_small(vae: Any, latents: torch.Tensor) -> Pixels:
-    """Return a small image of the latents as uint8 [height, width, 3]."""
+def _decode_small(vae: Any, latents: torch.Tensor) -> torch.Tensor:
     height, width = latents.shape[-2:]
     shrink = LARGEST_SIDE / max(height, width)
     if shrink < 1:
@@ -143,6 +147,6 @@ def _decode_small(vae: Any, latents: torch.Tensor) -> Pixels:
         flat = latents.reshape(1, -1, height, width).float()
         small = torch.nn.functional.interpolate(flat, size=size, mode="area")
         latents = small.reshape(*latents.shape[:-2], *size)
-    image = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    image: torch.Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
     image = image[:, :, 0] if image.ndim == 5 else image
-    return to_pixels((image[0] / 2 + 0.5).clamp(0, 1))
+    return (image / 2 + 0.5).clamp(0, 1)

@@ -45,6 +45,7 @@ from worker.engine.pipelines.call_arguments import (
     rounded_sides,
     set_guidance,
 )
+from worker.engine.pipelines.candidate_marks import add_marks
 from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
 from worker.engine.pipelines.clones import (
     Pipeline,
@@ -78,6 +79,7 @@ from worker.engine.pipelines.refiner import (
     planned_steps,
     second_part,
 )
+from worker.engine.pipelines.scoring import Scorer, load_scorer, make_scorer
 from worker.engine.pipelines.shape_pipeline import ShapePipeline
 from worker.engine.pipelines.sounds import cut_to
 from worker.engine.pipelines.stand_ins import stand_in_for
@@ -123,6 +125,7 @@ class LoadedModel:
     image_adapter: ImageAdapter | None = None
     redux: Redux | None = None
     refiner: Refiner | None = None
+    scorer: Scorer | None = None
     controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
     decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
@@ -216,6 +219,7 @@ class LoadedModel:
             if record is not None:
                 record.use_generator(arguments.get("generator"))
             add_previews(pipeline, arguments, job, steps, lambda: record is not None and record.replaying)
+            add_marks(pipeline, arguments, job, steps, self.scorer)
             with inputs_refused(job, steps):
                 results = make_results(pipeline, arguments, inputs.paste)
             check_part_has_steps(job, steps)
@@ -242,6 +246,8 @@ class LoadedModel:
             return "its refiner makes the last steps in a call of its own"
         if job.task.makes_mesh:
             return "meshes have none"
+        if job.best_of is not None:
+            return "its candidates are compared with each other, and begin anew together"
         if job.reproducible and job.step_cache is not None:
             return "step caching computes its first steps after a checkpoint again, which reproducible jobs must not"
         changed = {id(module) for module in self.watch.changed_modules}
@@ -319,6 +325,11 @@ class LoadedModel:
         self.shared_methods += redux.shared_methods
         self.nbytes += redux.nbytes
 
+    def add_scorer(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.shared_methods += scorer.shared_methods
+        self.nbytes += scorer.nbytes
+
     def spread_over(self, ranks: RankGroup) -> None:
         """Run the forwards of the denoisers on all ranks from now on."""
         self.ranks = ranks
@@ -350,6 +361,8 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
                 fetch(control)
         if spec.refiner is not None and not spec.refiner.is_folder:
             fetch(spec.refiner)
+        if spec.scorer is not None and not spec.scorer.is_folder:
+            fetch(spec.scorer)
         found = index_file(folder) is not None or is_shape_folder(folder)
         unmounted = not found and is_unmounted(folder)
         lost = next((path for path in _other_paths(spec) if is_unmounted(path)), None)
@@ -368,8 +381,9 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
 
 def _other_paths(spec: ModelSpec) -> list[Path]:
     """Return the files and folders of a model beside its source, other than controls."""
-    refiner = None if spec.refiner is None or not spec.refiner.is_folder else spec.refiner.source
-    return [Path(path) for path in (spec.checkpoint, spec.vae, refiner) if path is not None]
+    folders = [one.source for one in (spec.refiner, spec.scorer) if one is not None and one.is_folder]
+    head = None if spec.scorer is None else spec.scorer.head
+    return [Path(path) for path in (spec.checkpoint, spec.vae, head, *folders) if path is not None]
 
 
 def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
@@ -395,6 +409,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             image_adapter = load_ip_adapter(spec, pipeline)
             prior = load_redux(spec, pipeline, options)
             refining = load_refiner(spec, folder, pipeline, options)
+            scoring = load_scorer(spec, [pipeline_for(task, pipeline) for task in spec.tasks])
         check_weights(pipeline)
         check_tokenizers(pipeline)
         save_memory(modules_of(pipeline), spec, dtype)
@@ -409,6 +424,8 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         model.image_adapter = image_adapter
         if prior is not None:
             model.add_redux(make_redux(prior, spec, device))
+        if scoring is not None:
+            model.add_scorer(make_scorer(scoring, spec, device))
         model.fingerprint = model_fingerprint(spec, folder)
         if ranks is not None:
             ranks.join(denoisers)

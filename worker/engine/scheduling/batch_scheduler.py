@@ -1,13 +1,14 @@
 """Batch scheduler: holds the engine's jobs, and runs one fused forward after the other."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import structlog
 import torch
 
-from shared.errors import JobError, OutOfMemory
+from shared.errors import InferenceFailed, JobError, OutOfMemory
 from shared.job import Phase
 from shared.signature import DENOISERS
 from worker.engine import protocol
@@ -321,20 +322,46 @@ class BatchScheduler:
         self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
 
     def _after_resume(self, engine_job: EngineJob, task: ImageTask) -> None:
-        """Report the outputs of a done task; finish a job that is done or failed."""
-        if task.parked_call is not None and engine_job.job.previews:
-            task.parked_call.preview = engine_job.steps[engine_job.tasks.index(task)].previewing
+        """Report the outputs of a done task; finish a job that is done or failed; compare candidates that all wait."""
+        number, candidates = engine_job.tasks.index(task), engine_job.candidates
+        if task.parked_call is not None and (engine_job.job.previews or candidates is not None):
+            task.parked_call.preview = engine_job.steps[number].previewing
+        if task.scored_step is not None and engine_job.claim_key in self._jobs:
+            return self._compare(engine_job)
         if not task.done or engine_job.claim_key not in self._jobs:
             return
         if task.error is not None:
             return self.finish(engine_job, task.error)
-        outputs, first_index = task.result, engine_job.tasks.index(task) * len(task.result)
+        if task.result is None:  # a candidate that was dropped, or whose outputs have been reported
+            return
+        outputs, first_index = task.result, number * len(task.result)
+        if candidates is not None:
+            if not candidates.is_settled or len(outputs) > 1:
+                message = "best_of: its images ended before they could be compared"
+                return self.finish(engine_job, InferenceFailed(message, param="best_of"))
+            first_index = candidates.kept.index(number)
+            outputs = [replace(one, candidate=number, score=candidates.scores[number]) for one in outputs]
         self._report_progress([engine_job])
         for index, output in enumerate(outputs, first_index):
             self._events.on_event(protocol.OutputReady(engine_job.claim_key, index, output))
         task.result = None
         if all(one.done and one.result is None and one.error is None for one in engine_job.tasks):  # all are reported
             self.finish(engine_job)
+
+    def _compare(self, engine_job: EngineJob) -> None:
+        """Drop the worst candidates of a job if all wait for it, and continue the others."""
+        candidates, tasks = engine_job.candidates, engine_job.tasks
+        verdict = None if candidates is None else candidates.compare(tasks)
+        if verdict is None:
+            return
+        for number in verdict.dropped:
+            tasks[number].abort()
+        self._events.on_event(protocol.CandidatesDropped(engine_job.claim_key, len(verdict.kept)))
+        for number in verdict.kept:
+            tasks[number].resume(self._device)
+            self._resume_cached(engine_job, tasks[number])
+        for number in verdict.kept:
+            self._after_resume(engine_job, tasks[number])
 
     def _report_decoding(self, task_calls: Sequence[TaskCall]) -> None:
         for engine_job, _, parked_call in task_calls:

@@ -19,6 +19,7 @@ from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
 from worker.engine.scheduling.device_work import DeviceWork
+from worker.engine.scheduling.job_candidates import JobCandidates
 
 log = structlog.get_logger()
 
@@ -51,6 +52,8 @@ class EngineJob:
         self.tasks: list[ImageTask] = []
         self.steps: list[StepCounter] = []  # of each task
         self.records: list[TaskRecord | None] = []  # of each task
+        best_of = self.job.best_of
+        self.candidates = None if best_of is None else JobCandidates(best_of.candidates, best_of.keep)
         self.checkpoint_fault: str | None = None  # why it can have none
         self.is_handed_over = False  # it ends when its last checkpoint is written
         self.unwritten_checkpoints = 0
@@ -86,12 +89,12 @@ class EngineJob:
         self._preempted_since_s = now_s if preempted else None
 
     def create_tasks(self, model: LoadedModel) -> None:
-        """Create an image task for each image of the job, without starting it."""
+        """Create an image task for each image of the job that begins, without starting it."""
         self._started_s = time.monotonic()
         self._warnings += model.warnings(self.job)
         for warning in model.adapters.warnings(self.adapter):
             self._warnings += (FieldWarning(param="adapters", message=f"adapters: {warning}"),)
-        for index in range(self.job.n):
+        for index in range(self.job.slots):
             steps = StepCounter(self._note_progress)
             self.steps.append(steps)
             self.records.append(self._record(index, steps, model))
@@ -136,9 +139,14 @@ class EngineJob:
         self.progressed = True
 
     def progress(self) -> tuple[int, int]:
-        """Return the steps done and all steps, over all images; an image that has not begun counts like the longest."""
+        """Return the steps done and all steps, over all images; an image that has not begun counts like the longest.
+
+        Of candidates that were dropped, all steps are those done.
+        """
         longest = max((steps.total for steps in self.steps), default=0)
-        return sum(steps.step for steps in self.steps), sum(steps.total or longest for steps in self.steps)
+        ended = {} if self.candidates is None else {one.candidate: one.step for one in self.candidates.dropped}
+        done = [ended.get(index, steps.step) for index, steps in enumerate(self.steps)]
+        return sum(done), sum(ended.get(index, steps.total or longest) for index, steps in enumerate(self.steps))
 
     def take_previews(self) -> list[tuple[int, Pixels]]:
         """Return the previews since the last call, each with the index of its image."""
@@ -173,6 +181,7 @@ class EngineJob:
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
             skipped_steps=skipped,
             rows_by_forward=tuple(self._rows_by_forward[:MAX_ROW_CHANGES]),
+            dropped=() if self.candidates is None else tuple(self.candidates.dropped),
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
         return JobFinished(
@@ -184,7 +193,7 @@ class EngineJob:
             inference_ms=None if started is None else round(1000 * (now - started)),
             device_seconds=round(self.device_seconds, 6),
             warnings=self._warnings,
-            device_times=self.device_work.times((self.progress()[0] - skipped - self.resumed_steps) / self.job.n),
+            device_times=self.device_work.times((self.progress()[0] - skipped - self.resumed_steps) / self.job.slots),
             resumed_steps=self.resumed_steps,
         )
 
@@ -198,7 +207,7 @@ class EngineJob:
             return "reproducible jobs of this model run solo: its rules can let other rows change the last bits"
         if not self._forwards:
             return "its pipeline ran no denoiser that jobs share"
-        if self.job.n >= rows:
+        if self.job.slots >= rows:
             return f"its own images fill a forward of {rows} rows"
         if self.mismatched:
             return "tensor shapes or adapters of other jobs did not match, or memory held no more rows"

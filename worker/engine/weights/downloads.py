@@ -13,6 +13,7 @@ from diffusers import DiffusionPipeline
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.model_index import CLASSIC, MODULAR, read_index
@@ -28,8 +29,9 @@ LOOK_EVERY_S = 5.0
 
 _LOADER: Any = DiffusionPipeline
 _CONTROL_FILES = ("config.json", "*_model.safetensors", "*_model-*.safetensors", "*_model.safetensors.index.json")
+_SCORER_FILES = ("*.json", "merges.txt", "model.safetensors", "model-*.safetensors")
 _TIMEOUTS = ("connect", "read", "write", "pool")
-_Spec = ModelSpec | ControlSpec | RefinerSpec
+_Spec = ModelSpec | ControlSpec | RefinerSpec | ScorerSpec
 _Source = tuple[object, ...]
 _running: dict[_Source, Future[Path]] = {}  # one that stalls is given up, and awaited again by the next load
 
@@ -88,6 +90,10 @@ def _download(spec: _Spec, *, local_files_only: bool) -> Path:
         return Path(
             download(spec.source, revision=spec.revision, allow_patterns=allowed, local_files_only=local_files_only)
         )
+    if isinstance(spec, ScorerSpec):
+        snapshot: Any = huggingface_hub.snapshot_download
+        only = {"allow_patterns": [*_SCORER_FILES], "local_files_only": local_files_only}
+        return Path(snapshot(spec.source, revision=spec.revision, **only))
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
     if isinstance(spec, ControlSpec):
         return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
@@ -142,8 +148,8 @@ def _source_of(spec: _Spec) -> _Source:
     source = (spec.source, spec.revision, spec.variant)
     if isinstance(spec, ControlSpec):
         return (*source, spec.weight_name, spec.kind)
-    if isinstance(spec, RefinerSpec):
-        return (*source, RefinerSpec)
+    if isinstance(spec, RefinerSpec | ScorerSpec):
+        return (*source, type(spec))
     gguf = frozenset(spec.quantization.gguf) if spec.quantization is not None else frozenset()
     return (*source, spec.checkpoint, spec.vae is None, spec.safety_checker, gguf)
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import huggingface_hub
 
+from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.model_index import CLASSIC, is_modular, part_places, read_index
@@ -73,7 +74,8 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
     control_files = {file for one in spec.control for file in _control_files(one)}  # one can be of several controls
     of_controls = (file_bytes(file, item_bytes, None) for file in control_files)
     of_folder = (component_bytes(component, spec) for component in components)
-    return sum(of_folder) + sum(replaced.values()) + sum(of_controls) + _refiner_bytes(spec, folder)
+    others = _refiner_bytes(spec, folder) + _scorer_bytes(spec)
+    return sum(of_folder) + sum(replaced.values()) + sum(of_controls) + others
 
 
 def _refiner_bytes(spec: ModelSpec, folder: Path) -> int:
@@ -92,6 +94,21 @@ def cached_refiner(refiner: RefinerSpec) -> Path | None:
         folder = Path(refiner.source)
         return folder if (folder / CLASSIC).is_file() else None
     file = huggingface_hub.try_to_load_from_cache(refiner.source, CLASSIC, revision=refiner.revision)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def _scorer_bytes(spec: ModelSpec) -> int:
+    folder = None if spec.scorer is None else cached_scorer(spec.scorer)
+    item_bytes = ITEM_BYTES["float16" if spec.dtype == "float16" else "float32"]
+    return 0 if folder is None else sum(file_bytes(file, item_bytes, None) for file in _weight_files(folder, None))
+
+
+def cached_scorer(scorer: ScorerSpec) -> Path | None:
+    """Return the folder of a scorer's files on this machine, None if it has none."""
+    if scorer.is_folder:
+        folder = Path(scorer.source)
+        return folder if (folder / "config.json").is_file() else None
+    file = huggingface_hub.try_to_load_from_cache(scorer.source, "config.json", revision=scorer.revision)
     return Path(file).parent if isinstance(file, str) else None
 
 
