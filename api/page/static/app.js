@@ -13,6 +13,7 @@ import { Lightbox } from "./parts/media.js";
 import { Button, Empty, Toasts } from "./parts/ui.js";
 import { Actions } from "./views/actions.js";
 import { Batches } from "./views/batches.js";
+import { Groups } from "./views/groups.js";
 import { JobPage } from "./views/job.js";
 import { Jobs } from "./views/jobs.js";
 import { DeadLetters } from "./views/letters.js";
@@ -27,6 +28,7 @@ const VIEWS = [
   { path: "now", name: "Now", icon: "now", view: Now, allowed: () => mayRead() || mayOperate(), title: nowTitle },
   { path: "playground", name: "Playground", icon: "playground", view: Playground, allowed: mayRead },
   { path: "jobs", name: "Jobs", icon: "jobs", view: Jobs, allowed: () => mayRead() || mayOperate() },
+  { path: "groups", name: "Groups", icon: "groups", view: Groups, allowed: mayRead },
   { path: "batches", name: "Batches", icon: "batches", view: Batches, allowed: mayRead },
   { path: "dead-letters", name: "Dead letters", icon: "dead", view: DeadLetters, allowed: mayOperate },
   { path: "models", name: "Models", icon: "models", view: Models, allowed: mayRead },
@@ -171,8 +173,9 @@ function useShortcuts(views, help) {
   const pending = useRef(0);
   useKeys((event) => {
     if (event.key === "?") return help();
-    if (event.key === "g") return void (pending.current = Date.now());
-    if (Date.now() - pending.current < 1_500) {
+    const isPending = Date.now() - pending.current < 1_500;
+    if (event.key === "g" && !isPending) return void (pending.current = Date.now());
+    if (isPending) {
       const view = views.find(({ path }) => path[0] === event.key);
       if (view) {
         event.preventDefault();

@@ -15,6 +15,7 @@ VIEWS = (
     ("Jobs", "#/jobs", "tbody tr"),
     ("Jobs", "#/jobs?view=gallery", ".gallery li"),
     ("Jobs", "#/jobs?status=expired", ".empty"),
+    ("Groups", "#/groups", "main .panel.batch"),
     ("Batches", "#/batches", "main .panel"),
     ("Dead letters", "#/dead-letters", ".letter"),
     ("Models", "#/models", ".model"),
@@ -27,7 +28,7 @@ VIEWS = (
 @pytest.fixture(scope="module")
 def full(waiting: Any, dead_letter: Any) -> Any:
     """The service without workers, with a job in every state that needs none, a batch and a pause."""
-    waiting.client.post(f"/v1/jobs/{waiting.submit(prompt='a canceled circle')}/cancel")
+    waiting.client.post(f"/v1/jobs/{waiting.submit(prompt='a canceled circle', group='nightly')}/cancel")
     dead_letter("a prompt that ends its worker")
     for n in range(3):
         waiting.submit(prompt=f"a queued circle {n}", n=2, metadata={"order": str(n)})

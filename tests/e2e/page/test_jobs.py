@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -380,6 +381,32 @@ def test_now_shows_the_latest_results_while_thousands_are_queued(open_page: Any,
     working.finish(first)
     expect(results.get_by_role("button", name=re.compile("the first one of a flood")).first).to_be_visible()
     working.client.post("/v1/jobs:cancel", params={"batch_id": "flood"}).raise_for_status()
+
+
+def test_a_group_is_paused_resumed_and_downloaded(open_page: Any, working: Any) -> None:
+    """Its progress, its jobs by a link, and the archive of its files."""
+    working.client.put("/v1/pauses/models/demo", json={"reason": "so that they stay queued"}).raise_for_status()
+    ids = [working.submit(prompt=f"a ring of group {n}", steps=2, group="nightly") for n in range(2)]
+    page = open_page(working.url, "#/groups")
+    group = page.get_by_role("article", name="Group nightly")
+    for verb, state in (("Pause", "paused"), ("Resume", "queued")):
+        group.get_by_role("button", name=verb).click()
+        dialog = page.get_by_role("dialog", name=f"{verb} the jobs of nightly?")
+        dialog.get_by_role("button", name=verb).click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(group.locator(".badge")).to_have_text(state)
+    working.client.delete("/v1/pauses/models/demo").raise_for_status()
+    for job_id in ids:
+        working.finish(job_id)
+    expect(group.locator(".badge")).to_have_text("ended")
+    expect(group).to_contain_text("2 of 2 jobs")
+    with page.expect_download() as started:
+        group.get_by_role("button", name="Download").click()
+    assert started.value.suggested_filename == "nightly.zip"
+    names = zipfile.ZipFile(started.value.path()).namelist()
+    assert [name.partition("-")[0] for name in names] == ids
+    group.get_by_role("link", name="its jobs").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
 
 
 def test_a_job_s_page_has_its_timeline_events_and_json(open_page: Any, working: Any) -> None:

@@ -280,6 +280,7 @@ def test_the_keys_lead_to_every_view(open_page: Any, waiting: Any) -> None:
     views = {
         "p": "Playground",
         "j": "Jobs",
+        "g": "Groups",
         "b": "Batches",
         "d": "Dead letters",
         "m": "Models",

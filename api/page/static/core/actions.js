@@ -10,10 +10,11 @@ const COUNTED = 2_000; // jobs that a confirmation counts exactly
 const PAUSES = 6;
 
 /** Filters as the API's lists take them, or an error for one that cannot be read: without it, more jobs would match. */
-export function queryOf({ tenant, status, model, batch_id, prompt, after_time, before_time, metadata: text }) {
+export function queryOf({ tenant, status, model, batch_id, group, prompt, after_time, before_time, metadata: text }) {
   const { metadata, fault } = readMetadata(text);
   if (fault) throw new Error(fault);
-  const query = { tenant, status, model, batch_id, prompt, created_after: instant(after_time), created_before: instant(before_time) };
+  const times = { created_after: instant(after_time), created_before: instant(before_time) };
+  const query = { tenant, status, model, batch_id, group, prompt, ...times };
   for (const [key, value] of Object.entries(metadata)) query[`metadata.${key}`] = value;
   return query;
 }
@@ -50,6 +51,8 @@ const newKey = () => ({ "Idempotency-Key": crypto.randomUUID?.() ?? `${Date.now(
 
 const CHANGES = {
   cancel: ["POST", "v1/jobs:cancel"],
+  pause: ["POST", "v1/jobs:pause"],
+  resume: ["POST", "v1/jobs:resume"],
   update: ["POST", "v1/jobs:update"],
   retry: ["POST", "v1/jobs:retry"],
   delete: ["DELETE", "v1/jobs"],

@@ -145,6 +145,7 @@ const KEYS = {
     [["g", "n"], "Now"],
     [["g", "p"], "Playground"],
     [["g", "j"], "Jobs"],
+    [["g", "g"], "Groups"],
     [["g", "b"], "Batches"],
     [["g", "d"], "Dead letters"],
     [["g", "m"], "Models"],

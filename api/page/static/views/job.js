@@ -296,6 +296,7 @@ function Request({ job }) {
         Reproducible: job.reproducible && "yes",
         Format: `${job.output_format}${["png", "wav", "flac", "glb"].includes(job.output_format) ? "" : ` at ${job.output_quality}`}`,
         Priority: job.priority,
+        Group: job.group && html`<a href=${withQuery("#/jobs", { tenant: job.tenant, group: job.group })}>${job.group}</a>`,
         Batch: job.batch_id && html`<a href=${withQuery("#/jobs", { tenant: job.tenant, batch_id: job.batch_id })}>${job.batch_id}</a>`,
         Metadata:
           metadata.length > 0 &&
