@@ -74,7 +74,7 @@ def test_a_job_starts_from_an_uploaded_image(open_page: Any, working: Any, tmp_p
     picked.write_bytes(png())
     page = open_page(working.url, "#/playground")
     page.get_by_role("combobox", name="Task").select_option("image_to_image")
-    page.locator("input[type=file]").set_input_files(picked)
+    page.locator("input[name=image]").set_input_files(picked)
     expect(page.locator(".chosen img")).to_be_visible()
     generate(page, "a yellow star", steps=6)
     result(page)

@@ -7,6 +7,7 @@ import { Button } from "../parts/ui.js";
 import { Drop, Drops } from "../parts/drop.js";
 import { PaintMask } from "../parts/mask.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
+import { Adapters } from "./adapters.js";
 import { limitFaults } from "./limits.js";
 import { blank, fieldsOf, formFaults, needsPrompt, newControl, usualStrength } from "./request.js";
 
@@ -113,7 +114,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
           </div>
         <//>
       </div>
-      ${model.adapters.length > 0 && html`<${Adapters} model=${model} values=${values} set=${set} fault=${faultOf("adapters")} />`}
+      ${has.medium !== "mesh" && html`<${Adapters} key=${model.id} model=${model} values=${values} set=${set} fault=${faultOf("adapters")} />`}
       ${has.structure && html`<${Structure} control=${has.structure} values=${values} set=${set} fault=${faultOf("controls")} />`}
       ${has.controls && !has.structure && html`<${Controls} model=${model} values=${values} set=${set} fault=${faultOf("controls")} />`}
       ${
@@ -221,27 +222,6 @@ function Size({ model, values, set, field }) {
         })}
       </div>
     </div>
-  `;
-}
-
-function Adapters({ model, values, set, fault }) {
-  const change = (id, scale) => {
-    const { [id]: _, ...rest } = values.adapters;
-    set({ adapters: scale === null ? rest : { ...rest, [id]: scale } });
-  };
-  return html`
-    <fieldset class="group"><legend>Adapters</legend>
-      ${model.adapters.map(({ id, token, scale, max_scale }) => {
-        const used = id in values.adapters;
-        return html`
-          <div key=${id} class="group-row">
-            <${Check} label=${token === null ? id : `${id}: ${token} in a prompt`} name="adapters" value=${used} onChange=${(on) => change(id, on ? scale : null)} />
-            ${used && token === null && html`<${Range} label="Scale of ${id}" name="adapters" value=${values.adapters[id]} min=${-max_scale} max=${max_scale} step=${0.05} onChange=${(value) => change(id, value)} />`}
-          </div>
-        `;
-      })}
-      ${fault && html`<p class="fault" role="alert">${fault}</p>`}
-    </fieldset>
   `;
 }
 
