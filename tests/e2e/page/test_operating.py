@@ -66,11 +66,22 @@ def test_a_job_is_paused_and_resumed_on_its_page(open_page: Any, waiting: Any) -
     page = open_page(waiting.url, f"#/jobs/{job_id}")
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator(".job-head .badge")).to_have_text("paused")
+    expect(page.get_by_text("It was paused just now, and goes on when it is resumed.")).to_be_visible()
     assert waiting.job(job_id)["paused_at"] is not None
     page.get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator(".job-head .badge")).to_have_text("queued")
     assert waiting.job(job_id)["paused_at"] is None
     waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_a_job_that_is_deleted_elsewhere_leaves_the_page(open_page: Any, waiting: Any) -> None:
+    job_id = waiting.submit(prompt="a ring")
+    waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+    page = open_page(waiting.url, f"#/jobs/{job_id}")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+    waiting.client.delete(f"/v1/jobs/{job_id}")
+    expect(page.get_by_role("alert")).to_contain_text("This does not exist.")
+    expect(page.get_by_role("button", name="Retry")).to_have_count(0)
 
 
 def test_the_choice_of_a_question_is_fixed_while_it_runs(open_page: Any, waiting: Any, hold: Any) -> None:

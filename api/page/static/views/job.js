@@ -36,7 +36,7 @@ export function JobPage({ id, tenant }) {
   useEffect(() => (tenant ? undefined : follow([id])), [id, tenant]); // the stream has the key's own jobs only
   const events = useEvents(id, tenant ? data : jobs.get(id));
   if (loading && !data) return html`<${Skeleton} rows=${6} />`;
-  if (!data) return html`<${ErrorNote} error=${error} retry=${reload} />`;
+  if (!data || error?.status === 404) return html`<${ErrorNote} error=${error} retry=${reload} />`;
   const job = { ...current(data), tenant };
   const body = bodyOf(
     job,
@@ -93,13 +93,16 @@ function useEvents(id, now) {
   return events;
 }
 
-const Waiting = ({ job }) => html`
-  <p class="note is-queued" role="status">
-    ${job.paused_at ? html`It was paused <${Ago} time=${job.paused_at} />, and goes on when it is resumed.` : job.queue?.reason ? REASONS[job.queue.reason] : "It waits."}
-    ${job.queue?.position ? ` ${plural(job.queue.position, "job")} of its signature ahead.` : ""}
-    ${job.queue?.eta_s ? ` It should end in about ${duration(job.queue.eta_s * 1_000)}.` : ""}
-  </p>
-`;
+function Waiting({ job: { paused_at, queue } }) {
+  const reason = queue?.reason ? REASONS[queue.reason] : "It waits.";
+  return html`
+    <p class="note is-queued" role="status"><span>
+      ${paused_at ? html`It was paused <${Ago} time=${paused_at} />, and goes on when it is resumed.` : reason}
+      ${queue?.position ? ` ${plural(queue.position, "job")} of its signature ahead.` : ""}
+      ${queue?.eta_s ? ` It should end in about ${duration(queue.eta_s * 1_000)}.` : ""}
+    </span></p>
+  `;
+}
 
 const Failure = ({ error }) => html`
   <div class="note is-failed" role="alert">
@@ -177,15 +180,16 @@ function Images({ job, previews }) {
   `;
 }
 
-export const progressText = ({ progress, phase, status }) =>
-  status === "queued"
-    ? "queued"
-    : `${words(phase ?? "starting")}${progress.total ? ` · step ${progress.step} of ${progress.total}` : ""}`;
+export function progressText(job) {
+  const { step, total } = job.progress;
+  if (job.status === "queued") return stateText(job);
+  return `${words(job.phase ?? "starting")}${total ? ` · step ${step} of ${total}` : ""}`;
+}
 
 export const Preview = ({ job, src }) => html`
   <div class="preview is-${job.status}" style=${{ aspectRatio: `${job.width} / ${job.height}` }}>
     ${src ? html`<img src=${src} alt="Preview of ${job.prompt || words(job.task)}" />` : html`<span class="hint">
-      ${job.status === "queued" ? "queued" : "…"}</span>`}
+      ${job.status === "queued" ? stateText(job) : "…"}</span>`}
   </div>
 `;
 
