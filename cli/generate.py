@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.client_options import Chosen, Exit, takes, text_option
+from cli.client_options import Chosen, Exit, exit_on_error, takes, text_option
 from cli.job_options import Fields, chosen_fields, job_options, parse_fields, require_one_value
 from cli.messages import print_error
 from cli.worker_packages import require_worker_packages
@@ -60,7 +60,9 @@ def generate(
     options = {"max_batch": max_batch} | ({} if dtype is None else {"dtype": dtype})
     try:
         require_worker_packages()
-        failed = _generate(_texts(prompts), fields, model, out, device, options)
+        with exit_on_error():
+            out.mkdir(parents=True, exist_ok=True)  # it fails before a model is loaded
+            failed = _generate(_texts(prompts), fields, model, out, device, options)
     except FusequeueError as error:
         print_error(error.message)
         raise typer.Exit(Exit.USAGE) from None

@@ -100,6 +100,7 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "prompts.txt", "--out", "locked"), "locked is in use by process "),
         (("backfill", "prompts.txt", "--out", "used"), "'--out': used/backfill.sqlite: file is not a database"),
         (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
+        (("generate", "x", "--model", "none", "--out", "file/out"), "file/out: Not a directory"),
         (("pool", "--cool-down-s", "nan"), "'--cool-down-s'"),
         (("pool", "--poll-interval-s", "nan"), "'--poll-interval-s'"),
         (("up", "--models", "models.toml", "--host", "a" * 70, "--workers", "0"), "change --host"),
