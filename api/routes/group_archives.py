@@ -27,30 +27,29 @@ _ZIP = {"content": {"application/zip": {"schema": {"type": "string", "format": "
 
 
 @router.get(
-    "/{name}/artifacts.zip",
+    "/{group}/artifacts.zip",
     response_class=Response,
     responses=problems(404, 422, 429, 503) | {200: {"description": "The archive.", **_ZIP}},
     dependencies=[known_parameters("tenant")],
 )
-async def get_group_archive(name: str, request: Request, context: ReadContext) -> Response:
+async def get_group_archive(group: str, request: Request, context: ReadContext) -> Response:
     """Read the images, videos, sounds and meshes of the jobs of a group that have succeeded, oldest first, as a zip
     archive of stored files. Files that were sent elsewhere are not in it, nor those that are deleted meanwhile. An
     archive is cut off where the storage fails."""
-    group = await context.services.queue.groups.get(context.tenant, name)
-    succeeded = group.jobs["succeeded"]
+    succeeded = (await context.services.queue.groups.get(context.tenant, group)).jobs["succeeded"]
     if not succeeded:
-        raise NotFound(f"no job of group {name} has succeeded", param="name")
+        raise NotFound(f"no job of group {group} has succeeded", param="group")
     if succeeded > MAX_JOBS:
-        message = f"name: {succeeded} jobs of group {name} have succeeded, and an archive has at most {MAX_JOBS}"
-        raise InvalidRequest(f"{message}; `fusequeue groups download {name}` saves them in a folder", param="name")
+        message = f"group: {succeeded} jobs of {group} have succeeded, and an archive has at most {MAX_JOBS}"
+        raise InvalidRequest(f"{message}; `fusequeue groups download {group}` saves them in a folder", param="group")
     piece_bytes = CHUNK_BYTES + ENTRY_BYTES * succeeded
     count_response(request, 2 * piece_bytes, piece_bytes)
     headers = {
-        "Content-Disposition": f'attachment; filename="{name}.zip"',
+        "Content-Disposition": f'attachment; filename="{group}.zip"',
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
     }
-    return StreamedResponse(zip_archive(_files(name, context)), media_type="application/zip", headers=headers)
+    return StreamedResponse(zip_archive(_files(group, context)), media_type="application/zip", headers=headers)
 
 
 async def _files(group: str, context: RequestContext) -> AsyncGenerator[ZipFile]:
@@ -76,7 +75,7 @@ async def _pieces(artifact: Artifact, context: RequestContext) -> AsyncIterator[
     """Return the pieces of an artifact; None if it is not stored here, or no longer."""
     try:
         stream = storage_of(artifact, context).stream(artifact.key, 0, artifact.bytes)
-        return await with_first_read(stream, param="name")
+        return await with_first_read(stream, param="group")
     except NotFound:
         return None
 

@@ -63,11 +63,11 @@ async def list_groups(context: ReadContext, after: After = None, limit: Limit = 
     return GroupList(data=[group_object(one) for one in found], has_more=cursor is not None, next_cursor=cursor)
 
 
-@router.get("/{name}", responses=problems(404, 422, 503), dependencies=[known_parameters("tenant")])
-async def get_group(name: str, context: ReadContext) -> GroupObject:
+@router.get("/{group}", responses=problems(404, 422, 503), dependencies=[known_parameters("tenant")])
+async def get_group(group: str, context: ReadContext) -> GroupObject:
     """Read the progress of a group. `GET /v1/jobs?group=NAME` lists its jobs; `POST /v1/jobs:cancel?group=NAME`,
     `:pause`, `:resume`, `:update` and `:retry`, and `DELETE /v1/jobs?group=NAME`, change them."""
-    return group_object(await context.services.queue.groups.get(context.tenant, name))
+    return group_object(await context.services.queue.groups.get(context.tenant, group))
 
 
 def group_object(group: Group) -> GroupObject:

@@ -64,7 +64,7 @@ class Groups(QueueComponent):
         with translated():
             last_ms = await self._redis.zscore(self._keys.groups(tenant), name)
         if last_ms is None:
-            raise NotFound(f"there is no group {name[:64]}, or its jobs have been deleted", param="name")
+            raise NotFound(f"there is no group {name[:64]}, or its jobs have been deleted", param="group")
         return (await self._read(tenant, {name: int(last_ms)}))[0]
 
     async def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Group], str | None]:

@@ -210,7 +210,8 @@ async def plant(url: str, keys: Keys, rng: random.Random) -> Objects:
         async def sent(method: str, path: str, **options: Any) -> dict[str, Any]:
             return dict((await client.request(method, path, **options)).raise_for_status().json())
 
-        job = await sent("POST", "/v1/jobs", json={"model": "alpha", "prompt": text, "metadata": {"note": text}})
+        body = {"model": "alpha", "prompt": text, "metadata": {"note": text}, "group": text}
+        job = await sent("POST", "/v1/jobs", json=body)
         await sent("GET", f"/v1/jobs/{job['id']}", params={"wait": 30})
         image = await sent("POST", "/v1/inputs", files={"file": ("a.png", _noise(rng), "image/png")})
         line = {"custom_id": text, "method": "POST", "url": "/v1/jobs", "body": {"model": "alpha", "prompt": text}}
@@ -226,6 +227,7 @@ async def plant(url: str, keys: Keys, rng: random.Random) -> Objects:
         "index": ["0"],
         "file_id": [file["id"]],
         "batch_id": [batch["id"]],
+        "group": [text],
         "endpoint_id": [hook["id"]],
         "adapter_id": [adapter["id"]],
         "prediction_id": [number, job["id"]],

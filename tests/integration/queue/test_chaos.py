@@ -82,7 +82,7 @@ class ChaosWorkers:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], make_submission: Make, seed: int) -> None:
-    """Whatever its workers do: one terminal event per job, with its state, and an empty queue."""
+    """Whatever its workers do: one terminal event per job, with its state, an empty queue, and groups that count it."""
     queue = queue_with(lease_ms=40, overdue_ms=50, max_attempts=5)
     random_numbers = random.Random(seed)
     submissions = [
@@ -93,6 +93,7 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
             tenant=random_numbers.choice(["a", "b", "c"]),
             priority=random_numbers.choice(list(Priority)),
             time_limit_ms=50 if random_numbers.random() < 0.05 else None,
+            group=random_numbers.choice([None, "g1", "g2"]),
         )
         for _ in range(JOBS)
     ]
@@ -122,6 +123,13 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
     assert set(terminal.values()) == {1}
     for job_id, state in terminal:
         assert await state_of(queue, job_id) == state
+    of_group = {job.id: (job.tenant, job.group) for job in (one.job for one in submissions) if job.group}
+    counted = Counter((*of_group[job_id], state) for job_id, state in terminal if job_id in of_group)
+    for tenant, name in set(of_group.values()):
+        jobs = (await queue.groups.get(tenant, str(name))).jobs
+        assert {state: count for state, count in jobs.items() if count} == {
+            state: counted[tenant, name, state] for state in State if counted[tenant, name, state]
+        }
     assert max(Counter(workers.settled).values()) == 1
     assert await queue.maintenance.reconcile() == 0
     keys = queue.client.redis_keys

@@ -74,7 +74,7 @@ async def test_there_is_no_archive_without_files_and_none_of_too_many(
     await finish(fake_queue, tmp_path, job_id)
     monkeypatch.setattr(group_archives, "MAX_JOBS", 0)
     response = await api.get(PATH)
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "name")
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "group")
     assert "fusequeue groups download nightly" in response.json()["error"]["message"]
 
 

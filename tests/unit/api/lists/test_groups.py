@@ -103,7 +103,7 @@ async def test_an_invalid_name_is_refused(api: httpx.AsyncClient, name: object) 
 
 async def test_an_unknown_group_is_not_found(api: httpx.AsyncClient) -> None:
     response = await api.get("/v1/groups/none")
-    assert (response.status_code, response.json()["error"]["param"]) == (404, "name")
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "group")
     assert (await api.get("/v1/groups")).json()["data"] == []
 
 
