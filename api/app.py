@@ -24,7 +24,7 @@ from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
 from api.http.direct_routes import DirectRoutes
 from api.http.head_requests import HeadRequests
-from api.http.middleware import BodyLimits, RequestLog
+from api.http.middleware import BodyCaps, BodyLimits, RequestLog
 from api.http.request_traces import RequestTraces
 from api.http.streaming import RESPONSE_PIECES
 from api.jobs.job_builder import JobTemplates
@@ -56,6 +56,7 @@ from api.routes.operators import cost_curves, dead_letters, keys, model_orders, 
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
+from shared.config.models_watch import ModelsWatch, follow_models
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import EventFeed, Queue
@@ -117,11 +118,18 @@ def create_app(
     `shares_port`: other processes serve the same port.
     """
     catalog = models_file.load(settings.models, settings.batch_rules)
+    watch = ModelsWatch(settings.models, settings.batch_rules)
+    caps = BodyCaps(settings.max_body_bytes, _body_caps(settings, catalog, protocols))
+
+    def models_changed() -> None:
+        caps.replace(_body_caps(settings, catalog, protocols))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            app.state.services = await _open_services(stack, settings, catalog, queue)
+            app.state.services = await _open_services(stack, settings, catalog, watch, queue)
+            following = asyncio.create_task(follow_models(watch, catalog, models_changed))
+            stack.push_async_callback(cancel_and_wait, (following,))
             yield
             app.state.services.closing.set()
 
@@ -150,7 +158,7 @@ def create_app(
         largest_file=max(settings.max_file_bytes, settings.max_adapter_bytes),
     )
     app.add_middleware(HeadRequests, own=_paths_with_head(protocols))
-    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog, protocols))
+    app.add_middleware(BodyLimits, caps=caps)
     if settings.cors_origins:
         headers = (*ALLOWED_HEADERS, *(name for protocol in protocols for name in protocol.request_headers))
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, allow_headers=headers, **_CORS)
@@ -242,7 +250,7 @@ def _body_caps(settings: Settings, catalog: Catalog, protocols: Iterable[ServedP
 
 
 async def _open_services(
-    stack: contextlib.AsyncExitStack, settings: Settings, catalog: Catalog, queue: Queue | None
+    stack: contextlib.AsyncExitStack, settings: Settings, catalog: Catalog, watch: ModelsWatch, queue: Queue | None
 ) -> Services:
     """Connect to Redis and the storage and start the event feed; `stack` closes all of them."""
     if queue is None:
@@ -273,6 +281,7 @@ async def _open_services(
     return Services(
         settings=settings,
         catalog=catalog,
+        models_watch=watch,
         learned_models=LearnedModels(catalog, queue),
         queue=queue,
         storage=storage,

@@ -26,6 +26,7 @@ from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
 from shared.auth import JobPart, Rate, Scope, Signer, tenant_name
 from shared.config.models_file import Catalog
+from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable
 from shared.job import InputRef, JobRecord, State
@@ -51,6 +52,7 @@ class Services:
 
     settings: Settings
     catalog: Catalog
+    models_watch: ModelsWatch
     learned_models: LearnedModels
     queue: Queue
     storage: Storage

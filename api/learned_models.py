@@ -31,4 +31,7 @@ class LearnedModels:
         self._next_s = now_s + EVERY_S
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
-                self._catalog.learn(await self._queue.model_facts.of(self._catalog))
+                version = self._catalog.version
+                facts = await self._queue.model_facts.of(self._catalog)
+                if self._catalog.version == version:  # else they are of the models before a change of the file
+                    self._catalog.learn(facts)

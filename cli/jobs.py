@@ -5,6 +5,7 @@ from typing import Annotated, cast
 import typer
 
 from cli.client_options import Json, Key, Url, connected, name_option
+from cli.messages import print_error
 from cli.submit import JobId, print_job
 from fusequeue import Job, JobState, QueueDepth, WorkerInfo
 
@@ -55,7 +56,11 @@ def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
 def workers(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List the workers that are alive, with their state, slots in use and models."""
     with connected(url, api_key, as_json) as (client, console):
-        console.table(client.workers(), WORKER_COLUMNS, worker_row)
+        alive = client.workers()
+        console.table(alive, WORKER_COLUMNS, worker_row)
+        for worker in alive:
+            if worker.models_fault is not None and not as_json:
+                print_error(f"{worker.id} serves the models before a change of its file: {worker.models_fault}")
 
 
 def _row(job: Job) -> tuple[object, ...]:

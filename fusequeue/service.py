@@ -186,6 +186,7 @@ class WorkerInfo(Resource):
     models_limit_bytes: int = 0
     model_bytes: dict[str, int] = Field(default_factory=dict)
     unavailable: dict[str, UnavailableModel] = Field(default_factory=dict)
+    models_fault: str | None = None
     host: str = ""
     pid: int = 0
     version: str = ""

@@ -34,12 +34,14 @@ def start_engine(models: Catalog) -> EngineFactory:
 async def run_worker(configured: Settings, models: Catalog, engine: EngineFactory) -> int:
     """Work until SIGTERM or SIGINT, then drain; return the exit status."""
     with importing():  # while the engine's process imports its libraries, which takes several times as long
+        from shared.config.models_watch import ModelsWatch
         from shared.queue import Queue
         from shared.storage import connect
         from worker.worker import Worker
     queue, storage = Queue.connect(configured), connect(configured)
     try:
-        worker = Worker(models, queue, storage, configured, engine)
+        watch = ModelsWatch(configured.models, configured.batch_rules)
+        worker = Worker(models, queue, storage, configured, engine, watch)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.drain)

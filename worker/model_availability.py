@@ -5,7 +5,7 @@ Jobs of a model that cannot be loaded stay queued, or fail where no other worker
 
 import asyncio
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -29,11 +29,13 @@ class ModelAvailability:
         self._engine = engine
         self._worker = worker
         self._models = models
+        self.retiring: frozenset[str] = frozenset()  # models of which no more jobs are claimed
         self._only_here: frozenset[str] = frozenset()
 
     def claimable(self) -> list[str]:
         """Return the models to claim jobs of."""
-        return claimable_models(self._models, self._engine.status().unavailable_models, self._only_here)
+        models = [model for model in self._models if model not in self.retiring]
+        return claimable_models(models, self._engine.status().unavailable_models, self._only_here)
 
     async def watch(self) -> None:
         """Learn which models no other worker may serve, while a load has failed permanently; until canceled."""
@@ -86,7 +88,7 @@ def unavailable_models(failures: Mapping[str, LoadFailure], now_s: float) -> dic
 class ModelOrderReader:
     """Passes operators' orders on to the engine."""
 
-    def __init__(self, queue: Queue, engine: EngineInterface, worker: WorkerInfo) -> None:
+    def __init__(self, queue: Queue, engine: EngineInterface, worker: Callable[[], WorkerInfo]) -> None:
         self._queue = queue
         self._engine = engine
         self._worker = worker
@@ -95,7 +97,7 @@ class ModelOrderReader:
     async def read(self) -> None:
         """Read the orders once; without Redis the last ones stay."""
         try:
-            orders = memory_orders(await self._queue.model_orders.all(), self._worker)
+            orders = memory_orders(await self._queue.model_orders.all(), self._worker())
         except RedisUnavailable as error:
             log.debug("model_orders_unknown", error=error.message)
             return

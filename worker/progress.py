@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
@@ -38,11 +38,18 @@ class ProgressReporter:
     """
 
     def __init__(
-        self, queue: Queue, claimed_jobs: dict[str, ClaimedJob], cost_curves: CostCurves, worker: str, catalog: Catalog
+        self,
+        queue: Queue,
+        claimed_jobs: dict[str, ClaimedJob],
+        cost_curves: CostCurves,
+        worker: str,
+        catalog: Catalog,
+        models_fault: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._claimed_jobs = claimed_jobs
         self._cost_curves = cost_curves
+        self._models_fault = models_fault
         self._last_heartbeat_s = float("-inf")  # time.monotonic() of the last one that Redis accepted
         self._changed: set[str] = set()
         self._stored: dict[str, tuple[Phase, float]] = {}  # phase and time.monotonic()
@@ -67,6 +74,12 @@ class ProgressReporter:
 
     def set_worker_pool(self, name: str) -> None:
         self._info = replace(self._info, worker_pool=name)
+
+    def set_models(self, catalog: Catalog) -> None:
+        """Report other models from the next heartbeat on."""
+        models = tuple(spec.id for spec in catalog)
+        self._info = replace(self._info, models=models, slots=max(spec.max_batch for spec in catalog))
+        self._state_changed.set()
 
     def mark_changed(self, claimed: ClaimedJob) -> None:
         self._changed.add(claimed.claim_key)
@@ -160,6 +173,7 @@ class ProgressReporter:
             models_limit_bytes=engine.models_limit_bytes,
             model_bytes=dict(engine.model_bytes),
             unavailable=unavailable_models(engine.unavailable_models, now_s),
+            models_fault=self._models_fault(),
             running_jobs=len(claimed_jobs),
             bulk_jobs=sum(claimed.job.priority is Priority.BULK for claimed in claimed_jobs),
             running_slots=running_slots,

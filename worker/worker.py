@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from shared.config.models_file import Catalog
+from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import Job
@@ -35,6 +36,7 @@ from worker.job_runner import JobRunner
 from worker.metrics import collectors
 from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability, ModelOrderReader
+from worker.models_reload import ModelsReload
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.sending import OutputSender
 from worker.output.upload import Uploader
@@ -56,13 +58,20 @@ class Worker:
     """
 
     def __init__(
-        self, catalog: Catalog, queue: Queue, storage: Storage, settings: Settings, engine: EngineFactory = RemoteEngine
+        self,
+        catalog: Catalog,
+        queue: Queue,
+        storage: Storage,
+        settings: Settings,
+        engine: EngineFactory = RemoteEngine,
+        watch: ModelsWatch | None = None,
     ) -> None:
         self.name = f"{socket.gethostname()[:40]}-{os.getpid()}-{new_id('w')[-6:]}"  # unique to this start
         self._catalog = catalog
         self._queue = queue
         self._drain_timeout_s = settings.drain_timeout_s
         self._device = settings.device
+        self._watch = watch
         self._models = [spec.id for spec in catalog]
         self._claimed_jobs: dict[str, ClaimedJob] = {}  # by claim key
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,7 +82,9 @@ class Worker:
         self._cost_curves = CostCurves()
         self._batch_log = BatchLog(catalog)
         self._scrape_metrics = collectors.ScrapeMetrics()
-        self._progress = ProgressReporter(queue, self._claimed_jobs, self._cost_curves, self.name, catalog)
+        self._progress = ProgressReporter(
+            queue, self._claimed_jobs, self._cost_curves, self.name, catalog, self._models_fault
+        )
         previews = PreviewPublisher(queue)
         checkpoints = CheckpointStore(queue, storage, self.name)
         events = EngineEventHandler(
@@ -90,7 +101,7 @@ class Worker:
         self._availability = ModelAvailability(queue, self._engine, self.name, self._models)
         self._adapters = AdapterFolder(queue, storage, settings.adapter_folder_bytes)
         self._progress.set_worker_pool(settings.worker_pool)
-        self._model_orders = ModelOrderReader(queue, self._engine, self._progress.info)
+        self._model_orders = ModelOrderReader(queue, self._engine, lambda: self._progress.info)
         self._runner = JobRunner(queue, storage, self._adapters, self._engine, self._availability, checkpoints)
         self._leases = Leases(queue, self._engine, self._claimed_jobs, self.name, settings)
         self._claim_loop = ClaimLoop(
@@ -106,6 +117,15 @@ class Worker:
             self._cost_curves,
             self._start_job,
         )
+        self._models_reload = ModelsReload(
+            catalog,
+            self._engine,
+            self._availability,
+            self._claim_loop,
+            self._claimed_jobs,
+            self._models_changed,
+            self._restart,
+        )
         self._slices = TimeSlices(self._claim_loop, self._engine, checkpoints, self._claimed_jobs)
 
     async def run(self) -> int:
@@ -119,10 +139,10 @@ class Worker:
         progress = self._progress.report_progress(), self._progress.send_heartbeats(self._engine)
         models = self._availability.watch(), self._model_orders.watch()
         policies = self._queue.policies.keep_announced("worker")
-        loops = (*self._leases.loops(), *progress, *models, policies, self._claim_loop.listen())
+        loops = (*self._leases.loops(), *progress, *models, policies, self._claim_loop.listen(), self._slices.watch())
         background = [asyncio.create_task(loop) for loop in loops]
-        if any(spec.slice_s for spec in self._catalog):
-            background.append(asyncio.create_task(self._slices.watch()))
+        if self._watch is not None:
+            background.append(asyncio.create_task(self._watch.follow(self._models_reload.apply)))
         try:
             return await self._work_until_drained(background)
         finally:
@@ -137,6 +157,18 @@ class Worker:
         self._progress.set_state("draining")
         self._draining.set()
         self._claim_loop.stop()
+
+    def _restart(self, reason: str) -> None:
+        """Drain, so that a process with the changed models file takes the place of this one."""
+        log.warning("worker_restarts", reason=reason)
+        self.drain()
+
+    def _models_fault(self) -> str | None:
+        return None if self._watch is None else self._watch.fault
+
+    def _models_changed(self) -> None:
+        self._models[:] = [spec.id for spec in self._catalog]
+        self._progress.set_models(self._catalog)
 
     def unready(self) -> str | None:
         """Return why this worker claims no jobs now; None when it does."""
@@ -285,7 +317,9 @@ class Worker:
 
     def _model_loaded(self, event: ModelLoaded) -> None:
         """Publish the layers of a model, which uploaded adapters are checked against, its inputs, and other facts."""
-        spec = self._catalog.get(event.model)
+        spec = self._catalog.find(event.model)
+        if spec is None:  # it has just been removed from the models file
+            return
 
         async def publish() -> None:
             await self._queue.adapters.publish_layers(spec, event.layers)

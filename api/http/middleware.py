@@ -121,35 +121,46 @@ def content_type_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-class BodyLimits:
-    """ASGI middleware: a body has at most `caps[path]` bytes (None: unlimited), `default_bytes` on other paths.
+class BodyCaps:
+    """The most bytes of a body by path (None: unlimited), `default_bytes` on other paths.
 
     One `*` of a path stands for any text.
     """
 
-    def __init__(self, app: ASGIApp, *, default_bytes: int, caps: Mapping[str, int | None]) -> None:
-        self._app = app
+    def __init__(self, default_bytes: int, caps: Mapping[str, int | None]) -> None:
         self._default_bytes = default_bytes
+        self.replace(caps)
+
+    def replace(self, caps: Mapping[str, int | None]) -> None:
+        """Replace those of all paths: some follow from the models."""
         self._caps = {path: cap for path, cap in caps.items() if "*" not in path}
         self._patterns = [(path.split("*"), cap) for path, cap in caps.items() if "*" in path]
+
+    def of(self, path: str) -> int | None:
+        for (start, end), cap in self._patterns:
+            if path.startswith(start) and path.endswith(end):
+                return cap
+        return self._caps.get(path, self._default_bytes)
+
+
+class BodyLimits:
+    """ASGI middleware: a body has at most the bytes that `caps` says of its path."""
+
+    def __init__(self, app: ASGIApp, *, caps: BodyCaps) -> None:
+        self._app = app
+        self._caps = caps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        cap = self._cap(scope["path"])
+        cap = self._caps.of(scope["path"])
         length = Headers(scope=scope).get("content-length", "")
         if cap is not None and length.isdecimal() and (len(length) > 18 or int(length) > cap):
             # Refused before the body is read; the server discards the rest.
             await for_error(scope, _too_large(cap))(scope, receive, send)
             return
         await self._app(scope, _Body(receive, cap).receive, send)
-
-    def _cap(self, path: str) -> int | None:
-        for (start, end), cap in self._patterns:
-            if path.startswith(start) and path.endswith(end):
-                return cap
-        return self._caps.get(path, self._default_bytes)
 
 
 class _Body:

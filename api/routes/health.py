@@ -37,14 +37,17 @@ async def get_health() -> dict[str, str]:
 async def get_readiness(services: ServicesDep) -> dict[str, str]:
     """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping.
 
-    `warning` says why a restart of Redis would lose jobs, and which policies differ between processes. An error names
-    the part and the kind of fault; the log has addresses and paths. Requests share one check a second.
+    `warning` says why a restart of Redis would lose jobs, which policies differ between processes, and that a changed
+    models file has a fault and is not in use. An error names the part and the kind of fault; the log has addresses and
+    paths. Requests share one check a second.
     """
     if reason := await unreadiness(services):
         raise NotReady(reason)
     body = {"status": "ready", "redis": "ok", "storage": "ok"}
     warnings = [f"redis: {warning}"] if (warning := services.queue.client.durability_warning) else []
     warnings += [f"{conflict.variable} differs between processes" for conflict in services.queue.policies.conflicts]
+    if services.models_watch.fault is not None:
+        warnings.append("models: the file has a fault; the log names it")
     return {**body, "warning": "; ".join(warnings)} if warnings else body
 
 

@@ -445,6 +445,12 @@ class ModelSpec(_Table):
         size = area.size_for(width, height)
         return size if self.limits.allows_size(*size) else None
 
+    def is_loaded_like(self, other: ModelSpec) -> bool:
+        """Return whether a model that is loaded for this entry serves the other as it is."""
+        if (self.named_schedulers, self.limits.max_controls) != (other.named_schedulers, other.limits.max_controls):
+            return False
+        return self.model_copy(update={key: getattr(other, key) for key in _OF_JOBS}) == other
+
     @property
     def is_on_hub(self) -> bool:
         """Whether its source, or that of a control, its refiner or its scorer, is on the hub."""
@@ -454,6 +460,10 @@ class ModelSpec(_Table):
             or not self.is_folder
             or any(control.is_on_hub for control in self.control)
         )
+
+
+# Keys that are read when a job is created, claimed or batched.
+_OF_JOBS = ("aliases", "defaults", "limits", "window_ms", "max_batch", "expected_image_s", "checkpoint_s", "slice_s")
 
 
 class Catalog:
@@ -467,6 +477,28 @@ class Catalog:
         self.version = 0
         """Grows when what is known of a model changes."""
         self._rules = rules or BatchRules(schema_version=1, rules=())
+
+    def replace(self, other: Catalog) -> bool:
+        """Take over the models and rules of another one; return whether that changes anything.
+
+        What is known of unchanged models stays.
+        """
+        if list(self._of_file.items()) == list(other._of_file.items()) and self._rules == other._rules:
+            return False
+        changed, facts = self.changed_in(other), self._facts
+        self._of_file, self._rules, self._facts = other._of_file, other._rules, {}
+        self._specs, self._names = dict(other._of_file), dict(other._names)
+        self.version += 1
+        self.learn({model: one for model, one in facts.items() if model not in changed})
+        return True
+
+    def changed_in(self, other: Catalog) -> frozenset[str]:
+        """Return the models that another one lacks, or whose weights or code must be loaded anew for it."""
+        return frozenset(
+            model
+            for model, spec in self._of_file.items()
+            if model not in other._of_file or not spec.is_loaded_like(other._of_file[model])
+        )
 
     def learn(self, facts: Mapping[str, ModelFacts]) -> None:
         """Replace what is known of models by what workers know of those that they have loaded, by id."""

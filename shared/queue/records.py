@@ -179,6 +179,7 @@ class WorkerInfo:
     `bulk_jobs` of its `running_jobs` are bulk.
     Of its `models`, `loaded` ones are in device memory, `kept` ones in CPU memory; `pinned` ones are never evicted.
     `model_bytes` is the size of models whose files it has read, `models_limit_bytes` what all loaded ones can take.
+    `models_fault` is why a changed models file is not in use: the models before the change are served.
     `running_slots` are images in the engine or about to enter it. `forwards` counts denoiser forwards since the start,
     `forward_rows` their images. `busy_s` is the GPU thread's time with work, `idle_while_queued_s` without work while a
     job was queued that it then claimed.
@@ -204,6 +205,7 @@ class WorkerInfo:
     models_limit_bytes: int = 0
     model_bytes: dict[str, int] = field(default_factory=dict)
     unavailable: dict[str, UnavailableModel] = field(default_factory=dict)
+    models_fault: str | None = None
     host: str = ""
     pid: int = 0
     version: str = ""

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -158,6 +158,8 @@ class StubEngine:
             self._asked.update(dict.fromkeys(claim_keys, True))
 
     def order_models(self, orders: MemoryOrders) -> None: ...
+
+    def replace_models(self, catalog: Catalog, changed: Collection[str]) -> None: ...
 
     def release_all(self) -> None:
         with self._change:

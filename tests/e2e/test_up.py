@@ -120,12 +120,12 @@ def status(url: str, job_id: object, headers: dict[str, str] | None = None) -> o
     return httpx.get(f"{url}/v1/jobs/{job_id}", timeout=TIMEOUT_S, headers=headers).json()["status"]
 
 
-def run_command(*arguments: str, check: bool = True) -> str:
-    """Run `fusequeue` without settings of its environment, and return its output."""
+def run_command(*arguments: str, check: bool = True, error: bool = False) -> str:
+    """Run `fusequeue` without settings of its environment, and return its output, or what it prints as an error."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
     command = (sys.executable, "-m", "cli.main", *arguments)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=check)
-    return done.stdout
+    return done.stderr if error else done.stdout
 
 
 def first_key(command: UpCommand) -> str:
@@ -214,6 +214,53 @@ def test_a_backup_of_the_running_service_is_restored_after_the_loss_of_its_data(
         assert client.get(f"/v1/webhooks/{endpoint}").status_code == 200
     assert run_job(url, key)["status"] == "succeeded"
     assert httpx.get(f"{url}/v1/jobs", timeout=TIMEOUT_S).status_code == 401
+    assert command.end(signal.SIGTERM) == 0, command.messages()
+
+
+@pytest.mark.timeout(290)
+def test_models_are_added_changed_and_removed_while_it_runs(up, tmp_path):
+    """A file with a fault leaves the models as they are, and is named where operators look."""
+    models = tmp_path / "models.toml"
+    demo = (ROOT / "models.toml").read_text().replace("demo/model", str(ROOT / "demo" / "model"), 1)
+    second = demo.replace('id = "demo"', 'id = "second"', 1)
+    models.write_text(demo)
+    command = up("--port", str(free_port()), "--models", str(models))
+    url = command.ready()
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+
+        def listed() -> list[str]:
+            return [model["id"] for model in client.get("/v1/models").json()["data"]]
+
+        def worker() -> dict[str, object]:
+            return client.get("/v1/workers").json()["data"][0]
+
+        def steps_of_a_job(model: str) -> int:
+            body = {"model": model, "prompt": PROMPT}
+            response = client.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"})
+            assert response.json()["status"] == "succeeded", response.text
+            return int(response.json()["steps"])
+
+        assert client.post("/v1/jobs", json={"model": "second", "prompt": PROMPT}).status_code == 404
+        pid = worker()["pid"]
+        models.write_text(f"{demo}\n{second}")
+        wait_until(lambda: listed() == ["demo", "second"] and "second" in worker()["loaded"], "the model is added")
+        assert steps_of_a_job("second") == 12
+        models.write_text(f"{demo}\n{second.replace('steps = 12', 'steps = 5', 1)}")
+        wait_until(lambda: client.get("/v1/models/second").json()["defaults"]["steps"] == 5, "the default is changed")
+        assert steps_of_a_job("second") == 5
+        models.write_text(demo.replace("max_batch = 16", "max_batch = 0", 1))
+        fault = "model 'demo': max_batch: Input should be greater than or equal to 1"
+        wait_until(lambda: fault in (worker()["models_fault"] or ""), "the worker names the fault")
+        wait_until(lambda: "models: the file has a fault" in client.get("/readyz").text, "the API names the fault")
+        assert fault in run_command("workers", "--url", url, error=True)
+        assert fault in run_command("doctor", "--data-dir", str(command.folder / "data"), check=False)
+        assert listed() == ["demo", "second"]
+        assert steps_of_a_job("second") == 5
+        models.write_text(demo)
+        wait_until(lambda: listed() == ["demo"] == worker()["models"], "the file is mended, and the model removed")
+        assert steps_of_a_job("demo") == 12
+        assert (worker()["models_fault"], worker()["pid"]) == (None, pid)
+        assert "warning" not in client.get("/readyz").json()
     assert command.end(signal.SIGTERM) == 0, command.messages()
 
 

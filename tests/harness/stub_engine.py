@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from shared.config import models_file
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
+from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from shared.job import Job
@@ -52,6 +54,7 @@ class StubEngine:
         self.hung = False  # ends its worker
         self.failure: str | None = None
         self.orders: list[MemoryOrders] = []
+        self.replaced: list[frozenset[str]] = []  # the changed models of each change
         self.unloadable: dict[str, JobError] = {}  # by model; jobs end with these errors
         self._status = EngineStatus(device="cpu", loaded_models=tuple(loaded))
 
@@ -98,6 +101,9 @@ class StubEngine:
 
     def order_models(self, orders: MemoryOrders) -> None:
         self.orders.append(orders)
+
+    def replace_models(self, catalog: Catalog, changed: Collection[str]) -> None:
+        self.replaced.append(frozenset(changed))
 
     def status(self) -> EngineStatus:
         if not self.hung:
@@ -161,17 +167,24 @@ class StubFleet:
             await running
 
     def start(
-        self, *models: str, job_s: float | None = None, queue: Queue | None = None, loaded: Sequence[str] | None = None
+        self,
+        *models: str,
+        job_s: float | None = None,
+        queue: Queue | None = None,
+        loaded: Sequence[str] | None = None,
+        file: Path | None = None,
     ) -> tuple[Worker, StubEngine, asyncio.Task[int]]:
-        """Start a worker."""
+        """Start a worker; with a models `file`, one that follows its changes."""
 
         def engine(_catalog: Catalog, events: EngineEvents, _settings: Settings) -> Any:
             self.engines.append(StubEngine(events, models if loaded is None else loaded, job_s))
             return self.engines[-1]
 
         specs = [_spec(model, self.max_batch, self.slice_s.get(model, 0.0)) for model in models]
-        catalog = Catalog(tuple(specs))
-        worker = Worker(catalog, queue or self.queue, self.storage, self.settings, engine)
+        catalog, watch = Catalog(tuple(specs)), None
+        if file is not None:
+            catalog, watch = models_file.load(file), ModelsWatch(file, None)
+        worker = Worker(catalog, queue or self.queue, self.storage, self.settings, engine, watch)
         self.workers.append(worker)
         return worker, self.engines[-1], asyncio.create_task(worker.run())
 

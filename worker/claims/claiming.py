@@ -39,7 +39,7 @@ from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability
 from worker.output.upload import Uploader
 
-ORDER_PAUSE_S = 0.5  # while an operator's order waits for running jobs
+ORDER_PAUSE_S = 0.5  # while an operator's order, or a change of the models file, waits for running jobs
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class ClaimLoop:
     on_claim: Callable[[Claim], None]
 
     def __post_init__(self) -> None:
-        self._max_batch = max(spec.max_batch for spec in self.catalog)
+        self.claiming = asyncio.Lock()  # held from the request of claims until their jobs are in `claimed_jobs`
         self._hint = InteractiveHint()
         self._pause_ended = asyncio.Event()
         self._stopped = False
@@ -70,6 +70,10 @@ class ClaimLoop:
         self._fruitless = 0
         self._wait: Wait | None = None
         self._aside: Sequence[ClaimedJob] = ()
+
+    @property
+    def _max_batch(self) -> int:
+        return max(spec.max_batch for spec in self.catalog)
 
     def stop(self) -> None:
         self._stopped = True
@@ -94,12 +98,13 @@ class ClaimLoop:
         try:
             while not (self._stopped or self.queue.claims.outdated):
                 self._pause_ended.clear()
-                result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
-                if result is None:
-                    return
-                claims, pause_s = result
-                for claim in claims:
-                    self.on_claim(claim)
+                async with self.claiming:
+                    result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
+                    if result is None:
+                        return
+                    claims, pause_s = result
+                    for claim in claims:
+                        self.on_claim(claim)
                 ended_early = not pause_s or (not self.queue.claims.outdated and await self._pause(pause_s))
                 self._fruitless = 0 if ended_early else self._fruitless + 1
         finally:
@@ -166,6 +171,8 @@ class ClaimLoop:
         if running:
             signature = running_signature(running)
             first = next(claimed for claimed in claimed_jobs if claimed.claim.signature == signature)
+            if first.job.model in self.availability.retiring:
+                return []
             memory_slots = allowed_rows(self.engine.status(), first.job, first.spec.max_batch)
             batch_slots = self.cost_curves.rows(signature, memory_slots)
             self.batch_log.set_limits(signature, memory_slots, batch_slots)
@@ -191,7 +198,7 @@ class ClaimLoop:
         if min_priority is Priority.BULK:
             return await self._claim_any(slots)
         # Only models in memory: a model cannot be loaded next to one whose jobs are preempted.
-        loaded = self.engine.status().loaded_models
+        loaded = self._loaded()
         return await claims.claim(
             self.worker, loaded, slots, min_priority=min_priority, has_other_jobs=True, preempted=preempted
         )
@@ -205,6 +212,9 @@ class ClaimLoop:
 
     def _without(self, models: Collection[str]) -> dict[str, int]:
         return {model: load_ms for model, load_ms in self._load_times().items() if model not in models}
+
+    def _loaded(self) -> tuple[str, ...]:
+        return tuple(one for one in self.engine.status().loaded_models if one not in self.availability.retiring)
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()
@@ -240,7 +250,7 @@ class ClaimLoop:
         # A worker with a wake-up for jobs claims them when they are ready; the others do so later, if it has not.
         delay_s = 0.0 if had_wakeup or waiting.workers <= 1 else random.uniform(0.1, 1.0)
         longest_s = longest_pause_s(ready_in_ms, waiting.workers, self._fruitless, delay_s)
-        if self.engine.status().awaits_jobs:
+        if self.engine.status().awaits_jobs or self.availability.retiring:
             longest_s = min(longest_s, ORDER_PAUSE_S)
         pause_s = longest_s * (1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0))
         none_queued = ready_in_ms is None and interactive_in_ms is None
@@ -249,7 +259,7 @@ class ClaimLoop:
 
     async def _interactive_in_ms(self) -> int | None:
         """Return ms until interactive jobs of the loaded models are ready, None without one."""
-        seen, loaded = self._hint.count, self.engine.status().loaded_models
+        seen, loaded = self._hint.count, self._loaded()
         ready_in_ms = await self.queue.claims.next_ready_ms(loaded, min_priority=Priority.INTERACTIVE)
         if ready_in_ms is None:
             self._hint.clear(seen)
@@ -259,7 +269,7 @@ class ClaimLoop:
         idle = any(one.signature is None and one.min_priority is Priority.BULK for one in wanted)
         interactive = any(one.min_priority is Priority.INTERACTIVE for one in wanted)
         signature = next((one.signature for one in wanted if one.min_priority is Priority.BULK), None)
-        models: Models = self._load_times() if idle else self.engine.status().loaded_models if interactive else ()
+        models: Models = self._load_times() if idle else self._loaded() if interactive else ()
         return Listing(signature, idle, models)
 
     async def _list_as_waiting(self, listing: Listing) -> WaitingList:

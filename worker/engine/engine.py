@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -87,6 +87,7 @@ class Engine:
         self._load_timers: dict[str, threading.Timer] = {}
         self._unavailable: dict[str, LoadFailure] = {}
         self._crowded_out: set[str] = set()  # unavailable because of pins
+        self._outdated_loads: set[str] = set()  # models that are being loaded for an entry that has changed
 
     def start(self) -> None:
         # diffusers' and transformers' warnings about long prompts and progress bars would clutter the log.
@@ -130,6 +131,9 @@ class Engine:
 
     def order_models(self, orders: MemoryOrders) -> None:
         self._inbox.put(lambda: self._follow(orders))
+
+    def replace_models(self, catalog: Catalog, changed: Collection[str]) -> None:
+        self._inbox.put(lambda: self._replace_models(catalog, changed))
 
     def status(self) -> EngineStatus:
         loaded = tuple(self._models.loaded)
@@ -284,6 +288,40 @@ class Engine:
                 timer.cancel()
         self._crowded_out -= self._crowded_out if ended else set()
 
+    def _replace_models(self, catalog: Catalog, changed: Collection[str]) -> None:
+        self._catalog.replace(catalog)
+        for model in changed:
+            self._forget(model)
+        self._models.replace_entries(self._catalog)
+        for spec in self._catalog:
+            if spec.id in changed:
+                self._request_model(spec)
+
+    def _forget(self, model: str) -> None:
+        """Free a model, and forget what was learned of it; one that is being loaded is freed at the end of its load."""
+        for known in (self._unavailable, self._failed_loads, self._load_seconds, self._models.sizes):
+            known.pop(model, None)
+        self._crowded_out.discard(model)
+        if timer := self._load_timers.pop(model, None):
+            timer.cancel()
+        if self._models.is_requested(model):
+            self._outdated_loads.add(model)
+        else:
+            self._models.unload(model)
+        self._scheduler.forget(model)
+
+    def _end_outdated_load(self, model: str) -> None:
+        """Free a model that was loaded for an earlier entry, and load it for the present one."""
+        self._outdated_loads.discard(model)
+        self._models.unload(model)
+        self._models.sizes.pop(model, None)
+        spec = self._catalog.find(model)
+        if spec is None:
+            self._wake_load_waiter(model)
+        else:
+            evict_others = self._scheduler.awaits(model) or model in self._models.pinned
+            self._models.request_load(spec, evict_others=evict_others)
+
     def _request_model(self, spec: ModelSpec) -> None:
         """Load a model without a job, if there is room or it is pinned."""
         if self._follower.is_unwanted(spec.id):
@@ -294,6 +332,8 @@ class Engine:
             self._models.request_load(spec, evict_others=spec.id in self._models.pinned)
 
     def _model_loaded(self, model: str, result: LoadedModel | JobError, from_cpu_memory: bool) -> None:
+        if model in self._outdated_loads:
+            return self._end_outdated_load(model)
         self._follower.load_ended(model)
         self._crowded_out.discard(model)
         if isinstance(result, LoadedModel):

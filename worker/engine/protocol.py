@@ -1,6 +1,6 @@
 """Types that cross the boundary between the worker and its engine; nothing here imports torch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -400,6 +400,9 @@ class EngineInterface(Protocol):
 
     def order_models(self, orders: MemoryOrders) -> None:
         """Follow these orders from now on, between forwards; those before `warm_up` decide what it loads."""
+
+    def replace_models(self, catalog: Catalog, changed: Collection[str]) -> None:
+        """Serve these models from now on; free those of `changed`, which have no jobs, and load them as listed now."""
 
     def status(self) -> EngineStatus: ...
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +128,9 @@ class RemoteEngine:
 
     def order_models(self, orders: MemoryOrders) -> None:
         self._outbox.put(("order_models", orders))
+
+    def replace_models(self, catalog: Catalog, changed: Collection[str]) -> None:
+        self._outbox.put(("replace_models", catalog, changed))
 
     def status(self) -> EngineStatus:
         status = self._status

@@ -149,7 +149,7 @@ class BatchLog:
     def _start(self, claimed: ClaimedJob) -> _Batch:
         claim, rule_rows = claimed.claim, claimed.spec.max_batch
         limits = BatchLimits(
-            max_batch=self._catalog.get(claim.job.model).max_batch,
+            max_batch=spec.max_batch if (spec := self._catalog.find(claim.job.model)) else rule_rows,
             rule_rows=rule_rows,
             memory_rows=rule_rows,
             efficient_rows=rule_rows,

@@ -303,7 +303,10 @@ def loop(claims: Any, monkeypatch: pytest.MonkeyPatch) -> ClaimLoop:
     """The loop of a worker that preempts jobs of another signature, with slots for interactive jobs of `a`."""
     engine = Mock(status=lambda: SimpleNamespace(loaded_models=("demo",), awaits_jobs=False))
     catalog = [SimpleNamespace(max_batch=8)]
-    loop = ClaimLoop("w", Mock(claims=claims), engine, Mock(), catalog, Mock(), {}, Mock(), Mock(), Mock(), Mock())  # type: ignore[arg-type]
+    availability = Mock(retiring=frozenset())
+    loop = ClaimLoop(
+        "w", Mock(claims=claims), engine, availability, catalog, Mock(), {}, Mock(), Mock(), Mock(), Mock()
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 3, Priority.INTERACTIVE)])
     monkeypatch.setattr(claiming.ClaimLoop, "_load_times", lambda _: {"demo": 0})
     return loop

@@ -163,6 +163,11 @@ class KeptModels:
     def _all(self) -> tuple[KeptModel, ...]:
         return (*tuple(self._models.values()), *tuple(self._returning.values()))
 
+    @property
+    def models(self) -> tuple[LoadedModel, ...]:
+        """The kept models, and those on their way back."""
+        return tuple(one.model for one in self._all)
+
     def move_times_s(self) -> dict[str, float]:
         """Return how long each kept model takes to come back, about; callable from any thread."""
         return {name: kept.moved_s for name, kept in tuple(self._models.items())}

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 import torch
 
-from shared.config.models_file import ModelSpec
+from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed, ModelUnavailable
 from worker.engine.models.adapter_loader import AdapterLoader, Post
@@ -288,6 +288,11 @@ class ModelCache:
         if was_frozen:
             gc.freeze()
         empty_cache(self.device)
+
+    def replace_entries(self, catalog: Catalog) -> None:
+        """Give the models in memory their entries of a changed models file."""
+        for model in (*self.loaded.values(), *self.kept.models):
+            model.spec = catalog.find(model.spec.id) or model.spec
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)

@@ -139,6 +139,15 @@ class BatchScheduler:
             self.finish(engine_job, canceled=True)
         engine_job.is_handed_over = False
 
+    def awaits(self, model: str) -> bool:
+        """Return whether jobs wait for a model to be loaded."""
+        return any(one.spec.id == model and one.model is None for one in self._jobs.values())
+
+    def forget(self, model: str) -> None:
+        """Forget what was learned of a model's forwards: other weights take its id."""
+        self._memory.forget(model)
+        self._timer.forget(model)
+
     def models_in_use(self) -> set[str]:
         return {one.spec.id for one in self._jobs.values() if one.model is not None}
 

@@ -84,6 +84,11 @@ class MemoryLimits:
         cap = self._caps.get(kind)
         return None if cap is None else cap.fits
 
+    def forget(self, model: str) -> None:
+        """Remove the caps of a model."""
+        for kind in [kind for kind in self._caps if kind.model == model]:
+            del self._caps[kind]
+
     def record_success(self, kind: ForwardKind, calls: int) -> None:
         if cap := self._caps.get(kind):
             self._caps[kind] = after_success(cap, calls, self._clock())

@@ -67,6 +67,12 @@ class ForwardTimer:
         """Return the seconds from the end of a forward of this kind until all its image tasks are parked again."""
         return self._own_code_s.get(kind, 0.0)
 
+    def forget(self, model: str) -> None:
+        """Remove the times of a model, whose name begins its kinds."""
+        for learned in (self._forward_s, self._own_code_s):
+            for kind in [kind for kind in learned if isinstance(kind, tuple) and kind[:1] == (model,)]:
+                del learned[kind]
+
     def measure(self, kind: Hashable, run: Callable[[], T], on_done: OnDone, on_before: OnDone | None = None) -> T:
         """Run a forward; `on_done(seconds)` is called once it has ended, never if it failed.
 

@@ -54,6 +54,8 @@ function Worker({ worker, running, jobs }) {
       <${Slots} worker=${worker} running=${running} />
       ${troubles.map(([model, trouble]) => html`<p key=${model} class="fault">
         ${model}: ${trouble.reason ?? trouble.error ?? "unavailable"}</p>`)}
+      ${worker.models_fault && html`<p class="fault">
+        The changed models file is not in use: ${worker.models_fault}</p>`}
       ${running.length > 0 && html`<${Rows} running=${running} jobs=${jobs} />`}
       ${others > 0 && session.value.hasKey && html`<p class="hint">
         ${plural(others, "job")} of other tenants, or just started</p>`}

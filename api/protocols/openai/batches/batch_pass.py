@@ -18,6 +18,7 @@ from api.protocols.openai.batches.batch_runner import BatchRunner
 from api.protocols.openai.batches.batch_steps import BatchStep, next_step
 from shared.batch import Batch
 from shared.config import models_file
+from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import NotFound, Unavailable
 from shared.queue import Queue
@@ -49,7 +50,8 @@ async def opened(configured: Settings) -> AsyncIterator["BatchPass"]:
     """Open what steps need; at the end, wait for those in progress."""
     catalog = models_file.load(configured.models, configured.batch_rules)
     queue, storage = Queue.connect(configured), connect(configured)
-    batches = BatchPass(BatchContext(configured, catalog, queue, storage, SyncedClock(now_ms())))
+    watch = ModelsWatch(configured.models, configured.batch_rules)
+    batches = BatchPass(BatchContext(configured, catalog, queue, storage, SyncedClock(now_ms())), watch)
     try:
         yield batches
     finally:
@@ -64,8 +66,9 @@ BACKGROUND = Background(opened)
 class BatchPass:
     """Passes that follow each other; steps in progress at the end of one continue."""
 
-    def __init__(self, context: BatchContext) -> None:
+    def __init__(self, context: BatchContext, watch: ModelsWatch | None = None) -> None:
         self._context = context
+        self._watch = watch
         self._batches = context.queue.batches
         self._learned_models = LearnedModels(context.catalog, context.queue)
         self._running: dict[asyncio.Task[None], tuple[str, str]] = {}
@@ -73,6 +76,8 @@ class BatchPass:
     async def run(self) -> int:
         """Begin steps until none is due or in progress, or `BUDGET_S` is over; returns their number."""
         await self._context.queue.policies.load()  # steps read some; another thread announces this process' own
+        if self._watch is not None and (models := await self._watch.poll()) is not None:
+            self._context.catalog.replace(models)
         await self._learned_models.refresh()
         steps = 0
         until_s = time.monotonic() + BUDGET_S

@@ -10,7 +10,7 @@ import pytest
 
 from api.errors import RequestTimeout
 from api.http import middleware
-from api.http.middleware import BodyLimits
+from api.http.middleware import BodyCaps, BodyLimits
 
 
 @pytest.mark.parametrize("received", [0, 1])
@@ -28,7 +28,7 @@ async def test_a_body_that_stalls_ends_its_request(monkeypatch: pytest.MonkeyPat
         while True:
             await receive()
 
-    limits = BodyLimits(app, default_bytes=1000, caps={})
+    limits = BodyLimits(app, caps=BodyCaps(1000, {}))
     scope = {"type": "http", "path": "/v1/jobs", "headers": []}
     with pytest.raises(RequestTimeout, match="no byte of the body arrived"):
         async with asyncio.timeout(20):
@@ -51,4 +51,4 @@ async def test_the_wait_for_the_clients_disconnect_has_no_limit(monkeypatch: pyt
         assert (await receive())["type"] == "http.disconnect"
 
     scope = {"type": "http", "path": "/v1/jobs", "headers": []}
-    await BodyLimits(app, default_bytes=1000, caps={})(scope, receive, None)  # type: ignore[arg-type]
+    await BodyLimits(app, caps=BodyCaps(1000, {}))(scope, receive, None)  # type: ignore[arg-type]
