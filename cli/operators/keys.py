@@ -22,7 +22,7 @@ from cli.messages import print_error
 from cli.up import environment
 from shared import auth
 from shared.config import settings
-from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound
+from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound, RedisUnavailable
 
 if TYPE_CHECKING:
     from shared.queue import Queue
@@ -154,11 +154,18 @@ def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
     except (InvalidRequest, ConfigurationError) as error:
         message, status = error.message, Exit.USAGE
     except FusequeueError as error:
-        message, status = error.message, Exit.FAILED
+        message, status = error.message + _remedy(error, data_dir), Exit.FAILED
     except TimeoutError:
         message, status = f"no response from Redis within {TIMEOUT_S:.0f} s", Exit.FAILED
     print_error(message)
     raise typer.Exit(status)
+
+
+def _remedy(error: FusequeueError, data_dir: Path) -> str:
+    """Return what helps where neither `data_dir` nor a setting says which Redis is meant."""
+    if not isinstance(error, RedisUnavailable) or os.environ.get(environment.REDIS_URL):
+        return ""
+    return f"; no `fusequeue up` has run on {data_dir}: name its --data-dir, or set {environment.REDIS_URL}"
 
 
 async def _on_queue(work: Callable[[Queue], Awaitable[Any]]) -> Any:

@@ -67,9 +67,9 @@ async def up(
         require_worker_packages("; without workers: --workers 0")
     with locked(data_dir), ExitStack() as reservations:
         wanted, port = port, reservations.enter_context(ports.reserved_port(host, port))
-        if port != wanted:
-            print_status(f"port {wanted} is taken; the API uses {port}")
         url = f"http://{reachable(host)}:{port}"
+        if port != wanted:
+            print_status(f"port {wanted} is taken; the API uses {port}. For clients: export FUSEQUEUE_URL={url}")
         env = environment.child_environment(data_dir, workers * specs.devices, models, settings, environ)
         processes: list[ProcessSpec] = []
         with writing_to(data_dir):

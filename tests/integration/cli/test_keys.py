@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.up import environment
+from shared.config.settings import Settings
+from shared.errors import RedisUnavailable
+from shared.queue import Queue
 
 ROOT = Path(__file__).resolve().parents[3]
 Command = Callable[..., "Completed"]
@@ -152,6 +155,22 @@ def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.Mon
     result = command("keys", "list")
     assert (result.status, result.out) == (1, "")
     assert "cannot reach Redis" in result.err
+
+
+def test_without_a_redis_that_is_named_the_folder_is_the_fault(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a running `up` in another folder, say."""
+
+    def unreachable(_settings: Settings) -> Queue:
+        raise RedisUnavailable("cannot reach Redis: nothing listens")
+
+    monkeypatch.setattr(Queue, "connect", unreachable)
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "")
+    lines = command("keys", "list", "--data-dir", str(tmp_path)).err
+    assert f"no `fusequeue up` has run on {tmp_path}: name its --data-dir, or set FUSEQUEUE_REDIS_URL" in lines
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:1/0")
+    assert "has run on" not in command("keys", "list", "--data-dir", str(tmp_path)).err
 
 
 @pytest.mark.parametrize("url", ["nonsense", "redis://127.0.0.1:9?socket_timeout=x"])
