@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cli.findings import FAILED, OK, WARNING, Finding
 from shared.config import models_file
+from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import checkpoint_fault, vae_fault
 from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders
 from shared.config.models_file import ModelSpec
@@ -26,6 +27,8 @@ def model_findings(models: Path, batch_rules: Path | None = None) -> Iterator[Fi
         yield from _files(spec)
         if spec.refiner is not None:
             yield _source_of(f"refiner of {spec.id}", spec.refiner, ("vae", "text_encoder_2", "tokenizer_2"))
+        if spec.scorer is not None:
+            yield _scorer(f"scorer of {spec.id}", spec.scorer)
 
 
 def _files(spec: ModelSpec) -> Iterator[Finding]:
@@ -40,10 +43,29 @@ def _files(spec: ModelSpec) -> Iterator[Finding]:
             yield Finding(f"{key} of {spec.id}", verdict, found, remedy or (fault and f"correct `{key}`") or "")
 
 
+def _scorer(name: str, spec: ScorerSpec) -> Finding:
+    if not spec.is_folder:
+        return _on_hub(name, spec)
+    needed = (Path(spec.source) / "config.json", *([] if spec.head is None else [Path(spec.head)]))
+    missing = next((path for path in needed if not path.is_file()), None)
+    if missing is not None:
+        return Finding(name, FAILED, f"{missing}: no such file", "set `source` to a CLIP model, and `head` to its file")
+    return Finding(name, OK, spec.source)
+
+
 def _source(spec: ModelSpec) -> Finding:
     replaced = {"vae"} if spec.vae else set()
     unwanted = set() if spec.safety_checker else {"safety_checker"}
     return _source_of(f"model {spec.id}", spec, replaced | unwanted, has_checkpoint=spec.checkpoint is not None)
+
+
+def _on_hub(name: str, spec: ModelSpec | RefinerSpec | ScorerSpec) -> Finding:
+    if spec.source.startswith((".", "/")) or spec.source.count("/") != 1:
+        return Finding(name, FAILED, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
+    if spec.revision:
+        return Finding(name, OK, f"{spec.source} of the hub at {spec.revision}")
+    remedy = "pin a `revision`, so that every worker loads the same weights"
+    return Finding(name, WARNING, f"{spec.source} of the hub", remedy)
 
 
 def _source_of(
@@ -51,12 +73,7 @@ def _source_of(
 ) -> Finding:
     """Check a source, without the parts of its index that are not loaded from it."""
     if not spec.is_folder:
-        if spec.source.startswith((".", "/")) or spec.source.count("/") != 1:
-            return Finding(name, FAILED, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
-        if spec.revision:
-            return Finding(name, OK, f"{spec.source} of the hub at {spec.revision}")
-        remedy = "pin a `revision`, so that every worker loads the same weights"
-        return Finding(name, WARNING, f"{spec.source} of the hub", remedy)
+        return _on_hub(name, spec)
     folder = Path(spec.source)
     if index_file(folder) is None and not is_shape_folder(folder):
         return Finding(

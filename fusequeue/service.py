@@ -127,6 +127,7 @@ class Model(Resource):
     adapters: tuple[AdapterInfo, ...] = ()
     controls: tuple[ControlInfo, ...] = ()
     refiner: RefinerInfo | None = None
+    scorer: SkipValidation[Literal["prompt", "head"] | None] = None
     extra: tuple[ModelInput, ...] | None = None
     step_cache: StepCacheInfo = StepCacheInfo()
     prompt_syntax: str = "plain"

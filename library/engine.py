@@ -83,7 +83,9 @@ class _Base:
     def _most(self, fields: Fields) -> int:
         """Return how many items are started at once: two batches, so that a row that ends is followed at once."""
         slots = self._session.slots(str(fields.get("model", self.models[0])))
-        count = fields.get("n")
+        count, best_of = fields.get("n"), fields.get("best_of")
+        if isinstance(best_of, Mapping):
+            count = best_of.get("candidates")
         return max(2, 2 * slots // max(1, int(count) if isinstance(count, numbers.Integral) else 1))
 
 

@@ -76,6 +76,11 @@ class ModelObject(BaseModel):
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters and embeddings of the model.")
     controls: tuple[ControlTypeObject, ...] = Field(description="Controls of the model.")
     refiner: RefinerObject | None = Field(None, description="Null for a model without one.")
+    scorer: Literal["prompt", "head"] | None = Field(
+        None,
+        description='What scores the candidates of `best_of`: "prompt", their similarity with it, or "head", one of '
+        "the operator's that sees images only. Null for a model without a scorer.",
+    )
     extra: tuple[ModelInput, ...] | None = Field(
         None, description="What `extra` of a request can have. Null in lists, and until a worker has loaded the model."
     )
@@ -162,6 +167,7 @@ def _object(
             for control in spec.control
         ),
         refiner=_refiner(spec),
+        scorer=None if spec.scorer is None else "prompt" if spec.scorer.head is None else "head",
         extra=inputs if spec.extra else (),
         step_cache=spec.step_cache,
         prompt_syntax=spec.prompt_syntax,

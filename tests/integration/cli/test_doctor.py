@@ -139,6 +139,11 @@ def _no_refiner(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
 
 
+def _no_scorer(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
+    (folder / "models.toml").write_text(MODEL.format(source=ROOT / "demo" / "model") + 'scorer = "./none"\n')
+    env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
+
+
 def _unknown_setting(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_RETENTION", "60")
 
@@ -186,6 +191,7 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
             ("model demo", "failed", "weights has no folder vae, which its index lists", "copy or download"),
         ),
         (_no_source, ("model demo", "failed", "no such folder", "`source`")),
+        (_no_scorer, ("scorer of demo", "failed", "./none: no such folder", "`source`")),
         (_no_refiner, ("refiner of demo", "failed", "./none: no such folder", "`source`")),
         (_unknown_setting, ("settings", "warning", "FUSEQUEUE_RETENTION_S", "correct its name")),
         (_no_number, ("settings", "failed", "FUSEQUEUE_LEASE_MS", "docs/operations.md")),

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
+from harness.scorers import save_scorer
 from safetensors.torch import save_file
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
-from demo.components import new_tokenizer
-from demo.train_scorer import new_scorer
 from shared.config.candidates import BestOf, ScorerSpec
 from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job
@@ -26,20 +25,11 @@ DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 PROMPT = "a red circle on a blue ground, left"
 STEPS = 8
 EIGHT = BestOf(candidates=8, keep=2)
-SIDE = 64
 
 
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP model that knows nothing: its scores are as good as any."""
-    folder = tmp_path_factory.mktemp("scorer")
-    torch.manual_seed(5)
-    tokenizer = new_tokenizer()
-    new_scorer(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    size = {"height": SIDE, "width": SIDE}
-    CLIPImageProcessorPil(size=size, crop_size=size, image_std=[0.5] * 3).save_pretrained(folder)
-    return folder
+    return save_scorer(tmp_path_factory.mktemp("scorer"))
 
 
 def scored_spec(scorer: Path, source: Path = DEMO, head: Path | None = None, **fields: Any) -> ModelSpec:

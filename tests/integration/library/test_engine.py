@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.http_server import ROOT
+from harness.scorers import save_scorer
 from harness.videos import a_plain_video
 from harness.waiting import wait_until
 from PIL import Image
@@ -60,6 +61,18 @@ def test_reproducible_images_are_bit_identical(engine: Engine) -> None:
     together = engine.generate(PROMPTS, progress=False, reproducible=True, **FIELDS)
     (alone,) = engine.generate(CIRCLE, progress=False, reproducible=True, **FIELDS)
     assert difference(together[0], alone) == 0
+
+
+def test_the_best_candidates_of_an_item_are_returned(tmp_path: Path) -> None:
+    best_of = {"candidates": 6, "keep": 2}
+    with Engine(DEMO, max_batch=8, device="cpu", scorer=str(save_scorer(tmp_path))) as rated:
+        (result,) = rated.stream([CIRCLE], best_of=best_of, **FIELDS)
+        assert result.error is None
+        assert (len(result.images), len(result.batching.dropped)) == (2, 4)
+        candidates, scores = zip(*((output.candidate, output.score) for output in result.outputs), strict=True)
+        assert scores[0] >= scores[1]
+        (alone,) = rated.generate(CIRCLE, progress=False, **{**FIELDS, "seed": FIELDS["seed"] + candidates[0]})
+        assert difference(result.images[0], alone) <= 2
 
 
 def test_items_with_other_steps_share_forwards(engine: Engine) -> None:

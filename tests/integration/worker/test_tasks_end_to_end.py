@@ -17,6 +17,7 @@ import torch
 from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_audio_file, an_image_file
 from harness.http_server import serving
+from harness.scorers import save_scorer
 from harness.videos import a_video_file
 from PIL import Image
 from tiny import controls, registry
@@ -100,6 +101,19 @@ frames_multiple = 4
 max_images = 4
 
 [[model]]
+id = "rated"
+source = "sd"
+scorer = "clip"
+max_batch = 8
+[model.defaults]
+width = 64
+height = 64
+steps = 4
+[model.limits]
+multiple_of = 16
+max_images = 8
+
+[[model]]
 id = "band"
 source = "ace-step"
 tasks = ["text_to_audio", "audio_to_audio", "audio_inpaint"]
@@ -140,6 +154,7 @@ def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("sd", "sdxl", "sdxl-refiner", "z-image", "wan-2.2-ti2v", "wan-2.1-t2v", "ace-step"):
         registry.save_tiny(name, folder / name)
     controls.save(folder / "sd", folder / "edges", 1)
+    save_scorer(folder / "clip")
     file = folder / "models.toml"
     file.write_text(MODELS)
     return file
@@ -391,6 +406,25 @@ async def test_one_job_is_denoised_by_a_base_and_its_refiner(stack: StackHarness
         expected = refiner(**call, image=latents, denoising_start=start, output_type="pil").images[0]
         image = Image.open(io.BytesIO((await api.get(job["artifacts"][0]["url"])).content))
         assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(expected, int)).max() <= 1
+
+
+@pytest.mark.parametrize("stack", ["rated"], indirect=True)
+async def test_a_job_returns_its_best_candidates_and_says_what_was_dropped(stack: StackHarness) -> None:
+    """Each kept image has its seed and its score, and equals the job of that seed."""
+    api, common = stack.client, {"model": "rated", "prompt": "a cat", "guidance_scale": 5.0}
+    assert (await api.get("/v1/models/rated")).json()["scorer"] == "prompt"
+    best_of = {"candidates": 6, "keep": 2, "at": [0.25, 0.5]}
+    (job,) = await stack.finished({**common, "seed": 7, "best_of": best_of})
+    assert (job["best_of"], job["n"], job["progress"]) == (best_of, 2, {"step": 13, "total": 13, "percent": 100})
+    kept, dropped = job["artifacts"], job["batching"]["dropped"]
+    assert [one["step"] for one in dropped] == [1, 1, 1, 2]
+    assert sorted([one["seed"] - 7 for one in kept] + [one["candidate"] for one in dropped]) == [0, 1, 2, 3, 4, 5]
+    assert kept[0]["score"] >= kept[1]["score"] >= dropped[-1]["score"]
+    alone = await stack.continued({**common, "seed": kept[0]["seed"]})
+    assert "score" not in alone["artifacts"][0] or alone["artifacts"][0]["score"] is None
+    files = [await api.get(one["artifacts"][0]["url"]) for one in (job, alone)]
+    best, plain = (np.asarray(Image.open(io.BytesIO(file.content)), int) for file in files)
+    assert np.abs(best - plain).max() <= 2
 
 
 @pytest.mark.parametrize("stack", ["band"], indirect=True)
