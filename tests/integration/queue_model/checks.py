@@ -41,6 +41,8 @@ a counter, what is yet to be sent, what users have set, and rows that a later sw
 
 
 DEPTHS_EVERY = 4
+GROUP = "g"
+"""The group of some jobs of each tenant."""
 
 
 class Checker:
@@ -61,6 +63,7 @@ class Checker:
         if self._checks % DEPTHS_EVERY == 0:
             await self._depths()
             await self._usage()
+            await self._groups()
 
     async def _records(self) -> None:
         ids = list(self.model.jobs)
@@ -184,6 +187,18 @@ class Checker:
         seen = {(row.tenant, end): number for row in rows for end in ends if (number := getattr(row.sum, end))}
         events = self.model.events
         assert seen == Counter((self.model.jobs[job_id].tenant, end.value) for job_id, end in events if end.terminal)
+
+    async def _groups(self) -> None:
+        """Check that a group has each of its jobs once, with its state, and ends with the last one."""
+        expected: dict[str, Counter[str]] = {}
+        for job in self.model.jobs.values():
+            if job.submission.job.group is not None and not job.forgotten:
+                state = "paused" if job.paused and job.state is State.QUEUED else job.state.value
+                expected.setdefault(job.tenant, Counter())[state] += 1
+        for tenant in self.inputs:
+            groups, _ = await self.queue.groups.page(tenant, None, 10)
+            seen = {group.name: {name: count for name, count in group.jobs.items() if count} for group in groups}
+            assert seen == ({GROUP: expected[tenant]} if tenant in expected else {}), tenant
 
 
 def _event(entry: Entry) -> tuple[int, ...]:

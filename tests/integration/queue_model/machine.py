@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from harness.queue import check_keys, come_due, end_retention, lasting_names, lose, miss_deadline
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from integration.queue_model.checks import KEPT, SUBSCRIBED, Checker
+from integration.queue_model.checks import GROUP, KEPT, SUBSCRIBED, Checker
 from integration.queue_model.model import QueueModel
 
 from shared.auth import TenantLimits
@@ -150,6 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _submission(self, one: Spec) -> Submission:
         fields = {name: getattr(one, name) for name in ("tenant", "model", "width", "n", "priority", "window_ms")}
+        fields["group"] = None if one.width == 64 else GROUP
         if "deadline" in one.extras:
             fields["time_limit_ms"] = 7_200_000 if one.fingerprint == "y" else 3_600_000
         if "later" in one.extras:
