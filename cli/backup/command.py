@@ -52,8 +52,7 @@ def restore(
 @contextmanager
 def _errors(timeout_s: float) -> Iterator[None]:
     """Print an error in one line, and exit; a SIGTERM ends the command as Ctrl-C does, with nothing left."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.umask(0o077)
+    on_term, umask = signal.signal(signal.SIGTERM, signal.default_int_handler), os.umask(0o077)
     try:
         yield
         return
@@ -67,5 +66,8 @@ def _errors(timeout_s: float) -> Iterator[None]:
         message, status = f"not done within {timeout_s:g} s; raise --timeout-s", Exit.TIMEOUT
     except OSError as error:
         message, status = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), Exit.FAILED
+    finally:
+        signal.signal(signal.SIGTERM, on_term)
+        os.umask(umask)
     print_error(message)
     raise typer.Exit(status)
