@@ -17,7 +17,8 @@ LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
 READY_EVENTS = (b"worker_ready", b"chores_ready", b"api_ready")  # log events of a process that accepts work
-FAULT_EVENT = b'"model_unavailable"'  # log event of a model that could not be loaded
+# Log events of a model that could not be loaded, and of a change of the models file that is not in use.
+FAULT_EVENTS = (b'"model_unavailable"', b'"models_file_refused"')
 CHUNK_BYTES = 64 * 1024
 PARENT_WATCH = "shared.runtime.parent_process"
 
@@ -26,7 +27,7 @@ class BoundedLog:
     """Log file of at most `max_bytes`, rotated to `NAME.1`; keeps the last lines in memory.
 
     `ready` is set once the current process has logged a readiness event. `on_fault` gets the error of each model that
-    could not be loaded, a repeated one once.
+    could not be loaded, and of the models file, a repeated one once.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class BoundedLog:
         self.ready = self.ready or any(event in line for line in lines for event in READY_EVENTS)
         self._partial = self._partial[:TAIL_LINE_BYTES]
         for line in lines:
-            if FAULT_EVENT in line:
+            if any(event in line for event in FAULT_EVENTS):
                 self._note_fault(line)
 
     def _note_fault(self, line: bytes) -> None:
         try:
             entry = json.loads(line)
-            model, error = str(entry["model"]), str(entry["error"])
-        except (ValueError, KeyError, TypeError):
+            model, error = str(entry.get("model")), str(entry["error"])
+        except (ValueError, KeyError, TypeError, AttributeError):
             return  # it contains the name of the event only
         if self._faults.get(model) != error:
             self._faults[model] = error

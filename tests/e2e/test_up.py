@@ -254,6 +254,7 @@ def test_models_are_added_changed_and_removed_while_it_runs(up, tmp_path):
         wait_until(lambda: fault in (worker()["models_fault"] or ""), "the worker names the fault")
         wait_until(lambda: "models: the file has a fault" in client.get("/readyz").text, "the API names the fault")
         assert fault in run_command("workers", "--url", url, error=True)
+        assert fault in command.messages()
         assert fault in run_command("doctor", "--data-dir", str(command.folder / "data"), check=False)
         assert listed() == ["demo", "second"]
         assert steps_of_a_job("second") == 5

@@ -74,17 +74,18 @@ def test_a_log_that_cannot_be_written_loses_its_lines_only(tmp_path, monkeypatch
     assert (tmp_path / "a.log").read_text() == "before\nafter\n"
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_once_for_each_reason(tmp_path):
+def test_a_fault_of_a_model_or_of_the_models_file_is_reported_once_for_each_reason(tmp_path):
     """Loads are repeated for ever; lines that only contain the event's name are none."""
     faults: list[str] = []
     log = BoundedLog(tmp_path / "a.log", on_fault=faults.append)
     lines = [
         {"event": "model_unavailable", "model": model, "error": error} for model, error in ("ax", "ax", "bx", "ay")
     ]
+    lines += [{"event": "models_file_refused", "error": "file"} for _ in range(2)]
     for line in (*map(json.dumps, lines), 'a prompt with "model_unavailable"', '["model_unavailable"]'):
         log.write(line.encode() + b"\n")
     log.close()
-    assert faults == ["x", "x", "y"]
+    assert faults == ["x", "x", "y", "file"]
 
 
 async def test_output_of_both_streams_is_in_the_log(tmp_path):
