@@ -39,7 +39,7 @@ def test_reproducible_images_do_not_depend_on_the_longest_prompt_of_the_batch(ti
     spec = a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))
     jobs = [a_job(f"job{at}", prompt=prompt, seed=at, steps=3, reproducible=True) for at, prompt in enumerate(PROMPTS)]
     together = EngineHarness(spec).run(*jobs)
-    like = a_job("like", prompt="a cow", seed=6, steps=3, reproducible=True)
+    like = a_job("like", prompt="a cow", seed=7, steps=3, reproducible=True)
     assert not [job.id for job in jobs if together.finished[job.id].error]
     for job in jobs[:2]:
         solo = EngineHarness(spec).run(job, like)
