@@ -17,7 +17,7 @@ const PERIODS = [
 const LIMITS = [
   ["queued_jobs", "Queued", count],
   ["running_slots", "Running", count],
-  ["device_seconds_per_day", "Device time today", seconds],
+  ["device_seconds_per_day", "Time today", seconds],
   ["device_seconds_per_month", "This month", seconds],
   ["kept_jobs", "Kept jobs", count],
   ["stored_bytes", "Stored", bytes],
