@@ -107,7 +107,8 @@ def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
             for name in sorted(names)
         ]
 
-    _print(_run(run, data_dir), as_json)
+    rows = _run(run, data_dir)
+    _print(rows if as_json else _with_values(rows), as_json)
 
 
 @tenants.command()
@@ -250,6 +251,12 @@ def _print(result: Any, as_json: bool) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
+def _with_values(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without the columns of limits that none of them has: all of them are wider than a terminal."""
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+    return [{name: row[name] for name in names} for row in rows]
 
 
 def _cell(value: Any) -> str:

@@ -126,6 +126,9 @@ def test_limits_are_set_and_reset(command: Command) -> None:
     used = dict.fromkeys((f"{name}_used" for name in (*SPENT, *FOOTPRINT, "running_slots", "device_seconds")), 0)
     expected |= {"kept_jobs": 500, "stored_bytes": 10**12}
     assert json.loads(command("tenants", "list", "--json").out) == [{"tenant": "acme", **expected, **used}]
+    columns = command("tenants", "list").out.split("\n")[0].split()
+    limited = {name for name, value in expected.items() if value is not None}
+    assert set(columns) == {"tenant", *limited, *used}, "limits that no tenant has are left out"
 
 
 WRONG = [
