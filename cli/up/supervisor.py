@@ -1,6 +1,7 @@
 """Runs a set of processes: starts each, restarts those that end, and stops all in order."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from cli.up.child_process import BoundedLog, Process
+from shared.errors import ConfigurationError
 from shared.runtime.backoff import backoff_s
 
 READY_POLL_S = 0.1
@@ -52,6 +54,15 @@ class RestartBackoff:
     def delay_s(self, failures: int) -> float:
         """Return the delay before the next start; the first restart is immediate."""
         return 0.0 if failures <= 1 else backoff_s(failures - 1, self.first_s, self.max_s)
+
+
+def configuration_fault(log: Sequence[str]) -> str | None:
+    """Return the sentence with which a process has refused its settings, which another start would not change."""
+    try:
+        entry = json.loads(log[-1])
+        return str(entry["error"]) if entry["code"] == ConfigurationError.code else None
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 class StartFailed(Exception):
@@ -169,6 +180,8 @@ class ProcessRunner:
         tail = "\n".join(f"    {line}" for line in self._log.tail())
         message = f"{self.spec.name}: ended with {_status(status)}; the end of {self._log.path}:\n{tail}"
         attempts = self.backoff.start_attempts
+        if attempts is not None and not self._was_ready and (fault := configuration_fault(self._log.tail())):
+            raise StartFailed(f"{self.spec.name}: {fault}")
         if attempts is not None and not self._was_ready and self._failures >= attempts:
             raise StartFailed(f"{message}\n{self.spec.name}: ended {self._failures} times before it was ready")
         delay_s = self.backoff.delay_s(self._failures)

@@ -161,6 +161,16 @@ async def test_a_process_that_never_becomes_ready_fails_the_start(harness):
     assert not harness.ready.is_set()
 
 
+async def test_a_process_that_refuses_its_settings_fails_the_start_at_once(harness):
+    """With its sentence, without the log around it; `pool` keeps trying, as its models file can be corrected."""
+    refusal = '{"code": "configuration_error", "error": "there are no API keys", "event": "api_failed"}'
+    specs = (harness.spec("good"), harness.spec("api", f"import sys; sys.exit({refusal!r})"))
+    async with asyncio.timeout(60):
+        with pytest.raises(StartFailed, match=r"^api: there are no API keys$"):
+            await harness.start(*specs)
+    assert not [line for line in harness.messages if "restarting" in line]
+
+
 async def test_a_process_that_ends_late_but_was_never_ready_fails_the_start(harness):
     """A worker can load a model for minutes before it runs out of memory."""
     running = harness.start(
