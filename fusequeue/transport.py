@@ -252,7 +252,7 @@ def _text(value: object) -> str | None:
 
 def unreachable(base_url: httpx.URL, error: httpx.RequestError, url: httpx.URL | None = None) -> Unreachable:
     """Return the exception for a service that did not respond, or for another host, which has an image at `url`."""
-    reason = str(error) or type(error).__name__  # timeouts have no text
+    reason = str(error).rstrip(".") or type(error).__name__  # timeouts have no text
     if url is not None and _origin(url) != _origin(base_url):
         return Unreachable(f"{url.scheme}://{url.netloc.decode('ascii')}: {reason}")
     return Unreachable(f"{base_url}: {reason}; is it running? `fusequeue up` starts one here")
