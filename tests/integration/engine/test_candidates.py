@@ -81,6 +81,14 @@ def test_progress_and_device_times_count_what_ran(scorer: Path) -> None:
     assert [entry[2] for entry in made.log if entry[0] == "dropped"] == [4, 2]
 
 
+def test_previews_are_those_of_the_images_that_are_kept(scorer: Path) -> None:
+    made = EngineHarness(scored_spec(scorer)).run(a_contest("contest", previews=3))
+    previews = [entry[2] for entry in made.log if entry[0] == "preview"]
+    assert sorted(previews) == [0, 0, 1, 1], "after 4 of 8 steps, when the last are dropped, and after 6"
+    last_drop = max(at for at, entry in enumerate(made.log) if entry[0] == "dropped")
+    assert all(at > last_drop for at, entry in enumerate(made.log) if entry[0] == "preview")
+
+
 def test_scores_do_not_depend_on_batch_mates(scorer: Path) -> None:
     contests = [a_contest("first", steps=7), a_contest("second", BestOf(candidates=4, keep=1, at=(0.5, 1.0)))]
     spec = scored_spec(scorer, max_batch=8)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 import structlog
 
@@ -150,8 +151,14 @@ class EngineJob:
         return sum(done), sum(ended.get(index, steps.total or longest) for index, steps in enumerate(self.steps))
 
     def take_previews(self) -> list[tuple[int, Pixels]]:
-        """Return the previews since the last call, each with the index of its image."""
-        previews = [(index, pixels) for index, steps in enumerate(self.steps) for pixels in steps.previews]
+        """Return the previews since the last call, each with the index of its image.
+
+        Of candidates only those of the kept ones, once the others are dropped: they have the indexes of results then.
+        """
+        images: Sequence[int] = range(len(self.steps))
+        if self.candidates is not None:
+            images = self.candidates.kept if self.candidates.is_settled else ()
+        previews = [(at, pixels) for at, image in enumerate(images) for pixels in self.steps[image].previews]
         for steps in self.steps:
             steps.previews.clear()
         return previews
