@@ -21,6 +21,7 @@ from shared.job_fields import (
     ChosenFields,
     ConvertedFields,
     OnDeadline,
+    OnParentFailure,
     OutputFormat,
     PipelineFields,
     Priority,
@@ -38,6 +39,7 @@ ALIASES: dict[str, tuple[Any, str]] = {
     "JobPhase": (Phase, ""),
     "PriorityName": (Priority, ""),
     "OnDeadlineName": (OnDeadline, ""),
+    "OnParentFailureName": (OnParentFailure, ""),
     "TaskName": (Task, ""),
     "FormatName": (OutputFormat, ""),
     "CacheLevelName": (step_schedules.Choice, ""),
@@ -57,7 +59,7 @@ Written by `python -m api.client_types > fusequeue/job_fields.py`; change nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict
 
 from pydantic import BaseModel, Field, JsonValue, SkipValidation
@@ -160,7 +162,9 @@ def _written(annotation: Any, mapping: str) -> str:
     if _has_values(annotation):
         return _literal(annotation)
     origin = get_origin(annotation)
-    parts = [_written(part, mapping) for part in get_args(annotation)[: 1 if origin is Annotated else None]]
+    parts = [_written(part, mapping) for part in get_args(annotation)[: 1 if origin in (Annotated, tuple) else None]]
+    if origin is tuple:
+        return f"Sequence[{parts[0]}]" if mapping == "Mapping" else f"tuple[{parts[0]}, ...]"
     if origin is Annotated:
         return parts[0]
     if origin in (Union, UnionType):

@@ -85,7 +85,7 @@ async def submit(
     if isinstance(entry, Submission) and not result.replayed:
         if result.position is not None:
             context.services.queue_positions.keep(result.job_id, result.position)
-        waits = entry.job.not_before_ms is not None and result.position is None
+        waits = result.position is None and (entry.job.not_before_ms is not None or bool(entry.job.after))
         queued = JobRecord(job=entry.job, state=State.QUEUED, waits=waits, deadline_at_ms=result.deadline_at_ms)
         return AcceptedJob(queued, replayed=False)
     record = await context.services.queue.jobs.get(result.job_id)
@@ -202,6 +202,7 @@ async def _retry(job: Job, services: Services) -> SubmissionOrReplay | Fusequeue
         "id": new_id("job", at_ms),
         "created_at_ms": at_ms,
         "not_before_ms": None,
+        "after": (),
         "batch_id": None if is_counted else job.batch_id,
         "trace": tracing.current(),
     }

@@ -33,7 +33,10 @@ Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. D
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu.", callback=text_option)]
 
 _NUMBERED = re.compile(r"(\d{5,9})-\d+\.\w+")
-_OF_THE_SERVICE = ("priority", "deadline_s", "on_deadline", "not_before", "batch_id", "group", "webhook", "task")
+_OF_THE_SERVICE = (
+    *("priority", "deadline_s", "on_deadline", "not_before", "on_parent_failure"),
+    *("batch_id", "group", "webhook", "task"),
+)
 
 
 @takes(job_options(_OF_THE_SERVICE))

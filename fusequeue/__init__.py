@@ -33,6 +33,7 @@ from fusequeue.job_fields import (
     JobPhase,
     JobState,
     OnDeadlineName,
+    OnParentFailureName,
     PriorityName,
     TaskName,
 )
@@ -205,6 +206,7 @@ __all__ = [
     "ModelWorkers",
     "NotFound",
     "OnDeadlineName",
+    "OnParentFailureName",
     "OnProgress",
     "OperatorAction",
     "OutputParams",

@@ -5,7 +5,7 @@ Written by `python -m api.client_types > fusequeue/job_fields.py`; change nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict
 
 from pydantic import BaseModel, Field, JsonValue, SkipValidation
@@ -14,6 +14,7 @@ JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "cance
 JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
 PriorityName: TypeAlias = Literal["interactive", "standard", "bulk"]
 OnDeadlineName: TypeAlias = Literal["expire", "run"]
+OnParentFailureName: TypeAlias = Literal["fail", "run"]
 TaskName: TypeAlias = Literal[
     "text_to_image",
     "image_to_image",
@@ -137,6 +138,10 @@ class SentFields(TypedDict, total=False):
     """Of a tenant's queued jobs, those of a higher priority go first."""
     on_deadline: OnDeadlineName | None
     """If a job can no longer end by its deadline: it expires at once, or runs late."""
+    after: Sequence[str] | None
+    """Ids of jobs that are to end before this one is queued."""
+    on_parent_failure: OnParentFailureName | None
+    """If a job in `after` fails, expires or is canceled: this one fails, or runs all the same."""
     metadata: Mapping[str, str] | None
     """Texts that are returned with the job; lists and changes can select by them."""
     batch_id: str | None
@@ -223,6 +228,10 @@ class ReturnedFields(BaseModel):
     """Of a tenant's queued jobs, those of a higher priority go first."""
     on_deadline: SkipValidation[OnDeadlineName] = "expire"
     """If a job can no longer end by its deadline: it expires at once, or runs late."""
+    after: tuple[str, ...] = ()
+    """Ids of jobs that are to end before this one is queued."""
+    on_parent_failure: SkipValidation[OnParentFailureName] = "fail"
+    """If a job in `after` fails, expires or is canceled: this one fails, or runs all the same."""
     metadata: dict[str, str] = Field(default_factory=dict)
     """Texts that are returned with the job; lists and changes can select by them."""
     batch_id: str | None = None

@@ -28,7 +28,7 @@ TENANT = "default"
 # They are about the service: its queue, its storage and its callers.
 _OF_THE_SERVICE = (
     *("webhook", "webhook_events", "output", "priority"),
-    *("deadline_s", "on_deadline", "not_before", "batch_id", "group"),
+    *("deadline_s", "on_deadline", "not_before", "after", "on_parent_failure", "batch_id", "group"),
 )
 _PLACEHOLDER = "in_00000000000000000000000000000000"
 _FILES = ("image", "mask", "last_image", "video", "face_video", "audio")

@@ -33,6 +33,7 @@ GLB_TYPE = "model/gltf-binary"
 """Content type of meshes."""
 
 MAX_DEADLINE_S = 7 * 86_400
+MAX_PARENTS = 16
 MAX_WAIT_S = 30 * 86_400
 """From the submit of a job for later to when it is due."""
 
@@ -77,6 +78,13 @@ class OnDeadline(StrEnum):
     """What becomes of a job that can no longer meet its deadline."""
 
     EXPIRE = "expire"
+    RUN = "run"
+
+
+class OnParentFailure(StrEnum):
+    """What becomes of a job when one that it waits for has not succeeded."""
+
+    FAIL = "fail"
     RUN = "run"
 
 
@@ -280,6 +288,7 @@ Guidance = Annotated[float, Field(strict=True, ge=0)]
 Part = Annotated[float, Field(strict=True, gt=0, lt=1)]
 RefinerStart = Annotated[float, Field(strict=True, gt=0, le=1)]
 StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
+JobId = Annotated[str, Field(pattern=r"^job_[0-9a-hjkmnp-tv-z]{26}$")]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 
@@ -418,6 +427,16 @@ class ServiceFields(BaseModel):
         MAY_DIFFER,
         Field(description="If a job can no longer end by its deadline: it expires at once, or runs late."),
     ] = OnDeadline.EXPIRE
+    after: Annotated[
+        tuple[JobId, ...],
+        MAY_DIFFER,
+        Field(max_length=MAX_PARENTS, description="Ids of jobs that are to end before this one is queued."),
+    ] = ()
+    on_parent_failure: Annotated[
+        OnParentFailure,
+        MAY_DIFFER,
+        Field(description="If a job in `after` fails, expires or is canceled: this one fails, or runs all the same."),
+    ] = OnParentFailure.FAIL
     metadata: Annotated[
         dict[MetadataKey, MetadataValue],
         MAY_DIFFER,

@@ -187,7 +187,7 @@ def make_submission(job: Job, catalog: Catalog, idempotency_key: str | None = No
 _OWN = frozenset(
     {
         *("prompt", "prompt_2", "negative_prompt", "seed"),
-        *("priority", "deadline_s", "not_before", "metadata", "batch_id"),
+        *("priority", "deadline_s", "not_before", "after", "metadata", "batch_id"),
     }
 )
 _IMAGES = ("image", "images", "mask", "last_image", "video", "face_video", "controls", "audio")

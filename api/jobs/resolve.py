@@ -110,6 +110,7 @@ def own_fields(request: JobRequest, spec: ModelSpec, tenant: str, now_ms: int) -
         "priority": request.priority,
         "time_limit_ms": None if request.deadline_s is None else round(request.deadline_s * 1000),
         "not_before_ms": None if request.not_before is None else time_ms(request.not_before),
+        "after": tuple(dict.fromkeys(request.after)),
         "metadata": request.metadata,
         "batch_id": request.batch_id,
         "prompt": request.prompt,

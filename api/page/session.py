@@ -20,7 +20,7 @@ router = APIRouter(prefix="/page", include_in_schema=False)
 
 _OF_OWN_RULES = {
     *("model", "prompt", "negative_prompt", "step_cache", "frames", "fps", "layers"),
-    *("on_deadline", "metadata", "batch_id", "group"),
+    *("on_deadline", "not_before", "after", "on_parent_failure", "metadata", "batch_id", "group"),
 }
 SAME_FIELDS: dict[str, Any] = {
     name: JobRequest.model_fields[name].default

@@ -54,13 +54,14 @@ async def read_update(request: Request) -> JobUpdate:
 async def update_job(job_id: str, request: Request, context: JobContext) -> Response:
     """Change the priority or the deadline of a queued job, which keeps its place by age. Others do not change (409).
 
-    That of a job for later counts from now too, and is not before it is due.
+    That of a job for later counts from now too, and is not before it is due; one that waits for other jobs gets none.
     """
     update = await read_update(request)
     record = await context.find_job(job_id)
     queue = context.services.queue
     if update.ends_early(record):
-        raise InvalidRequest("deadline_s: it would end before not_before, when the job is queued", param="deadline_s")
+        message = "deadline_s: it would end before not_before, or counts from the end of the jobs in after"
+        raise InvalidRequest(message, param="deadline_s")
     state: State | None = record.state
     if update.changes(record):
         (state,) = await queue.changes.update([job_id], update)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +24,7 @@ from shared.queue.maintenance.tenant_usage import used_by
 from shared.queue.order.jobs import Batch
 from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
 from shared.queue.script_arguments import ClaimKey, ModelLoad, ProgressRow
-from shared.queue.scripts import ClaimRow
+from shared.queue.scripts import DUE_AT_ONCE, ClaimRow
 from shared.queue.transactions import Transaction
 
 log = structlog.get_logger()
@@ -290,7 +291,7 @@ class Claims(QueueComponent):
         changes = {} if job is None else _changes_at_end(job, outcome)
         wire = encode(job.model_copy(update=changes)) if job is not None and changes else None
         stored = [artifact for artifact in outcome.artifacts if artifact.location is None]
-        return await self._scripts.settle(
+        reply = await self._scripts.settle(
             worker,
             job_id,
             epoch,
@@ -311,6 +312,10 @@ class Claims(QueueComponent):
             device_times="" if outcome.device_times is None else outcome.device_times.wire(),
             resumed=outcome.resumed_steps,
         )
+        if reply > 1:
+            with suppress(RedisUnavailable):  # the next heartbeat does the same
+                await self._scripts.queue_due(DUE_AT_ONCE)
+        return bool(reply)
 
     async def keep_checkpoint(self, worker: str, claim: Claim, checkpoint: JobCheckpoint) -> str:
         """Name a stored checkpoint in the job's record, instead of an earlier one.

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, JobRecord, encode
-from shared.job_fields import OnDeadline
+from shared.job_fields import OnDeadline, OnParentFailure
 from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
@@ -106,6 +106,8 @@ class Jobs(QueueComponent):
             return SubmitResult(str(detail), code == "replayed", position, deadline_at_ms)
         if code == "mismatch":
             return _mismatch()
+        if code == "parent":
+            return _no_parent(int(detail), str(reply[2]))
         if code == "quota":
             return quota_exceeded(submission.job.tenant, detail, int(reply[2]) if reply[2] else None)
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
@@ -306,6 +308,13 @@ def _mismatch() -> IdempotencyMismatch:
     return IdempotencyMismatch("Idempotency-Key was used with another body; use a new key", param="Idempotency-Key")
 
 
+def _no_parent(place: int, state: str) -> InvalidRequest:
+    """Return the refusal of a job that cannot wait for one of its `after`."""
+    known = {"gone": "there is no such job", "full": f"{scripts.MAX_CHILDREN} jobs wait for it already"}
+    reason = known.get(state) or f'it is {state}; send on_parent_failure "run" to run all the same'
+    return InvalidRequest(f"after.{place}: {reason}", param=f"after.{place}")
+
+
 def _digest(idempotency_key: str) -> str:
     return hashlib.sha256(idempotency_key.encode()).hexdigest()[:40]
 
@@ -349,6 +358,8 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         created=job.created_at_ms,
         time_limit_ms=job.time_limit_ms,
         not_before=job.not_before_ms,
+        after=" ".join(job.after),
+        on_parent="" if job.on_parent_failure is OnParentFailure.FAIL else job.on_parent_failure.value,
         batch=job.batch_id or "",
         input=" ".join(sorted({*(ref.id for ref in job.inputs.values()), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,

@@ -23,6 +23,8 @@ class SubmitArgs(NamedTuple):
     created: int
     time_limit_ms: int | None
     not_before: int | None
+    after: str
+    on_parent: str
     batch: str
     input: str
     idempotency: str

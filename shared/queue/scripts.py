@@ -35,6 +35,12 @@ DEAD_LETTERS_CAP = 10_000
 IDEMPOTENCY_KEYS = 100_000
 """New keys of a tenant within their lifetime, 20 MB; more where its quota of kept jobs is larger."""
 
+DUE_AT_ONCE = 100
+"""Jobs for later that one script queues or tells."""
+
+MAX_CHILDREN = 10_000
+"""Most jobs that wait for the end of one."""
+
 MAX_GROUPS = 1_000
 """Groups of a tenant: each takes 200 bytes, besides its jobs."""
 
@@ -134,6 +140,7 @@ def _conf(settings: Settings, body: str) -> str:
         "idempotency_keys": IDEMPOTENCY_KEYS,
         "max_sync_calls": MAX_SYNC_CALLS,
         "max_groups": MAX_GROUPS,
+        "max_children": MAX_CHILDREN,
         "dead_ms": DEAD_LETTERS_MS,
         "dead_cap": DEAD_LETTERS_CAP,
     }
@@ -193,7 +200,7 @@ class Scripts(Protocol):
         warnings: str | None,
         device_times: str,
         resumed: int,
-    ) -> bool: ...
+    ) -> int: ...
     async def keep_checkpoint(
         self, worker: str, job_id: str, epoch: int, checkpoint: str | None, size: str, step: int, left: float
     ) -> str: ...

@@ -52,7 +52,8 @@ async def come_due(queue: Queue, *job_ids: str) -> None:
     redis, keys, now = queue.client.redis, queue.client.redis_keys, int(await redis_ms(queue))
     for job_id in job_ids:
         await redis.hset(keys.job(job_id), "wait_until", str(now))
-        await redis.zadd(keys.later, {job_id: now}, xx=True)
+        if not await redis.hexists(keys.job(job_id), "parents"):
+            await redis.zadd(keys.later, {job_id: now}, xx=True)
 
 
 async def end_retention(queue: Queue, *job_ids: str) -> None:

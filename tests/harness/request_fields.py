@@ -116,6 +116,7 @@ def same(call: Mapping[str, Any] | str, base: Mapping[str, Any] | None = None, /
     return Row(sent, sent, sent, call, base or {})
 
 
+ENDED_JOB = "job_01ja3v5c8zq3m7x2r4t6w8y0ab"
 EDGES = {"id": "edges", "image": "blue"}
 INPAINT = {"image": "red", "mask": "white", "task": "inpaint"}
 FILM = {"model": "film"}
@@ -275,6 +276,8 @@ ROWS: dict[str, Row] = {
         {"not_before": "2026-01-31T22:00:00.000Z"},
         QUEUE,
     ),
+    "after": same(QUEUE, after=[ENDED_JOB]),
+    "on_parent_failure": same(QUEUE, on_parent_failure="run"),
     "on_deadline": same(QUEUE, {"deadline_s": 60}, on_deadline="run"),
     "metadata": same("for the client", metadata={"order": "7"}),
     "batch_id": same("for the client", batch_id="nightly"),

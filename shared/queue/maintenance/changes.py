@@ -3,6 +3,7 @@ or deadline."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,15 +40,15 @@ class JobUpdate:
         """Return whether the job would be another one."""
         if record.state is not State.QUEUED:
             return False
-        has_deadline = record.deadline_at_ms is not None
+        has_deadline = record.deadline_at_ms is not None or (record.waits and record.job.time_limit_ms is not None)
         return self.priority not in (None, record.job.priority) or bool(
             self.time_limit_ms or (self.time_limit_ms == 0 and has_deadline)
         )
 
     def ends_early(self, record: JobRecord) -> bool:
-        """Return whether the new deadline of a job for later would be before it is due."""
-        due_ms = record.job.not_before_ms
-        return record.waits and due_ms is not None and 0 < (self.time_limit_ms or 0) <= due_ms - now_ms()
+        """Return whether the new deadline of a job for later could be before it is due."""
+        due_ms = math.inf if record.job.after else record.job.not_before_ms or 0
+        return record.waits and 0 < (self.time_limit_ms or 0) <= due_ms - now_ms()
 
 
 _FIELDS = ("state", "job", "arrived", "tenant", "size")

@@ -11,14 +11,12 @@ from shared.queue.connections.errors import translated
 from shared.queue.maintenance.grace import AHEAD_MS, decide
 from shared.queue.maintenance.reconcile import Reconciliation
 from shared.queue.maintenance.retention import Retention
+from shared.queue.scripts import DUE_AT_ONCE
 from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
 
 CHORES = ("deliver", "advance", "sweep", "move-on", "reconcile")
 """The periodic chores."""
-
-DUE_AT_ONCE = 100
-"""Jobs for later that one script queues."""
 
 _REFRESHED = 100
 
@@ -98,7 +96,9 @@ class Maintenance(Retention):
     async def queue_due(self, budget_s: float = math.inf) -> int:
         """Queue the jobs for later that are due, for up to `budget_s`; return how many.
 
-        A script queues `DUE_AT_ONCE` jobs. Workers call it with their heartbeats, the chores for when there are none.
+        Jobs that wait for others are told of their ends, and count too.
+
+        A script handles `DUE_AT_ONCE` jobs. Workers call it with their heartbeats, the chores for when there are none.
         """
         queued, until_s = 0, time.monotonic() + budget_s
         while True:

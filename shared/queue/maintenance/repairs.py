@@ -15,13 +15,14 @@ from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.groups import has_state
+from shared.queue.maintenance.retention import UNFINISHED
 from shared.queue.records import RANKS
 from shared.queue.transactions import Command, TooManyConflicts, Transaction
 
 _ENTRIES = 100  # of a lane, read at once
 _FIELDS = (
     *("state", "tenant", "sig", "model", "rank", "src", "entry", "slots", "solo"),
-    *("deadline", "start_by", "on_deadline", "group"),
+    *("deadline", "start_by", "on_deadline", "group", "parents"),
 )
 _PAUSED = ("state", "src")
 _RETURNED = {"solo": "solo", "dated": "dated"}
@@ -121,6 +122,8 @@ class Repairs(QueueComponent):
         if state == "queued":
             lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
             yield self._place(job_id, job, lane)
+            if "parents" in job:
+                yield self._parents(job_id, job["parents"].split())
             if job.get("src") == "waiting":
                 return
             yield from self._deadline(job_id, job)
@@ -166,6 +169,23 @@ class Repairs(QueueComponent):
             transaction.call("requeue", job_id, "solo" if "solo" in job else outside)
 
         return _Check(reads, lambda *found: not all(found), requeue, last=True)
+
+    def _parents(self, job_id: str, parents: Sequence[str]) -> _Check:
+        """Check that a job is among those that wait for each of its parents, unless some are yet to be told."""
+        keys = self._keys
+        reads: list[Command] = [("EXISTS", keys.ended_parents)]
+        for parent in parents:
+            reads += [("HGET", keys.job(parent), "state"), ("ZSCORE", keys.children(parent), job_id)]
+
+        def link(transaction: Transaction, replies: Sequence[Any]) -> None:
+            ended = {
+                parent: state or "gone"
+                for parent, state in zip(parents, replies[1::2], strict=True)
+                if state not in UNFINISHED
+            }
+            transaction.call("wait_for_parents", job_id, " ".join(f"{one}={state}" for one, state in ended.items()))
+
+        return _Check(reads, lambda told, *found: not told and not all(found[1::2]), link)
 
     def _deadline(self, job_id: str, job: dict[str, str]) -> Iterator[_Check]:
         if "start_by" in job or ("deadline" in job and job.get("on_deadline") != "run"):

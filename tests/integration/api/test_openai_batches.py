@@ -221,6 +221,7 @@ async def test_a_line_for_later_starts_and_ends_within_the_window_of_its_batch(
 ) -> None:
     hours = {number: datetime.now(UTC) + timedelta(hours=number) for number in (1, 25)}
     jobs = [line(number, "/v1/jobs", not_before=at.isoformat()) for number, at in hours.items()]
+    jobs.append(line(3, "/v1/jobs", after=["job_00000000000000000000000000"]))
     batch = create(client, jobs, "/v1/jobs")
     await advance(context, batch.id)
     ((record,), _) = await context.queue.jobs.page("default")
@@ -234,7 +235,7 @@ async def test_a_line_for_later_starts_and_ends_within_the_window_of_its_batch(
     await advance(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert [row["custom_id"] for row in read_lines(client, ended.output_file_id)] == ["line-1"]
-    assert [row["error"]["param"] for row in read_lines(client, ended.error_file_id)] == ["not_before"]
+    assert [row["error"]["param"] for row in read_lines(client, ended.error_file_id)] == ["not_before", "after"]
 
 
 async def test_urls_in_the_output_of_a_keyed_service_need_no_key(serve: Callable[..., ApiThread]) -> None:

@@ -16,9 +16,9 @@ from integration.queue_model.checks import GROUP, KEPT, SUBSCRIBED, Checker
 from integration.queue_model.model import QueueModel
 
 from shared.auth import TenantLimits
-from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
+from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import Artifact, InputRef, Outcome, Phase, Progress, State, Webhook
-from shared.job_fields import OnDeadline, Priority, Task
+from shared.job_fields import OnDeadline, OnParentFailure, Priority, Task
 from shared.queue import Claim, Queue, Submission, SubmitResult
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.queue.maintenance.changes import JobUpdate
@@ -49,6 +49,7 @@ class Spec(NamedTuple):
     window_ms: int
     key: str | None
     fingerprint: str
+    parents: tuple[int, ...]
     extras: tuple[str, ...]
 
 
@@ -62,10 +63,12 @@ spec = st.builds(
     window_ms=st.sampled_from((0, 0, 1)),
     key=st.sampled_from((None, None, None, "k1", "k2")),
     fingerprint=st.sampled_from(("x", "x", "y")),
+    parents=st.tuples(st.integers(0, 999), st.integers(0, 999)),
     extras=st.sampled_from(
         (
             *((), ("webhook",), ("deadline",), ("deadline", "run"), ("image",), ("webhook", "deadline", "image")),
-            *(("later",), ("later", "webhook", "deadline", "image")),
+            *(("later",), ("later", "webhook", "deadline", "image"), ("after",), ("after", "after", "anyway")),
+            *(("after", "deadline"), ("after", "later", "image"), ("after", "after"), ("after", "after", "anyway")),
         )
     ),
 )
@@ -155,6 +158,10 @@ class QueueMachine(RuleBasedStateMachine):
             fields["time_limit_ms"] = 7_200_000 if one.fingerprint == "y" else 3_600_000
         if "later" in one.extras:
             fields["not_before_ms"] = now_ms() + 3_600_000
+        if "after" in one.extras:
+            fields["after"] = self._parents(one)
+        if "anyway" in one.extras:
+            fields["on_parent_failure"] = OnParentFailure.RUN
         if "run" in one.extras:
             fields["on_deadline"] = OnDeadline.RUN
         if "webhook" in one.extras:
@@ -163,6 +170,18 @@ class QueueMachine(RuleBasedStateMachine):
             fields |= {"images": (self.inputs[one.tenant],), "task": Task.IMAGE_TO_IMAGE}
         fingerprint = one.fingerprint if one.key else None
         return self.make(idempotency_key=one.key, fingerprint=fingerprint, **fields)
+
+    def _parents(self, one: Spec) -> tuple[str, ...]:
+        """Return jobs to wait for: running ones of the tenant if there are any, else queued ones, rarely any job."""
+        running, queued = (
+            [job_id for job_id, job in jobs.items() if job.tenant == one.tenant]
+            for jobs in (self.model.running(), self.model.queued())
+        )
+        jobs = running + queued[: max(0, 2 - len(running))]
+        if not jobs or one.parents[0] % 16 == 0:
+            jobs = list(self.model.jobs)
+        count = one.extras.count("after")
+        return tuple(dict.fromkeys(jobs[number % len(jobs)] for number in one.parents[:count])) if jobs else ()
 
     @operation(tenant=st.sampled_from(TENANTS), queued=st.sampled_from((None, 3)), slots=st.sampled_from((None, 1, 3)))
     def set_limits(self, tenant: str, queued: int | None, slots: int | None) -> None:
@@ -258,6 +277,8 @@ class QueueMachine(RuleBasedStateMachine):
         for token in (f"{holder}-{epoch}", f"{holder}-{epoch}", f"{holder}-{epoch}-other"):
             settled = self.run(self.queue.claims.settle(holder, job_id, epoch, outcome, token=token))
             assert settled == self.model.settle(job_id, holder, epoch, state, token)
+            if settled and self.model.untold:
+                self.model.queue_due()
 
     @operation(
         4,
@@ -332,7 +353,7 @@ class QueueMachine(RuleBasedStateMachine):
     @operation(3, which=st.lists(index, max_size=3), queue=st.sampled_from((True, True, False)))
     def come_due(self, which: list[int], queue: bool) -> None:
         """Let jobs for later be due, and queue those that are; a paused one goes on waiting."""
-        waiting = {job_id: job for job_id, job in self.model.queued().items() if job.waiting}
+        waiting = {job_id: job for job_id, job in self.model.queued().items() if job.waiting and not job.due}
         for job_id, job in [_select(waiting, number) for number in which] if waiting else []:
             self.run(come_due(self.queue, job_id))
             job.due = True
@@ -489,6 +510,7 @@ class QueueMachine(RuleBasedStateMachine):
         deadline = time.monotonic() + DRAIN_S
         while self.model.queued():
             assert time.monotonic() < deadline, f"stuck: {list(self.model.queued())}"
+            self.come_due([], True)
             self.claim("drain", 8, Priority.BULK, MODELS)
             if not self.model.running():
                 time.sleep(0.002)
@@ -516,7 +538,7 @@ def _select(jobs: dict[str, T], which: int) -> tuple[str, T]:
 def _kind(reply: SubmitResult | FusequeueError) -> str:
     if isinstance(reply, SubmitResult):
         return "replayed" if reply.replayed else "queued"
-    return {IdempotencyMismatch: "mismatch", QueueFull: "full"}[type(reply)]
+    return {IdempotencyMismatch: "mismatch", QueueFull: "full", InvalidRequest: "invalid"}[type(reply)]
 
 
 def _input(tenant: str) -> InputRef:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from shared.job import Job, State
-from shared.job_fields import OnDeadline
+from shared.job_fields import OnDeadline, OnParentFailure
 from shared.queue import Claim, Submission
 from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.records import RANKS
@@ -26,7 +26,8 @@ Key = tuple[str, str | None]
 class ModelJob:
     """A job's record. `history` holds all its states, also those before a redrive or of an earlier record.
 
-    `waiting`: for later, until it is `due` and queued in its lane. `moved`: it may be in its lane by its return and not
+    `waiting`: for later, until it is `due` and queued in its lane; not before its `parents` have ended, from when its
+    time limit counts (`counts_later`). `moved`: it may be in its lane by its return and not
     by its deadline, which counts as long as it can be met.
     """
 
@@ -38,6 +39,8 @@ class ModelJob:
     paused: bool = False
     waiting: bool = False
     due: bool = False
+    parents: set[str] = field(default_factory=set)
+    counts_later: bool = False
     solo: bool = False
     losses: int = 0
     has_deadline: bool = False
@@ -65,7 +68,7 @@ class ModelJob:
     @property
     def is_listed(self) -> bool:
         """Whether it is listed by its deadline, if it is queued."""
-        return self.has_deadline and (self.paused or not self.waiting)
+        return self.has_deadline and (not self.waiting or (self.paused and not self.counts_later))
 
     @property
     def tenant(self) -> str:
@@ -103,6 +106,8 @@ class QueueModel:
         self.keys: dict[Key, tuple[str, str | None]] = {}
         self.queued_limits: dict[str, int] = {}
         self.running_limits: dict[str, int] = {}
+        self.untold: list[tuple[str, State, list[str]]] = []
+        """Jobs that have ended, and those that wait for them and are yet to be told."""
         self.events: list[tuple[str, State]] = []
         """Every state change of every job, in the order in which it must be published."""
 
@@ -149,10 +154,19 @@ class QueueModel:
         share = room * max(1, limit / (MAX_QUEUED_JOBS - limit)) if limit < MAX_QUEUED_JOBS else math.inf
         if mine >= min(limit, share) or not room:
             return "full", ""
+        parents = [self.jobs.get(parent) for parent in submission.job.after]
+        if not all(one is not None and not one.forgotten and one.tenant == tenant for one in parents):
+            return "invalid", ""
+        ended = {one.state for one in parents if one is not None and one.state.terminal}
+        if ended - {State.SUCCEEDED} and submission.job.on_parent_failure is OnParentFailure.FAIL:
+            return "invalid", ""
         history = [] if known is None else known.history
         self.jobs[job_id] = ModelJob(submission, history)
         self.jobs[job_id].has_deadline = submission.job.time_limit_ms is not None
-        self.jobs[job_id].waiting = submission.job.not_before_ms is not None
+        left = {one for one in submission.job.after if not self.jobs[one].state.terminal}
+        self.jobs[job_id].parents, self.jobs[job_id].counts_later = left, bool(left)
+        self.jobs[job_id].waiting = submission.job.not_before_ms is not None or bool(left)
+        self.jobs[job_id].due = submission.job.not_before_ms is None
         self.set_state(job_id, State.QUEUED)
         if submission.idempotency_key is not None:
             self.keys[key] = (job_id, submission.fingerprint)
@@ -183,6 +197,10 @@ class QueueModel:
         self.set_state(job_id, state)
         self.jobs[job_id].has_deadline = self.jobs[job_id].late = self.jobs[job_id].paused = False
         self.jobs[job_id].checkpoint, self.jobs[job_id].waiting = None, False
+        self.jobs[job_id].parents = set()
+        children = [one for one, job in self.jobs.items() if job_id in job.parents and not self.is_untold(one, job_id)]
+        if children:
+            self.untold.append((job_id, state, children))
 
     def keep_checkpoint(self, job_id: str, worker: str, epoch: int, checkpoint: JobCheckpoint) -> str:
         job = self.jobs[job_id]
@@ -219,12 +237,32 @@ class QueueModel:
         job.paused = paused
         if job.state is State.QUEUED:
             job.moved = True
-            job.waiting = job.waiting and (paused or not job.due)
+            job.waiting = job.waiting and (paused or not job.due or bool(job.parents))
             self.set_state(job_id, State.QUEUED)
 
+    def is_untold(self, child: str, parent: str) -> bool:
+        """Return whether an earlier end of the parent is yet to be told to the child."""
+        return any(one == parent and child in children for one, _, children in self.untold)
+
+    def _tell(self, child: str, parent: str, state: State) -> None:
+        job = self.jobs[child]
+        if parent in job.parents:
+            if state is not State.SUCCEEDED and job.submission.job.on_parent_failure is OnParentFailure.FAIL:
+                return self.end(child, State.FAILED)
+            job.parents.discard(parent)
+
     def queue_due(self) -> int:
-        """Queue the jobs for later that are due; return how many."""
-        due = [job_id for job_id, job in self.queued().items() if job.waiting and job.due and not job.paused]
+        """Tell jobs of parents that have ended, and queue those for later that are due; return how many."""
+        told = 0
+        while self.untold:
+            parent, state, children = self.untold.pop(0)
+            told += len(children)
+            for child in children:
+                self._tell(child, parent, state)
+        due = [job_id for job_id, job in self.queued().items() if job.waiting and job.due and not job.parents]
+        return told + self._arrive([job_id for job_id in due if not self.jobs[job_id].paused])
+
+    def _arrive(self, due: list[str]) -> int:
         for job_id in due:
             self.jobs[job_id].waiting = False
             self.set_state(job_id, State.QUEUED)
@@ -236,7 +274,7 @@ class QueueModel:
         job.submission = replace(job.submission, job=updated)
         if time_limit_ms is not None:
             job.moved = job.moved or not job.has_deadline
-            job.has_deadline, job.late = bool(time_limit_ms), False
+            job.has_deadline, job.late, job.counts_later = bool(time_limit_ms), False, False
 
     def give_back(self, job_id: str, *, lost: bool) -> None:
         """Queue a running job again, released or lost, or end it."""

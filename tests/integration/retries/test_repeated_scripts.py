@@ -133,6 +133,14 @@ async def jobs_for_later(queue: Queue, make: Make) -> None:
     await queue.maintenance.queue_due()
 
 
+@case("submit", "settle", "queue_due")
+async def jobs_that_wait_for_others(queue: Queue, make: Make) -> None:
+    first, second = await put(queue, make(), make())
+    await put(queue, make(after=(first,)), make(after=(first, second)))
+    for one in await claim(queue):
+        await end(queue, one, state=State.SUCCEEDED if one.job.id == first else State.FAILED)
+
+
 @case("submit", "read_place", "cancel_jobs", "transact")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())

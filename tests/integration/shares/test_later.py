@@ -15,8 +15,8 @@ from shared.job import State
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
-from shared.queue.maintenance.maintenance import DUE_AT_ONCE
 from shared.queue.records import WorkerInfo
+from shared.queue.scripts import DUE_AT_ONCE
 
 Make = Callable[..., Submission]
 HOUR_MS = 3_600_000

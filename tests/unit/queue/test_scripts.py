@@ -347,7 +347,7 @@ class OneRunner:
 
 
 async def test_a_script_that_returns_whether_something_changed_gives_a_bool() -> None:
-    assert await script_methods(OneRunner()).settle("w1", "id") is True
+    assert await script_methods(OneRunner()).heartbeat("w1", "{}", 1000, "", "") is True
 
 
 async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:

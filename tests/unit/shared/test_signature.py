@@ -28,6 +28,8 @@ OTHER: dict[str, Any] = {
     "priority": Priority.BULK,
     "time_limit_ms": 5,
     "not_before_ms": 5,
+    "after": ("job_01ja3v5c8zq3m7x2r4t6w8y0ab",),
+    "on_parent_failure": "run",
     "on_deadline": OnDeadline.RUN,
     "metadata": {"a": "b"},
     "batch_id": "b1",

@@ -18,7 +18,7 @@ from worker.engine.checkpoints.checkpoint import Identity
 # Fields of a job that change no step of its images; some can change while it is queued.
 _WITHOUT_EFFECT = {
     *("schema_version", "created_at_ms", "time_limit_ms", "not_before_ms", "webhook", "output", "trace", "previews"),
-    *("priority", "on_deadline", "output_quality", "embed_parameters", "mixed_fields"),
+    *("after", "on_parent_failure", "priority", "on_deadline", "output_quality", "embed_parameters", "mixed_fields"),
 }
 # Keys of a model that change what its steps compute; its weights are known by their files.
 _WITH_EFFECT = {"dtype", "variant", "quantization", "layerwise_casting", "prompt_syntax"}

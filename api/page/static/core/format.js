@@ -85,7 +85,7 @@ export const REASONS = {
   model_loading: "A worker is loading the model.",
   idle_worker: "It needs a worker without other jobs.",
   paused: "It is paused, or an operator has paused its model, its tenant or everything.",
-  waiting: "It is for later.",
+  waiting: "It is for later, or waits for other jobs.",
   jobs_ahead: "Other jobs are ahead of it.",
   next: "It starts as soon as a worker has room.",
 };
@@ -101,6 +101,7 @@ const REMEDIES = {
     "`fusequeue doctor` checks the model's files and says what to do; the worker's log has the first error.",
   adapter_unavailable: "Check the adapter's file in models.toml; the worker's log has the reason.",
   pause_expired: "It was paused for too long; retry it.",
+  parent_failed: "A job that it waited for did not succeed; a retry does not wait.",
   deadline_exceeded: "Submit it with a longer deadline_s, with a higher priority, or add workers.",
   upload_failed: "The storage refused the result: check it with `fusequeue doctor`, then submit the job again.",
   worker_lost:

@@ -205,6 +205,8 @@ class BatchRunner:
         with tracing.new_trace("submit"):
             request = await self._with_adapters(request)
             job = await job_builder.build_job(resolved, request, context, base_url=batch.base_url)
+        if job.after:
+            raise InvalidRequest("after: a line of a batch cannot wait for other jobs", param="after")
         left_ms = batch.expires_at_ms - max(self._clock.now_ms(), job.not_before_ms or 0)
         if job.not_before_ms is not None and left_ms <= 0:
             raise InvalidRequest("not_before is after the end of the batch", param="not_before")

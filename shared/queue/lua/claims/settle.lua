@@ -7,7 +7,7 @@
 --          becomes, without secrets that its end makes useless, none to keep it; `used`: microseconds of the device, computed
 --          and skipped steps, images, videos and their bytes; `device_times`: as in device_times.learn;
 --          `resumed`: steps that a checkpoint has spared; with any, its times are not learned
--- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
+-- Returns  1, or 2 if jobs wait for it that are to be told, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = args.worker, args.job_id, args.epoch, args.token
 local now = clock_ms()
 
@@ -32,7 +32,7 @@ end
 
 local job = job_record.load(id)
 if not job then return 0 end
-if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
+if redis.call('HGET', key.job(id), 'settled') == token then return 1 + redis.call('EXISTS', key.ended_parents) end
 if job.state ~= 'running' or job.worker ~= worker or tonumber(job.epoch) ~= epoch then return 0 end
 -- A client that has canceled a job does not see it succeed.
 local canceled = job.cancel and args.state == 'succeeded'
@@ -61,4 +61,4 @@ local started = tonumber(job.started) or now
 keep_pace(key.arrivals(job.sig), started)
 keep_pace(key.completions, started)
 queue.refresh(job.sig, now)
-return 1
+return 1 + redis.call('EXISTS', key.ended_parents)

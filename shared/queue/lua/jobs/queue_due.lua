@@ -1,14 +1,15 @@
--- NEEDS events job_record lane_changes later latest_start queue tenants wakeups
+-- NEEDS events job_record lane_changes later latest_start parents queue tenants wakeups
 -- RUNS when Redis is full
--- Queue jobs for later that are due, first those that were due first: they arrive in their lanes when they were due.
+-- Tell jobs of the ends of those that they wait for, and queue jobs for later that are due, first those that were due first:
+-- they arrive in their lanes when they were due.
 -- args     limit
--- Returns  how many were due
+-- Returns  how many were told or due
 local now, arrivals = clock_ms(), {}
 
 local function arrive(id, job)
   local own = redis.call('HMGET', key.job(id), 'window', 'max_batch')
   lane_changes.leave(id, job)
-  later.forget(id)
+  later.forget(id, job)
   if job.deadline then latest_start.set(id, job, now) end
   lane_changes.arrive(id, job, tonumber(job.wait_until))
   redis.call('HSET', key.job(id), 'event', events.publish(id, job.tenant, 'queued', job.webhook))
@@ -19,7 +20,8 @@ local function arrive(id, job)
   arrivals[job.sig] = known
 end
 
-local due = redis.call('ZRANGEBYSCORE', key.later, '-inf', whole(now), 'LIMIT', 0, args.limit)
+local told = parents.tell_children(args.limit, now)
+local due = redis.call('ZRANGEBYSCORE', key.later, '-inf', whole(now), 'LIMIT', 0, args.limit - told)
 for _, id in ipairs(due) do
   local job = job_record.load(id)
   if job and job.state == 'queued' and job.src == 'waiting' then
@@ -37,4 +39,4 @@ for sig, one in pairs(arrivals) do
   local wake = queue.refresh(sig, now, true)
   if wake and one.free then wakeups.wake(sig, 0) end
 end
-return #due
+return told + #due

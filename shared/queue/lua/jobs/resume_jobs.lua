@@ -22,7 +22,7 @@ local function resume(id)
   if job.state == 'queued' and job.src == 'paused' then
     paused.remove(id, job)
     if later.waits(job, now) then return wait(id, job) end
-    if job.wait_until then later.forget(id) end
+    if job.wait_until then later.forget(id, job) end
     job_state.requeue(id, job, job.solo and 'solo' or 'dated', now)
     touched[job.sig] = true
   end

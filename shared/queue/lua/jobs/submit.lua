@@ -1,14 +1,16 @@
--- NEEDS events inputs later place footprint latest_start spending groups
+-- NEEDS children events inputs later place footprint latest_start spending groups
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
 --          and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
 --          `sync_call`: 'digest process' of a request that waits for the job
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
---          limit of queued jobs, ms between the ends of jobs | ''}, or {'quota', its name, when it resets (ms) | ''}
+--          limit of queued jobs, ms between the ends of jobs | ''}, {'quota', its name, when it resets (ms) | ''}, or
+--          {'parent', place of the one in `after` that it cannot wait for, its state | 'gone' | 'full'}
 -- Fields of the job's hash that are left out when empty. `deadline` is now, or when a job for later is due,
 -- plus the time limit.
-local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps', 'group'}
+local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps', 'group', 'parents', 'on_parent',
+  'limit'}
 local now = clock_ms()
 local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0)
 total = total + redis.call('ZCARD', key.paused) + redis.call('ZCARD', key.later)
@@ -147,20 +149,22 @@ end
 
 -- Let a job wait until it is due, from when its time limit counts; returns as `append`.
 local function wait(job)
-  job.wait_until = whole(job.not_before)
-  if job.time_limit_ms then
+  job.wait_until = whole(math.max(now, job.not_before or 0))
+  if job.parents then
+    job.limit = job.time_limit_ms
+    children.link(job.id, job.parents, now)
+  elseif job.time_limit_ms then
     job.deadline = whole(job.not_before + job.time_limit_ms)
     deadlines[job.id] = job.deadline
-  else
-    job.steps = nil
   end
+  if not job.time_limit_ms then job.steps = nil end
   later.add(job.id, job)
   redis.call('HSET', job.key, 'window', job.window, 'max_batch', job.max_batch)
   return '', job.wait_until
 end
 
 local function enter(job)
-  local waits = job.not_before and job.not_before > now
+  local waits = job.parents or job.not_before and job.not_before > now
   local entry, arrived = (waits and wait or join_lane)(job)
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
     'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', job.src, 'entry', entry, 'arrived', arrived,
@@ -178,6 +182,24 @@ local function enter(job)
   if job.group ~= '' then note_group(job) end
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
   total, of_tenant[job.tenant] = total + 1, of_tenant[job.tenant] + 1
+end
+
+-- Set `parents`, those of the jobs `after` which it is to run that have not ended. Returns the place and the state of one that
+-- it cannot wait for, or nil.
+local function wrong_parent(job)
+  local left, at = {}, 0
+  for parent in string.gmatch(job.after, '%S+') do
+    local known = redis.call('HMGET', key.job(parent), 'state', 'tenant')
+    local state = known[2] == job.tenant and known[1] or 'gone'
+    if state == 'queued' or state == 'running' then
+      if redis.call('ZCARD', key.children(parent)) >= conf.max_children then return at, 'full' end
+      table.insert(left, parent)
+    elseif state == 'gone' or (state ~= 'succeeded' and job.on_parent ~= 'run') then
+      return at, state
+    end
+    at = at + 1
+  end
+  if left[1] then job.parents = table.concat(left, ' ') else job.on_parent = nil end
 end
 
 local function submit(job)
@@ -203,6 +225,8 @@ local function submit(job)
   if has_its_share(job.tenant) then return full('tenant_full', limit_of(job.tenant)) end
   if total >= conf.max_queued_jobs then return full('full', conf.max_queued_jobs) end
   if job.group ~= '' and begins_too_many_groups(job) then return {'quota', 'groups', ''} end
+  local at, state = wrong_parent(job)
+  if at then return {'parent', at, state} end
   job.size = footprint.of_job(#job.wire, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota, ''} end

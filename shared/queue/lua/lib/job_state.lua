@@ -1,4 +1,4 @@
--- NEEDS events inputs batch_turns dead_letters job_record later paused queue latest_start usage groups
+-- NEEDS events inputs batch_turns children dead_letters job_record later paused queue latest_start usage groups
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
@@ -8,6 +8,7 @@ local CHECKPOINT_LOSSES = 2 -- of workers that continued from it, after which a 
 -- listed by it when it is due.
 function job_state.set_deadline(id, job, deadline, steps, now)
   latest_start.clear(id, job)
+  redis.call('HDEL', key.job(id), 'limit')
   job.deadline, job.steps = deadline, steps
   if deadline then
     redis.call('HSET', key.job(id), 'deadline', deadline, 'steps', steps)
@@ -30,7 +31,9 @@ function job_state.finish(id, job, state, now, keep_ms)
   end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged', 'paused', 'wait_until', 'window',
-    'max_batch')
+    'max_batch', 'parents', 'on_parent', 'limit')
+  if job.parents then children.unlink(id, job.parents) end
+  children.note_end(id, state, event, now)
   if job.paused then paused.remove(id, job) end
   redis.call('PEXPIRE', key.job(id), keep)
   latest_start.unlist(id, job)

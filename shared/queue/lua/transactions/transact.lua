@@ -1,5 +1,5 @@
 -- NEEDS batch_turns dead_letters events footprint inputs job_record job_state lane_changes latest_start queue tenants
--- NEEDS groups later paused usage wakeups
+-- NEEDS children groups later parents paused usage wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -40,6 +40,13 @@ function FUNCTIONS.wait(id)
   local job = job_record.load(id)
   job.wait_until = job.wait_until or whole(now)
   later.add(id, job)
+end
+
+-- Let a job wait for its parents again; `ended`: 'parent=state' of those that have ended, separated by spaces.
+function FUNCTIONS.wait_for_parents(id, ended)
+  for parent, state in string.gmatch(ended, '(%S+)=(%a+)') do parents.tell(id, parent, state, now) end
+  local job = job_record.load(id)
+  if job and job.parents then children.link(id, job.parents, now) end
 end
 
 function FUNCTIONS.requeue(id, src)

@@ -3,7 +3,7 @@
 -- Record a worker's heartbeat; once a second, forget workers without one and wake others for overdue jobs.
 -- args     worker, info, ttl_ms, served, digest, models...
 --          `served`: models of which it claims jobs, one a line, and their `digest`; `models`: those that it holds
--- Returns  1 if jobs for later are due, otherwise 0
+-- Returns  1 if jobs for later are due or to be told, otherwise 0
 local now, ttl = clock_ms(), args.ttl_ms
 redis.call('HSET', key.worker(args.worker), 'info', args.info, 'beat', whole(now))
 redis.call('PEXPIRE', key.worker(args.worker), ttl)
@@ -15,4 +15,5 @@ if wakeups.wake_again(args.served, args.digest, now) then
   redis.call('PEXPIRE', key.workers, 3600000)
 end
 for _, model in ipairs(args.models) do model_loads.hold(model, args.worker, now) end
-return redis.call('ZCOUNT', key.later, '-inf', whole(now)) > 0 and 1 or 0
+local due = redis.call('ZCOUNT', key.later, '-inf', whole(now)) + redis.call('EXISTS', key.ended_parents)
+return due > 0 and 1 or 0

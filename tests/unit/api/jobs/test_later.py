@@ -116,3 +116,33 @@ async def test_a_paused_job_for_later_waits_until_it_is_resumed_and_due(
     assert paused["queue"]["reason"] == "paused"
     assert (await api.post(f"/v1/jobs/{job['id']}/resume")).json()["queue"] == WAITING
     assert await claimed(fake_queue) == []
+
+
+async def test_a_job_waits_for_others_and_fails_with_them(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    first = await submit(api)
+    second = await submit(api, after=[first["id"], first["id"]], deadline_s=60)
+    assert (second["after"], second["queue"], second["deadline_at"]) == ([first["id"]], WAITING, None)
+    refused = await api.patch(f"/v1/jobs/{second['id']}", json={"deadline_s": 60})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "deadline_s")
+    third = await submit(api, after=[second["id"]], on_parent_failure="run")
+    await api.post(f"/v1/jobs/{first['id']}/cancel")
+    await fake_queue.maintenance.queue_due()
+    failed = (await api.get(f"/v1/jobs/{second['id']}")).json()
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "parent_failed")
+    assert await claimed(fake_queue) == [third["id"]]
+    again = (await api.post(f"/v1/jobs/{second['id']}/retry")).json()
+    assert (again["after"], again["queue"]["position"]) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("after_", "param"),
+    [
+        ("job_00000000000000000000000000", "after"),
+        (["other"], "after.0"),
+        (["job_00000000000000000000000000"], "after.0"),
+        (["job_00000000000000000000000000"] * 17, "after"),
+    ],
+)
+async def test_what_a_job_cannot_wait_for_is_named(api: httpx.AsyncClient, after_: Any, param: str) -> None:
+    refused = await api.post("/v1/jobs", json={**BODY, "after": after_})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
