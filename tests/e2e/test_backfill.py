@@ -93,13 +93,16 @@ def test_every_line_gets_its_image_once(start_backfill: Any, prompts: Path, tmp_
     last = start_backfill()
     output, errors = last.communicate(timeout=200 + LINES)
     assert last.returncode == 1, errors  # one line cannot succeed
-    assert json.loads(output) | {"manifest": ""} == {
+    summary = json.loads(output)
+    assert start_backfill.stack.read(f"/v1/groups/{summary['group']}")["jobs"]["succeeded"] == LINES - 1
+    assert summary | {"manifest": "", "group": ""} == {
         "new": 0,
         "submitted": 0,
         "done": LINES - 1,
         "failed": 1,
         "flagged": 0,
         "manifest": "",
+        "group": "",
     }
     rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     assert len(rows) == LINES
