@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from harness.axe import check
 from playwright.sync_api import Page, expect
 
 
@@ -145,6 +146,7 @@ def test_a_key_is_created_and_shown_once(open_page: Any, keyed: Any, create_key:
     page = enter(open_page(keyed.url, "#/keys"), create_key("admin,keys:create"))
     page.get_by_role("button", name="Create a key").click()
     dialog = page.get_by_role("dialog", name="Create a key")
+    check(page, "dark")
     dialog.get_by_role("combobox", name="Tenant").fill("A studio")
     dialog.get_by_role("checkbox", name="jobs:write").uncheck()
     dialog.get_by_role("textbox", name="Name").fill("a laptop")
@@ -155,11 +157,13 @@ def test_a_key_is_created_and_shown_once(open_page: Any, keyed: Any, create_key:
     page.keyboard.press("Enter")
     shown = page.get_by_role("dialog", name="The key of new-studio")
     key = shown.locator(".secret code").inner_text()
+    check(page, "light")
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     expect(shown.get_by_role("button", name="Copy the key")).to_be_visible()
     shown.get_by_role("button", name="I have stored it").click()
     row = page.get_by_role("row").filter(has_text="new-studio")
+    check(page, "light", "dark")
     expect(row).to_contain_text("a laptop")
     assert key[13:] not in page.content()
     with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
