@@ -41,8 +41,8 @@ SPELLINGS: Mapping[str, str] = {
 BY_HAND = frozenset({"model", "prompt", "width", "height"})
 """Fields of parameters of the commands themselves, and of `--size`."""
 
-TYPES: Mapping[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str}
-"""By type in JSON schema; fields of other types have no option."""
+TYPES: Mapping[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str, "array": list[str]}
+"""By type in JSON schema, arrays of texts; fields of other types have no option."""
 
 Fields = Annotated[
     list[str] | None,
@@ -95,7 +95,7 @@ def _check(declared: type[BaseModel], name: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value is None:
             return None
-        if isinstance(value, str):
+        if isinstance(value, str | list):
             text_option(value)
         elif isinstance(value, float):
             finite_option(value)

@@ -15,6 +15,7 @@ from cli.main import Command, load
 
 OF_OBJECTS = {"scheduler_options", "metadata", "extra", "best_of"}
 FIELDS = {name: field for declared in SECTIONS for name, field in declared.model_fields.items()}
+ONE, TWO = "job_01ja3v5c8zq3m7x2r4t6w8y0ab", "job_01ja3v5c8zq3m7x2r4t6w8y0ac"
 LEFT_OUT = {"submit": set[str](), "backfill": {"batch_id", "group"}}
 
 
@@ -52,6 +53,7 @@ def given(*arguments: str) -> tuple[Result, Chosen]:
         ("--seed 9223372036854775807 --mask-blur 0", {"seed": 2**63 - 1, "mask_blur": 0}),
         ("--no-keep-unmasked --reproducible", {"keep_unmasked": False, "reproducible": True}),
         ("--deadline 0.5 --on-deadline run --batch a-1", {"deadline_s": 0.5, "on_deadline": "run", "batch_id": "a-1"}),
+        (f"--after {ONE} --after {TWO}", {"after": [ONE, TWO]}),
         ("--scheduler euler_a --step-cache off", {"scheduler": "euler_a", "step_cache": "off"}),
         (
             "--task edit --output-format webp --priority bulk",
@@ -70,6 +72,7 @@ def test_options_become_the_fields_of_the_request(arguments: str, fields: dict[s
     ("option", "value"),
     [
         ("--seed", "-2"),
+        ("--after", "nightly"),
         ("--seed", "9223372036854775808"),
         ("-n", "2147483648"),
         ("--fps", "121"),
