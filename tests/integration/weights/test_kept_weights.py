@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
+from harness.scorers import save_scorer
 
+from shared.config.candidates import BestOf, ScorerSpec
 from shared.config.refiners import RefinerSpec
 from worker.engine.models import cpu_memory
 from worker.engine.models.cpu_memory import CpuMemory, KeptModel, KeptModels
@@ -38,8 +40,10 @@ def one_at_a_time(folders: Mapping[str, Path], **settings: Any) -> EngineHarness
 def run_in_turn(harness: EngineHarness, models: Sequence[str]) -> list[np.ndarray[Any, Any]]:
     """Run the same job by each of the models in order, and return the images."""
     for at, model in enumerate(models):
-        start = None if harness.specs[model].refiner is None else 0.5
-        harness.submit(a_job(f"job{at}", model=model, seed=7, prompt="a boat", steps=2, refiner_start=start))
+        spec = harness.specs[model]
+        own: dict[str, Any] = {} if spec.refiner is None else {"refiner_start": 0.5}
+        own |= {} if spec.scorer is None else {"best_of": BestOf(candidates=2, at=(0.5,))}
+        harness.submit(a_job(f"job{at}", model=model, seed=7, prompt="a boat", steps=2, **own))
         harness.recorder.wait_for([f"job{at}"])
         error = harness.recorder.finished[f"job{at}"].error
         assert error is None, error.message
@@ -69,9 +73,9 @@ def test_an_evicted_model_comes_back_without_a_load_and_with_the_same_result(
     assert status.load_seconds["two"] != took["two"], "the next claim counts a copy"
 
 
-@pytest.mark.parametrize("family", ["flux", "sdxl", "cast", "refined"])
+@pytest.mark.parametrize("family", ["flux", "sdxl", "cast", "refined", "rated"])
 def test_results_are_the_same_after_copies(
-    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text encoders with shared weights, a VAE of another dtype, and layers that cast their own weights.
 
@@ -83,8 +87,9 @@ def test_results_are_the_same_after_copies(
         "sdxl": {"dtype": "bfloat16"},
         "cast": {"layerwise_casting": "float8_e4m3fn"},
         "refined": {"refiner": RefinerSpec(source=str(tiny_model("sdxl-refiner")))},
+        "rated": {"scorer": ScorerSpec(source=str(save_scorer(tmp_path)))},
     }[family]
-    folder = tiny_model({"cast": "flux", "refined": "sdxl"}.get(family, family))
+    folder = tiny_model({"cast": "flux", "refined": "sdxl", "rated": "sd"}.get(family, family))
     spec, other = a_spec(folder, model="one", **changes), a_spec(folder, model="two", **changes)
     budget = int(1.2 * load(spec, folder, CPU).nbytes)
     harness = EngineHarness(spec, other, gpu_memory_bytes=budget, cpu_memory_bytes=GIB)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import torch
@@ -325,11 +325,6 @@ class LoadedModel:
         self.shared_methods += redux.shared_methods
         self.nbytes += redux.nbytes
 
-    def add_scorer(self, scorer: Scorer) -> None:
-        self.scorer = scorer
-        self.shared_methods += scorer.shared_methods
-        self.nbytes += scorer.nbytes
-
     def spread_over(self, ranks: RankGroup) -> None:
         """Run the forwards of the denoisers on all ranks from now on."""
         self.ranks = ranks
@@ -420,12 +415,11 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         if refining is not None:
             save_memory(modules_of(refining), spec, dtype)
             refining.to(device)
-        model = _assemble(pipeline, refining, nets, spec, device, dtype)
+        scorer = None if scoring is None else make_scorer(scoring, spec, device)
+        model = _assemble(pipeline, _Beside(refining, nets, scorer), spec, device, dtype)
         model.image_adapter = image_adapter
         if prior is not None:
             model.add_redux(make_redux(prior, spec, device))
-        if scoring is not None:
-            model.add_scorer(make_scorer(scoring, spec, device))
         model.fingerprint = model_fingerprint(spec, folder)
         if ranks is not None:
             ranks.join(denoisers)
@@ -472,14 +466,18 @@ def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = Fal
     return ModelUnavailable(f"model {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 
+class _Beside(NamedTuple):
+    """What is loaded beside the pipeline of a model."""
+
+    refining: Pipeline | None
+    nets: Mapping[str, Any]
+    scorer: Scorer | None
+
+
 def _assemble(
-    pipeline: Pipeline,
-    refining: Pipeline | None,
-    nets: Mapping[str, Any],
-    spec: ModelSpec,
-    device: torch.device,
-    dtype: torch.dtype,
+    pipeline: Pipeline, beside: _Beside, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> LoadedModel:
+    refining, nets, scorer = beside
     modules = modules_of(pipeline)
     vae_cast = vae_cast_of(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
@@ -492,9 +490,10 @@ def _assemble(
     modules |= dict({id(net): (name, net) for name, net in nets.items()}.values())  # one of several controls once
     adapters = ModelAdapters({method.component: method.adapters for method in shared_methods})
     refiner = None if refining is None else make_refiner(spec, refining, pipeline, stand_ins, device)
-    if refiner is not None:  # its modules have no adapters
-        shared_methods += refiner.shared_methods
-        modules |= refiner.modules
+    for part in (refiner, scorer):
+        if part is not None:  # its modules have no adapters
+            shared_methods += part.shared_methods
+            modules |= part.modules
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
     check_structure(spec, pipelines)
@@ -512,6 +511,7 @@ def _assemble(
         watch=ModuleWatch(modules),
         controls=controls,
         refiner=refiner,
+        scorer=scorer,
         controlled_templates=_controlled(pipelines, nets, stand_ins, device),
         decoder_pieces=decoder_pieces(modules.get("vae")),
     )

@@ -24,7 +24,7 @@ from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.stand_ins import stand_in_for
 from worker.engine.pipelines.task_pipelines import call_parameters
 from worker.engine.pipelines.text_cache import CachedTokenizer
-from worker.engine.weights.requirements import cached_scorer, tensors_bytes
+from worker.engine.weights.requirements import cached_scorer
 
 DIGITS = 4
 """Of scores: with fewer rows in a forward, the last digits of float32 differ."""
@@ -51,14 +51,14 @@ class ScorerParts:
 
 @dataclass
 class Scorer:
-    """The scorer of a loaded model; image tasks call its stand-ins."""
+    """The scorer of a loaded model; image tasks call its stand-ins. `modules` are by their names among the model's."""
 
     parts: ScorerParts
     images: Any
     texts: Any
+    modules: Mapping[str, torch.nn.Module]
     shared_methods: list[SharedMethod]
     device: torch.device
-    nbytes: int
 
     def text(self, prompt: str) -> torch.Tensor | None:
         """Return the embedding of a prompt [1, values]; None with a head, which reads images only."""
@@ -155,16 +155,14 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 def make_scorer(parts: ScorerParts, spec: ModelSpec, device: torch.device) -> Scorer:
     """Return the scorer of a model on its device, with stand-ins for its encoders."""
-    modules = {"scorer_images": parts.images, "scorer_texts": parts.texts}
+    encoders = {"scorer_images": parts.images, "scorer_texts": parts.texts}
+    modules = {name: module for name, module in encoders.items() if module is not None}
     stand_ins, shared_methods = dict[str, Any](), list[SharedMethod]()
-    tensors: list[torch.Tensor] = []
     for name, module in modules.items():
-        if module is not None:
-            module.requires_grad_(False).to(device)
-            stand_ins[name], methods = stand_in_for(name, module, spec, device)
-            shared_methods += methods.values()
-            tensors += [*module.parameters(), *module.buffers()]
+        module.requires_grad_(False).to(device)
+        stand_ins[name], methods = stand_in_for(name, module, spec, device)
+        shared_methods += methods.values()
     parts.colours = [values.to(device) for values in parts.colours]
     parts.head = [(weight.to(device), None if bias is None else bias.to(device)) for weight, bias in parts.head]
     images, texts = stand_ins["scorer_images"], stand_ins.get("scorer_texts")
-    return Scorer(parts, images, texts, shared_methods, device, tensors_bytes(tensors))
+    return Scorer(parts, images, texts, modules, shared_methods, device)
