@@ -83,13 +83,19 @@ def _parse_facts(name: str, contents: IO[bytes]) -> BackupFacts:
     """Return the facts; raises `ConfigurationError` for those that this program cannot restore."""
     if name != FACTS:
         raise DamagedBackup("it is no backup of fusequeue")
-    facts: dict[str, Any] = json.loads(contents.read(CHUNK_BYTES))
+    try:
+        facts: dict[str, Any] = dict(json.loads(contents.read(CHUNK_BYTES)))
+    except (ValueError, TypeError) as error:
+        raise DamagedBackup(f"{FACTS}: {error}") from error
     if facts.get("format") != FORMAT or facts.get("queue_schema") != QUEUE_SCHEMA:
         raise ConfigurationError(
             f"the backup is of fusequeue {facts.get('version')} (format {facts.get('format')}, queue schema "
             f"{facts.get('queue_schema')}), this is {VERSION} ({FORMAT}, {QUEUE_SCHEMA}); restore it with that version"
         )
-    return BackupFacts(**facts)
+    try:
+        return BackupFacts(**facts)
+    except TypeError as error:
+        raise DamagedBackup(f"{FACTS}: {error}") from error
 
 
 def _write(path: Path, contents: IO[bytes]) -> int:

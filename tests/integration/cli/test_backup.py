@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from redis import Redis
 from typer.testing import CliRunner
 
 from cli.backup import create, redis_data
+from cli.backup.archive import ArchiveWriter
 from cli.backup.redis_connection import RedisConnection
 from cli.main import app
 from cli.up import environment, folder_lock, redis_server
@@ -242,6 +244,24 @@ def test_a_backup_of_a_newer_version_is_refused(
     status, messages = fusequeue("restore", tmp_path / "backup.tar", "--data-dir", tmp_path / "restored")
     assert (status, message in messages) == (2, True), messages
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar", "data"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("fusequeue-backup.json", b"{", "fusequeue-backup.json: Expecting"),
+        ("fusequeue-backup.json", b"[1]", "fusequeue-backup.json: "),
+        ("photo.png", b"{}", "it is no backup of fusequeue"),
+    ],
+)
+def test_another_archive_is_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    with (tmp_path / "backup.tar").open("wb") as file:
+        archive = ArchiveWriter(file)
+        archive.add(name, io.BytesIO(data))
+        archive.close()
+    status, messages = fusequeue("restore", tmp_path / "backup.tar", "--data-dir", tmp_path / "restored")
+    assert (status, messages.count("\n"), message in messages) == (1, 1, True), messages
+    assert [path.name for path in tmp_path.iterdir()] == ["backup.tar"]
 
 
 def test_a_damaged_backup_leaves_no_folder(deployment: Deployment, tmp_path: Path) -> None:
