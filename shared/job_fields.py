@@ -44,7 +44,11 @@ MAX_COUNT = 2**31 - 1
 GROUP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Above every limit, so that arithmetic with it cannot overflow: JSON has integers of 4,300 digits."""
 
-MESSAGES: Mapping[str, str] = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
+MESSAGES: Mapping[str, str] = {
+    "extra_forbidden": "there is no such field",
+    "model_type": "it must be a JSON object",
+    "tuple_type": "it must be a list",
+}
 """What clients read instead of Pydantic's own messages, by type of error."""
 
 
