@@ -55,7 +55,7 @@ from api.routes import (
 from api.routes.operators import cost_curves, dead_letters, keys, model_orders, operations, pauses, tenants
 from api.waiting import Waiters
 from shared.config import models_file
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.models_watch import ModelsWatch, follow_models
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable

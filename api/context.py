@@ -25,7 +25,7 @@ from api.readiness import Readiness
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
 from shared.auth import JobPart, Rate, Scope, Signer, tenant_name
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable

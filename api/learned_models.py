@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import Unavailable
 from shared.queue import Queue
 

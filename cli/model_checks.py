@@ -8,7 +8,7 @@ from shared.config import models_file
 from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import checkpoint_fault, vae_fault
 from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.shape_folder import is_shape_folder
 from shared.errors import FusequeueError

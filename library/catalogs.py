@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from shared.config import models_file
 from shared.config.batch_rules import fault_text
+from shared.config.catalog import Catalog
 from shared.config.model_index import CLASSIC, MODULAR, Index, index_file, read_index
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.size_steps import vae_scale
 from shared.errors import ConfigurationError
 from shared.job_fields import MAX_DURATION_S, Task

@@ -15,7 +15,7 @@ from api.jobs.request_images import Inputs, check_kind, check_proportions
 from api.jobs.resolve import max_batch_for, resolve_for_model
 from library.input_files import file_of
 from shared.config.adapters import resolve_adapters
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.inputs.validation import ImageFile

@@ -14,7 +14,7 @@ from PIL import Image
 
 from library.requests import Fields, job_of
 from library.results import Result
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError, InferenceFailed, InvalidRequest, ModelUnavailable
 from shared.job import Job

@@ -15,7 +15,7 @@ with importing():
     import uvloop
 
     from shared.config import models_file, settings
-    from shared.config.models_file import Catalog
+    from shared.config.catalog import Catalog
     from shared.config.settings import Settings
     from shared.errors import FusequeueError
     from shared.runtime import log, tracing

@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from shared.config.adapters import AdapterSpec, UploadedAdapter, uploaded_ids
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterUnavailable, NotFound
 from shared.inputs.adapter_store import stored_chunks
 from shared.job import Job

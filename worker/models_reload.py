@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import ConfigurationError
 from worker.claims.claimed_job import ClaimedJob
 from worker.claims.claiming import ClaimLoop

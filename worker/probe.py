@@ -17,7 +17,7 @@ from rich.table import Table
 
 from shared.autoscaling.efficient_rows import efficient_rows
 from shared.config import models_file, settings
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.models_file_edit import save_step_cache, step_cache_table
 from shared.config.settings import Settings
 from shared.config.step_schedules import CacheLevel

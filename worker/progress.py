@@ -11,7 +11,7 @@ from typing import Literal
 
 import structlog
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import RedisUnavailable
 from shared.job import Phase
 from shared.job_fields import Priority

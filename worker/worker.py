@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable

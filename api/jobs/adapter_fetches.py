@@ -22,7 +22,7 @@ import structlog
 from api.jobs.adapter_intake import AdapterIntake, token_in
 from shared.config.adapters import FETCHED_MAX_SCALE, AdapterChoice, UploadedAdapter
 from shared.config.destinations import without_signature
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import (
     AdapterNotFetched,

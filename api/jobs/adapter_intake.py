@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from shared.config.adapters import UploadedAdapter
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterRejected, FusequeueError, InvalidRequest
 from shared.inputs import adapter_store
 from shared.inputs.adapter_check import check_file, check_layers, shapes_of

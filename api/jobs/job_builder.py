@@ -15,7 +15,8 @@ from api.jobs.request_images import Inputs, check_proportions, store_inputs
 from api.jobs.request_video import check_face_video, fields_of_video
 from api.jobs.resolve import ResolverServices, is_reserved, max_batch_for, own_fields
 from shared.config.adapters import Adapter, AdapterChoice, resolve_adapters, uploaded_ids
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import InputRef, Job
 from shared.job_fields import MAX_DURATION_S, Task

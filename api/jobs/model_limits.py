@@ -7,7 +7,7 @@ from typing import TypeVar
 from api.jobs.request import JobRequest
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.noise_schedulers import misfit
 from shared.config.refiners import NONE
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults

@@ -9,7 +9,8 @@ from pydantic_core import ErrorDetails
 from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.destinations import DestinationChoice
-from shared.config.models_file import MAX_INPUT_IMAGES, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import MAX_INPUT_IMAGES
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
 from shared.job_fields import (
     MESSAGES,

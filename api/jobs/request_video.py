@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from api.jobs.request import JobRequest
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.inputs.video_timing import frames_at, usual_fps
 from shared.job import InputRef, Job

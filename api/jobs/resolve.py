@@ -22,9 +22,10 @@ from api.jobs.model_limits import (
 from api.jobs.request import JobRequest, parse, task_of
 from api.jobs.request_images import reference_faults
 from shared.config.adapters import resolve_adapters
+from shared.config.catalog import Catalog
 from shared.config.controls import Control
 from shared.config.destinations import resolve_destination
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules

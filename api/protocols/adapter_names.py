@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.adapters import HUB_ID, UPLOADED_ID
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 
 MAX_CHARS = 2048
 

@@ -1,6 +1,7 @@
 """Names of models as `owner/name`, for protocols whose paths have them."""
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.errors import UnknownModel
 
 OWNER = "fusequeue"

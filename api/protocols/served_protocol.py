@@ -7,7 +7,7 @@ from fastapi import APIRouter
 
 from api.errors import ErrorForm
 from api.http.direct_routes import DirectRoute
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 
 

@@ -20,7 +20,7 @@ from api.jobs.job_object import iso
 from api.jobs.request import validated
 from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.config.adapters import TOKEN_PATTERN, Kind, UploadedAdapter
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.inputs import adapter_store
 from shared.inputs.adapter_check import unusual_weights

@@ -15,7 +15,7 @@ from api.context import OF_TENANT, ListContext, RequestContext
 from api.http.lists import MAX_LIMIT, SCANS, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
 from api.jobs.job_object import JobObject, job_object
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.job_fields import GROUP_NAME

@@ -12,7 +12,8 @@ from api.context import Services, ServicesDep
 from api.http.lists import known_parameters
 from api.http.openapi import problems
 from shared.config.adapters import Kind
-from shared.config.models_file import Defaults, Limits, ModelSpec, PromptSyntax
+from shared.config.model_spec import ModelSpec, PromptSyntax
+from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import StepCaching
 from shared.errors import Unavailable
 from shared.job_fields import Task

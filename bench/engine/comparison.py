@@ -22,7 +22,8 @@ from diffusers import DiffusionPipeline
 from bench.common import record
 from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, EngineRunner, bench_job, prompt
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.job import Job
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
 from worker.engine.engine import Engine

@@ -19,7 +19,8 @@ from bench.engine.runner import EngineRunner, bench_job, prompt
 from bench.gpu.made_models import save_folder, use_made_models
 from bench.gpu.speed import Shape, work_of
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, free_memory, peak_gib, synchronize
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import Choice, StepCaching
 from shared.config.weight_formats import Quantization
 from shared.runtime import log

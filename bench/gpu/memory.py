@@ -21,7 +21,8 @@ from tiny import lora, registry
 
 from bench.engine import real_shapes, shapes
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, free_memory, peak_gib
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 from shared.runtime import log
 from worker.engine.fusion.module_proxy import SharedMethod

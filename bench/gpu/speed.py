@@ -25,7 +25,8 @@ from bench.engine import shapes
 from bench.engine.runner import EngineRunner, bench_job, prompt
 from bench.gpu.made_models import billions, denoiser_of, make, save_folder, use_made_models
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, peak_gib, synchronize
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.job import Job
 from shared.job_fields import Task
 from shared.runtime import log

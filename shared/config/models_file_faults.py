@@ -9,6 +9,11 @@ from pydantic_core import ErrorDetails
 from shared.config.batch_rules import fault_text
 
 
+def duplicated(names: list[str]) -> str:
+    """Return the names that are there more than once."""
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
+
+
 def faults_text(error: ValidationError, document: Mapping[str, Any]) -> str:
     """Return the faults of a file on one line: `model 'a': limits.max_frames: ...`."""
     # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.

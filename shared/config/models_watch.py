@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from shared.config import models_file
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import ConfigurationError
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.job_fields import Task
 
 if TYPE_CHECKING:
-    from shared.config.models_file import ModelSpec
+    from shared.config.model_spec import ModelSpec
 
 TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
 """Those whose results are latents for a refiner: inpainted images are pasted into the one that they start from."""

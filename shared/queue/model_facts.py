@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ValidationError
 
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.model_inputs import weights_of

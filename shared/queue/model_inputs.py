@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.model_inputs import ModelInput
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated

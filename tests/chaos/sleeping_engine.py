@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chaos import hooks
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import InferenceFailed
 from shared.job import BatchingStats, Phase

@@ -14,7 +14,7 @@ from parity.running import TOLERANCE
 
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from shared.config.adapters import Adapter, AdapterSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.lora.adapter_files import AdapterFile, locate, read
 from worker.engine.lora.fitting import check_fit, combine, move

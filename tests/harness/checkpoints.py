@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.engine import EngineHarness, EventRecorder
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.engine import Engine
 from worker.engine.protocol import CheckpointTaken, Output

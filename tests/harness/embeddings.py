@@ -14,7 +14,7 @@ from tiny import embeddings
 from harness.adapters import load_pipeline, mixable
 from harness.engine import a_job, a_spec
 from shared.config.adapters import Adapter, AdapterSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.pipelines.call_arguments import arguments_for, make_results
 from worker.engine.pipelines.input_images import InputImages

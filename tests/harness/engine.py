@@ -18,7 +18,9 @@ from PIL import Image
 from harness import model_pool
 from harness.videos import SIZE as VIDEO_SIZE
 from harness.videos import a_video_file
-from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.config.settings import Settings
 from shared.job import InputRef, Job
 from shared.job_fields import VIDEO_TYPES, OutputFormat, Task

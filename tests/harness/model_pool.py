@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.engine import Engine
 from worker.engine.models.cpu_memory import KeptModel
 from worker.engine.pipelines.loading import LoadedModel

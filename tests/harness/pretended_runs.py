@@ -13,7 +13,8 @@ import torch
 
 from bench.engine.runner import bench_job, prompt
 from harness.pretended_device import DEVICE, PretendedDevice
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.job import Job
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from shared.config import models_file
-from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.models_watch import ModelsWatch
+from shared.config.request_limits import Defaults, Limits
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from shared.job import Job

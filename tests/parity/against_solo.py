@@ -9,7 +9,7 @@ from harness.adapters import run_together
 from harness.engine import EngineHarness, EventRecorder, a_job
 from parity.running import TOLERANCE, as_floats
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 
 

@@ -21,7 +21,7 @@ from parity.cells import (
     small_images,
 )
 
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 
 # Of about the same number of pixels, so that their jobs are claimed together.

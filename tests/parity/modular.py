@@ -20,7 +20,7 @@ from parity.cells import (
 )
 from parity.images import ALIKE, ALIKE_LATE
 
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 
 _FAMILY = "Modular pipelines"

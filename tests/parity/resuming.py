@@ -18,7 +18,7 @@ from parity.cells import Cell
 from parity.running import as_floats
 
 from shared.config.model_index import index_file
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.protocol import InputFiles, Output
 

@@ -14,7 +14,7 @@ from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from parity.cells import Cell
 from parity.plain import PlainResult
 
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.config.weight_formats import Quantization
 from worker.engine.pipelines import compiling
 from worker.engine.weights.requirements import is_installed

@@ -9,7 +9,7 @@ from typing import Any
 from harness.engine import SIDE
 from parity.cells import LONG, Cell, Fields
 
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job import InputRef
 from shared.job_fields import Task
 

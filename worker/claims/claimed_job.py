@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from shared.config.adapters import AdapterSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import without_places
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.job_fields import OnDeadline

@@ -16,7 +16,8 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from shared.job import Job

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.config.adapters import AdapterSpec
+from shared.config.catalog import Catalog
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
 from shared.job import BatchingStats, DeviceTimes, FieldWarning, Job, Phase

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from shared.runtime.python_command import python_command

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import InferenceFailed
 from shared.job import Job

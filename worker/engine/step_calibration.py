@@ -11,7 +11,7 @@ from typing import TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.config.step_schedules import (
     FEWEST_STEPS,

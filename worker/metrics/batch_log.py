@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.job import Job
 from shared.runtime import metrics
 from shared.signature import mismatched_fields

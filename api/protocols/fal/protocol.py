@@ -6,7 +6,7 @@ from api.protocols.fal import routes
 from api.protocols.fal.errors import ERRORS
 from api.protocols.fal.queue_requests import FILES
 from api.protocols.served_protocol import ServedProtocol
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 
 _HEADERS = (

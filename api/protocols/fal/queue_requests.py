@@ -14,7 +14,7 @@ from api.protocols.field_names import FieldNames
 from api.protocols.job_logs import logs
 from api.protocols.model_names import owner_and_name
 from api.protocols.single_results import check_single
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import Artifact, JobRecord, Progress, State
 

@@ -6,7 +6,7 @@ from api.http.bodies import max_json_bytes
 from api.protocols.huggingface import routes
 from api.protocols.served_protocol import ServedProtocol
 from api.protocols.text_errors import text_errors
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 
 

@@ -18,7 +18,8 @@ from api.protocols.adapter_names import LoraWeight, adapters_of
 from api.protocols.sync_calls import RequestDigest, SyncCall, request_digest, submit, submit_with_key
 from api.protocols.text_errors import TextProblem
 from api.submission import IdempotencyKey
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import JobRecord
 from shared.job_fields import DEFAULT_FORMATS, Medium, OutputFormat, Priority

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.jobs.request import JobRequest, valid_fields
 from api.jobs.resolve import parse_checked
 from api.protocols.openai.server_fields import Warnings, own_fields
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import Faults, InvalidRequest, first_of
 from shared.job import Job, JobRecord
 from shared.job_fields import Priority, Task

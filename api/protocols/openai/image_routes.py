@@ -56,7 +56,7 @@ from api.protocols.sync_calls import (
     submit_with_key,
 )
 from api.submission import IdempotencyKey, idempotency_key
-from shared.config.models_file import MAX_INPUT_IMAGES
+from shared.config.request_limits import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
 from shared.job import FieldWarning, Job, JobRecord, State
 from shared.runtime.clock import now_ms

@@ -16,7 +16,7 @@ from api.protocols.openai import (
     video_routes,
 )
 from api.protocols.served_protocol import ServedProtocol
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 
 _PATHS = tuple(f"/v1/{name}" for name in ("images", "videos", "files", "batches", "uploads"))

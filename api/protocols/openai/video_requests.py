@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.jobs.request import JobRequest
 from api.protocols.openai.image_requests import image_reference, parse_sized, split_fields
 from api.protocols.openai.server_fields import Warnings
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import FieldWarning, JobRecord, State
 from shared.job_fields import MAX_FPS, Count, Task

@@ -21,7 +21,7 @@ from api.protocols.replicate.prediction_objects import (
 )
 from api.protocols.replicate.predictions import PREFIX, model_version
 from api.protocols.text_errors import TextProblem
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import NotFound
 from shared.job_fields import Medium, Task
 

@@ -12,7 +12,7 @@ from api.jobs.resolve import parse_checked
 from api.protocols.adapter_names import MAX_CHARS, adapter_named
 from api.protocols.field_names import FieldNames
 from api.protocols.single_results import check_single
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import NONE
 from shared.errors import Faults, InvalidRequest
 from shared.job_fields import Task

@@ -29,7 +29,7 @@ from api.protocols.text_errors import TextProblem
 from api.responses import existing_job
 from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unavailable, UnknownModel
 from shared.job import JobRecord, State
 from shared.job_fields import MAX_DEADLINE_S, Priority

@@ -9,7 +9,8 @@ from api.protocols.job_logs import logs
 from api.protocols.model_names import find_model, owner_and_name
 from api.protocols.replicate.prediction_inputs import EXCLUDED, REPLICATE_NAMES
 from api.webhook_messages import MAX_BODY_BYTES, encode
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest, UnknownModel
 from shared.job import Job, JobRecord, State
 from shared.job_fields import SENT_FIELDS, ChosenFields, Medium

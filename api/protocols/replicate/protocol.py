@@ -8,7 +8,7 @@ from api.protocols.replicate.predictions import PREFIX
 from api.protocols.served_protocol import ServedProtocol
 from api.protocols.text_errors import text_errors
 from api.routes import inputs
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 
 

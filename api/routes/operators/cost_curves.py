@@ -11,7 +11,7 @@ from api.http.lists import known_parameters
 from api.http.openapi import problems
 from api.jobs.job_object import iso
 from shared.autoscaling.efficient_rows import efficient_rows
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.queue import CostCurve
 
 router = APIRouter(prefix="/v1", tags=["operations"])

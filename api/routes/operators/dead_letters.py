@@ -13,7 +13,7 @@ from api.context import CallerDep, Context, ServicesDep
 from api.http.lists import MAX_LIMIT, TIME_SCHEMA, After, Limit, Order, epoch_ms, known_parameters
 from api.http.openapi import problems
 from api.jobs.job_object import JobObject, iso, job_object
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import InvalidRequest, NotFound
 from shared.queue import DeadLetter
 from shared.queue.maintenance.actions import Action

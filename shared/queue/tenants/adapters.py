@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from shared.config.adapters import UploadedAdapter
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import Conflict, NotFound
 from shared.inputs.adapter_store import prefix
 from shared.queue.client import QueueComponent

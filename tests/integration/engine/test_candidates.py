@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from shared.config.candidates import BestOf, ScorerSpec
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.job import Job
 from worker.engine.protocol import EngineEvent
 

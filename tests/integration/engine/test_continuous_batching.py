@@ -16,7 +16,8 @@ import torch
 from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
 
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.job import Job
 from shared.job_fields import Priority
 from worker.engine.fusion.image_task import ImageTask

@@ -14,7 +14,8 @@ from diffusers import AutoencoderKLMagvit
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanDecoder3d
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecorder, a_job, a_spec
 
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.job import Job
 from shared.job_fields import Priority, Task
 from worker.engine.fusion.module_proxy import SharedMethod

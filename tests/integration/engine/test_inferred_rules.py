@@ -15,7 +15,7 @@ from harness import model_pool
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_spec
 
 from shared.architectures.registry import ARCHITECTURES
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)

@@ -19,7 +19,7 @@ from harness.waiting import wait_until
 
 from shared.architectures.registry import ARCHITECTURES
 from shared.architectures.stacking_rules import Argument, Kind, StackingRules
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef
 from shared.job_fields import Task

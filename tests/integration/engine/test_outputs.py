@@ -17,7 +17,7 @@ from diffusers.pipelines.deepfloyd_if import IFSafetyChecker
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny import weights
 
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for

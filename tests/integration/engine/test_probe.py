@@ -13,7 +13,7 @@ from harness.engine import EngineHarness, a_job, a_spec
 from rich.console import Console
 
 from shared.config import models_file
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.config.settings import Settings
 from shared.config.step_schedules import CacheLevel, StepCaching, StepSchedule
 from shared.errors import ModelUnavailable

@@ -16,7 +16,7 @@ import structlog
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
 
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.errors import ConfigurationError
 from shared.job_fields import Task
 from worker.claims.leases import StallLimits, stalled

@@ -29,7 +29,7 @@ from transformers import CLIPImageProcessorPil
 
 from shared.config.adapters import AdapterSpec
 from shared.config.controls import Control, ControlSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.step_schedules import StepSchedule, computed_steps
 from shared.errors import LoadPostponed

@@ -12,7 +12,8 @@ import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny.registry import torchvision_fault
 
-from shared.config.models_file import Defaults, Limits, load
+from shared.config.models_file import load
+from shared.config.request_limits import Defaults, Limits
 from shared.job import InputRef
 from shared.job_fields import Task
 from worker.engine.protocol import ModelLoaded

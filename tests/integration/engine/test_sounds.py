@@ -11,7 +11,8 @@ from harness.checkpoints import run_with_checkpoints
 from harness.engine import EngineHarness, a_job, a_spec
 from parity.plain import PlainPipeline
 
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import StepSchedule
 from shared.job_fields import Task
 

@@ -12,7 +12,7 @@ import pytest
 from diffusers import DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
 
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import StepSchedule, computed_steps, weights
 from shared.job import Job
 from shared.job_fields import Priority, Task

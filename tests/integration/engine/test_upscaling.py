@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.engine import EngineHarness, a_job, a_spec
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job_fields import Task
 
 pytestmark = pytest.mark.usefixtures("shared_models")

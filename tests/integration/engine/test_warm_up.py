@@ -15,7 +15,7 @@ from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from pydantic import ValidationError
 
 from shared.config.adapters import AdapterSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.pipelines import compiling
 from worker.engine.pipelines.loading import locate
 

@@ -19,7 +19,7 @@ from transformers import CLIPTextModel
 
 from shared.config.adapters import Adapter, AdapterSpec
 from shared.config.controls import Control, ControlSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job
 from shared.job_fields import Task

@@ -15,7 +15,8 @@ from PIL import Image
 from library import Engine
 from library.catalogs import catalog_of
 from library.requests import job_of
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.job_fields import MAX_DURATION_S, Task

@@ -14,7 +14,7 @@ from api.jobs.request import JobRequest
 from api.jobs.resolve import resolve_for_model
 from api.routes.operators.operations import fleet_of
 from shared.autoscaling import ReadyTimes
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job, State
 from shared.queue import Queue, Submission
 from shared.runtime.clock import now_ms

@@ -16,7 +16,7 @@ from parity.running import TOLERANCE, as_floats
 from tiny import lora
 from tiny.registry import save_tiny
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job
 from worker.engine.pipelines import compiling

@@ -20,7 +20,8 @@ from harness.hostile_folder import hostile_folder
 from harness.waiting import wait_until
 from parity.running import ALIKE, TOLERANCE, as_floats
 
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import Job
 from shared.job_fields import Task

@@ -17,7 +17,7 @@ from tiny import controls
 from transformers import CLIPImageProcessorPil
 
 from shared.config.controls import Control, ControlSpec
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines.call_arguments import arguments_for

@@ -17,7 +17,7 @@ from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
 from safetensors.torch import save_file
 from tiny import lora, lycoris
 
-from shared.config.models_file import Limits
+from shared.config.request_limits import Limits
 from shared.errors import AdapterUnavailable
 from shared.job import Job
 from shared.job_fields import Task

@@ -9,7 +9,9 @@ import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
 
-from shared.config.models_file import Catalog, Defaults, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults
 from worker.engine.models import model_cache
 from worker.engine.pipelines.loading import load
 from worker.engine.protocol import EngineStatus, ModelLoaded

@@ -18,7 +18,8 @@ from parity.running import ALIKE, TOLERANCE, as_floats
 from tiny import controls
 
 from shared.config.controls import Control, ControlSpec
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import Job
 from shared.job_fields import Task

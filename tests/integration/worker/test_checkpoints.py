@@ -14,7 +14,7 @@ from harness.queue import lose
 from harness.stub_engine import StubEngine, StubFleet
 
 from api.chores.retention import sweep_chunk
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job, JobRecord, State
 from shared.queue import Queue
 from shared.queue.checkpoints import checkpoint_prefix

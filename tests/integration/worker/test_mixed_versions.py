@@ -13,7 +13,7 @@ from harness.engine import a_job, a_spec
 from harness.queue import claim, end, put
 from structlog.testing import capture_logs
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.job import JOB_FORM, Job, State, decode
 from shared.queue import Queue, Submission
 from shared.queue import claims as queue_claims

@@ -12,7 +12,7 @@ import structlog
 from harness.engine import a_job, a_spec
 from harness.queue import a_moment, put
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.job import State
 from shared.queue import Queue, Submission
 from shared.signature import signature

@@ -15,7 +15,7 @@ from harness.engine import a_job, a_spec
 from harness.ports import free_port
 from harness.queue import put
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import Job, JobRecord, State

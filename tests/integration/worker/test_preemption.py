@@ -17,7 +17,7 @@ from harness.engine import EngineHarness, a_job, a_spec
 from harness.queue import put
 from PIL import Image
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.job import Job, JobRecord, State
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission

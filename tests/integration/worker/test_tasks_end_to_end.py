@@ -24,7 +24,7 @@ from tiny import controls, registry
 
 from api import learned_models
 from shared.config import models_file
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.queue import Queue
 from shared.storage import connect
 from worker.engine.engine import Engine

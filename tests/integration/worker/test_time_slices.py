@@ -11,7 +11,7 @@ import structlog
 from harness.engine import a_job, a_spec
 from harness.queue import put
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.job import JobRecord, State
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission

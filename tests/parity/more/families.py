@@ -11,7 +11,7 @@ from parity.cells import LONG, Cell, Fields, edits
 from tiny import registry
 
 from shared.config.controls import Control, ControlSpec
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 
 # Some of equal length, as inferred rules pad no prompt.

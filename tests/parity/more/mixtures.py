@@ -8,7 +8,7 @@ from parity.more.families import Clip
 from parity.more.mates import Mixed
 from parity.videos import spec
 
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 
 THREE = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)

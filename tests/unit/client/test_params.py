@@ -25,7 +25,15 @@ from api.routes.operators.operations import ScaleObject
 from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
 from fusequeue import job_fields, params, service
 from fusequeue.resources.batches import BatchEndpoint, BatchState
-from shared.config import adapters, candidates, controls, destinations, models_file, scheduler_choices, step_schedules
+from shared.config import (
+    adapters,
+    candidates,
+    controls,
+    destinations,
+    request_limits,
+    scheduler_choices,
+    step_schedules,
+)
 from shared.queue import records
 
 UNTYPED = {"object", "created", "owned_by", "completion_window", "urls", "beat_at_ms"}  # no use to a script
@@ -75,8 +83,8 @@ def test_the_generated_fields_and_values_are_current() -> None:
         (fusequeue.Job, native.JobObject),
         (fusequeue.Artifact, native.ArtifactObject),
         (fusequeue.Model, ModelObject),
-        (fusequeue.Defaults, models_file.Defaults),
-        (fusequeue.Limits, models_file.Limits),
+        (fusequeue.Defaults, request_limits.Defaults),
+        (fusequeue.Limits, request_limits.Limits),
         (fusequeue.Batch, BatchObject),
         (fusequeue.Group, GroupObject),
         (fusequeue.GroupJobs, GroupJobs),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import CacheLevel, StepCaching, StepSchedule
 from worker.engine.step_calibration import ScheduleError, calibrated, choose, psnr, step_counts
 

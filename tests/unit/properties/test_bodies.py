@@ -29,7 +29,9 @@ from api.protocols.replicate.prediction_routes import PredictionRequest, webhook
 from api.routes.webhooks import EndpointChange, EndpointRequest
 from shared.config import models_file
 from shared.config.adapters import AdapterChoice
-from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.errors import Faults, InvalidRequest, NotFound
 from shared.job_fields import Task
 

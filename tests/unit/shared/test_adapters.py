@@ -12,6 +12,8 @@ from api.jobs.request import parse
 from api.jobs.resolve import resolve_for_model
 from shared.config import models_file
 from shared.config.adapters import Adapter, AdapterChoice, AdapterSpec, resolve_adapters
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import Job
 from shared.signature import denoisers_of, mixable_fields, signature
@@ -67,17 +69,17 @@ def test_adapters_get_their_default_scale() -> None:
         ([{"hub": "owner/ink"}] * 2, "adapters.1.hub", "duplicate"),
         ([{"id": "ink"}, {"id": "oil"}], "adapters", "at most 1"),
         ([{"id": "ink"}] * 17, "adapters", "at most 16"),
-        ("ink", "adapters", "tuple"),
+        ("ink", "adapters", "list"),
     ],
 )
 def test_error_names_the_invalid_adapter_field(body: Any, param: str, words: str) -> None:
     limit = 1 if words == "at most 1" else 4
-    spec = models_file.ModelSpec(
+    spec = ModelSpec(
         id="m",
         source="/m",
         adapter=ALLOWED,
-        limits=models_file.Limits(max_adapters=limit),
-        defaults=models_file.Defaults(),
+        limits=Limits(max_adapters=limit),
+        defaults=Defaults(),
     )
     with pytest.raises(InvalidRequest, match=words) as caught:
         resolve_for_model(parse({"model": "m", "prompt": "a", "adapters": body}), spec, "t", 0)

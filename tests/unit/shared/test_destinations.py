@@ -12,8 +12,9 @@ from api.jobs.request import parse
 from api.jobs.resolve import resolve
 from api.protocols.openai.batches.batch_lines import line_request
 from shared.config import settings
+from shared.config.catalog import Catalog
 from shared.config.destinations import Destination, DestinationChoice, OutputBucket, resolve_destination
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import decode, encode

@@ -13,6 +13,7 @@ from tiny.safetensors_file import file_of
 from shared.config import models_file
 from shared.config.batch_rules import BatchRule, BatchRules, load_batch_rules
 from shared.config.model_facts import ModelFacts
+from shared.config.model_spec import ModelSpec
 from shared.config.models_file_edit import save_step_cache, step_cache_table, with_step_cache
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import ConfigurationError
@@ -214,7 +215,7 @@ def test_a_pipeline_that_makes_sound_for_one_rate_fixes_that_of_its_model(
 
 
 def test_a_worker_that_has_loaded_a_model_of_the_hub_knows_its_rate() -> None:
-    spec = models_file.ModelSpec(id="h3", source="org/h3").with_facts(ModelFacts(fps=24))
+    spec = ModelSpec(id="h3", source="org/h3").with_facts(ModelFacts(fps=24))
     assert (spec.limits.fps, spec.defaults.fps) == (24, 24)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shared.config import models_file
+from shared.config.catalog import Catalog
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file import Catalog
 from shared.config.models_watch import ModelsWatch
 
 ONE = '[[model]]\nid = "one"\nsource = "org/one"\n'

@@ -12,7 +12,8 @@ from api.jobs.resolve import resolve_for_model
 from shared.config.candidates import BestOf
 from shared.config.controls import Control
 from shared.config.destinations import Destination
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.config.step_schedules import StepSchedule
 from shared.job import Adapter, InputRef, Job, State, Webhook, matching

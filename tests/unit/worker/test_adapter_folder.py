@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.config.adapters import Adapter, UploadedAdapter
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterUnavailable
 from shared.inputs import adapter_store
 from shared.job import Job

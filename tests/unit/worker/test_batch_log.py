@@ -10,7 +10,8 @@ import pytest
 import structlog
 
 from shared.config.adapters import Adapter
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from shared.queue import Claim
 from shared.runtime import metrics

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from harness.queue import end, lose, put
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageRefused, StorageUnavailable, without_places
 from shared.job import FieldWarning, InputRef, State

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from worker.engine.checks.warm_up import row_counts
 from worker.probe import Measured, Probed, memory_notes, table
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.queue import Queue
 from shared.storage import connect

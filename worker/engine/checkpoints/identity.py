@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.checkpoints.checkpoint import Identity
 

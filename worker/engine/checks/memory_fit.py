@@ -14,7 +14,7 @@ import torch
 
 from shared.config import models_file, settings
 from shared.config.model_index import CLASSIC, MODULAR
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from worker.engine import device

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from shared.config.controls import Control, ControlSpec, structure_for
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import InputRef, Job
 from shared.job_fields import VIDEO_TYPES, Medium, Task
 from worker.engine.protocol import InputFiles

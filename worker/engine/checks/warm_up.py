@@ -9,7 +9,7 @@ from typing import NamedTuple
 import structlog
 import torch
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import JobError
 from worker.engine.checks.sample_jobs import PROMPTS, SampleSize, default_size, sample_files, sample_job, sample_sizes
 from worker.engine.errors import as_job_error

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 import structlog
 import torch
 
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed, ModelUnavailable
 from worker.engine.models.adapter_loader import AdapterLoader, Post

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from worker.engine.models.model_cache import ModelCache
 from worker.engine.protocol import MemoryOrders
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)

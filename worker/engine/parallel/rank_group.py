@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 import torch
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.runtime.python_command import python_command
 from worker.engine.channel import Channel
 from worker.engine.device import device_of_rank

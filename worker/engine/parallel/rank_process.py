@@ -20,7 +20,7 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 
 from shared.config.model_index import read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.runtime.parent_process import end_with_parent
 from shared.signature import DENOISERS
 from worker.engine.channel import Channel

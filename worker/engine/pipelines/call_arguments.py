@@ -13,7 +13,8 @@ from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image, ImageOps
 
 from shared.architectures.registry import FIXED_RATES, LISTED_IMAGES, UPSCALERS
-from shared.config.models_file import Defaults, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents, UnusableInput
 from shared.job import FieldWarning, Job

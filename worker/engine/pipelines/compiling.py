@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx.experimental import _config as shapes_config
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.lora.per_row import RowAdapters
 

@@ -16,7 +16,7 @@ from PIL import Image
 from shared.architectures.family import ControlNet
 from shared.architectures.registry import CONTROL_NETS, CONTROL_PIPELINES
 from shared.config.controls import Control, ControlSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import map_tensors
 from worker.engine.pipelines.clones import Pipeline, cache_signatures

@@ -12,7 +12,7 @@ import torch
 from diffusers.models import embeddings
 from transformers import CLIPImageProcessorPil
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.fusion.module_proxy import ModuleProxy
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.weights.requirements import cached_folder

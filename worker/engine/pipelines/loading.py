@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline
 from shared.config.controls import Control
 from shared.config.model_facts import ModelFacts
 from shared.config.model_index import CLASSIC, MODULAR, Index, index_file, is_modular, read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.shape_folder import is_shape_folder
 from shared.errors import InferenceFailed, JobError, LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import FieldWarning, Job

@@ -11,7 +11,7 @@ import torch
 from diffusers import FluxPriorReduxPipeline
 
 from shared.config.model_index import read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.clones import Pipeline, make_template

@@ -15,7 +15,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from shared.config.model_index import is_modular, read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import TASKS
 from shared.errors import InferenceFailed
 from shared.job import Job

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, CLIPConfig, CLIPTextModelWithProjection, CLIPVisionModelWithProjection
 
 from shared.config.candidates import ScorerSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.stand_ins import stand_in_for

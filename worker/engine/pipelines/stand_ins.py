@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.signature import DENOISERS
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.pipelines.clones import cache_signatures, install_capturing_hooks

@@ -9,7 +9,7 @@ import diffusers
 
 from shared.architectures.registry import SIBLINGS, UPSCALERS
 from shared.config.controls import structure_for
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from worker.engine.pipelines.clones import Pipeline

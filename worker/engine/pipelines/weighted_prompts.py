@@ -17,7 +17,7 @@ import torch
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from shared.architectures.registry import WEIGHTED_PROMPTS
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.prompt_syntax import Fragment, parse_prompt, words_of

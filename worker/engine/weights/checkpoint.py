@@ -16,7 +16,7 @@ from safetensors import safe_open
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 
 from shared.config.checkpoints import DENOISER_PREFIX, check_parts, names_by_part, read_header
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from worker.engine.errors import text_of
 from worker.engine.weights.completeness import check_tensors
 

@@ -17,7 +17,7 @@ from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.model_index import CLASSIC, MODULAR, read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from worker.engine.weights.load_failures import passing_cause
 from worker.engine.weights.modular_downloads import download_modular

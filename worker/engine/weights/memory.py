@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.signature import DENOISERS
 
 _TILED_ONLY = ("AutoencoderKLAllegro",)  # diffusers has not implemented another way

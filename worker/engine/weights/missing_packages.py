@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shared.config.model_index import read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.shape_folder import is_shape_folder
 from worker.engine.weights.load_failures import with_causes
 from worker.engine.weights.shape_classes import shape_classes

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 
 QUANTIZATION = ("bitsandbytes", "gguf", "torchao")
 NEVER_USED = ("boto3",)  # accelerate imports it; the worker's other process has the storage

@@ -9,7 +9,7 @@ import diffusers
 import torch
 import transformers
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.weight_formats import WeightFormat, key_of
 from worker.engine.weights.requirements import lacking
 

@@ -19,7 +19,7 @@ from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import names_by_part, read_header
 from shared.config.controls import ControlSpec
 from shared.config.model_index import CLASSIC, is_modular, part_places, read_index
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.shape_folder import is_shape_folder, shape_weights
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype

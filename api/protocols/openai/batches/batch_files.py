@@ -16,7 +16,7 @@ from api.protocols.openai.batches.batch_steps import GRACE_MS, line_job_id
 from api.protocols.openai.stored_files import FileLine
 from shared.auth import Signer
 from shared.batch import CHUNK_LINES, Batch, BatchError, BatchStatus, File, Part, file_prefix
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import NotFound, StorageUnavailable, Unavailable
 from shared.job import JobRecord, State

@@ -21,7 +21,7 @@ from api.protocols.openai.image_requests import (
 from api.protocols.openai.server_fields import own_fields
 from api.protocols.openai.video_requests import parse_video_request, video_object
 from shared.batch import Batch, BatchError
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.storage import Storage

@@ -22,7 +22,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, a_job
 from parity.running import as_floats
 from tiny import lora
 
-from shared.config.models_file import Defaults, Limits
+from shared.config.request_limits import Defaults, Limits
 from shared.job_fields import Task
 
 pytestmark = [

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from tiny import lora
 
 from shared.config.adapters import AdapterSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterUnavailable
 from shared.job import Job
 from shared.job_fields import Task

@@ -13,7 +13,7 @@ from harness.http_server import BODY, ROOT, bearer, claimed, serving
 from harness.tables import row
 from tiny.safetensors_file import demo_lora, file_of
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import StorageUnavailable
 from shared.queue import Queue
 from shared.runtime.clock import new_id

@@ -8,7 +8,8 @@ import pytest
 
 from api.jobs.request import parse
 from api.jobs.resolve import resolve_for_model
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.errors import InvalidRequest
 from shared.job import Job
 from shared.job_fields import MAX_SEED, Task

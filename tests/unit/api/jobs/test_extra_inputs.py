@@ -10,7 +10,7 @@ import httpx
 import pytest
 from harness.http_server import serving
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.job_fields import Task
 from shared.model_inputs import ModelInput
 from shared.queue import Queue

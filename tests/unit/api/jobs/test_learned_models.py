@@ -12,7 +12,7 @@ from harness.http_server import png, serving
 
 from api import learned_models
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.queue import Queue
 
 MODELS = """

@@ -11,7 +11,7 @@ import pytest
 from api.jobs.request import parse
 from api.jobs.resolve import resolve_for_model
 from shared.config.controls import ControlSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.errors import InvalidRequest
 from shared.job import Job

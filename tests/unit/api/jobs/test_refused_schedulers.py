@@ -10,9 +10,11 @@ import pytest
 
 from api.jobs.request import parse
 from api.jobs.resolve import resolve_for_model
+from shared.config.catalog import Catalog
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file import Catalog, Defaults, ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OwnScheduler, misfit
+from shared.config.request_limits import Defaults
 from shared.config.scheduler_choices import named_choice
 from shared.errors import InvalidRequest
 

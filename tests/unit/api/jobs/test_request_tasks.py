@@ -17,7 +17,9 @@ from api.jobs.request import JobRequest, parse
 from api.jobs.request_images import Inputs, check_input_sizes
 from api.jobs.resolve import resolve, resolve_for_model
 from shared.config.batch_rules import BatchRule, BatchRules
-from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits, References
 from shared.config.settings import Settings
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest

@@ -10,7 +10,8 @@ from api.jobs.job_builder import with_inputs
 from api.jobs.request import parse, task_of
 from api.jobs.request_images import Inputs
 from api.jobs.resolve import resolve_for_model
-from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Defaults, Limits
 from shared.errors import InvalidRequest
 from shared.job import InputRef, Job
 from shared.job_fields import OutputFormat, Task

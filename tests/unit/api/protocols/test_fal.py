@@ -10,7 +10,7 @@ import pytest
 from harness.http_server import serving
 
 from api.protocols.fal.queue_requests import parse_input
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest
 from shared.queue import Queue
 

@@ -13,7 +13,7 @@ from harness.http_server import ROOT, png, serving
 from api.jobs.request import JobRequest
 from api.protocols.huggingface.routes import output_format, parse_inference_request
 from shared.config import models_file
-from shared.config.models_file import Catalog
+from shared.config.catalog import Catalog
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job_fields import OutputFormat, Priority, Task
 from shared.queue import Queue

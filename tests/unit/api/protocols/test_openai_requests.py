@@ -11,7 +11,9 @@ from api.jobs.request import JobRequest
 from api.protocols.openai.image_requests import ImageRequest, parse_image_request
 from api.protocols.openai.video_requests import parse_video_request
 from shared.config import models_file
-from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.errors import InvalidRequest
 from shared.job_fields import Priority, Task
 

@@ -16,7 +16,8 @@ from api.protocols.openai import server_fields
 from api.protocols.openai.image_requests import ImageFields, parse_image_request
 from api.protocols.openai.video_requests import VideoFields, parse_video_request
 from api.protocols.replicate import prediction_inputs
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.catalog import Catalog
+from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest
 
 CATALOG = Catalog([ModelSpec.model_validate(table) for table in tomllib.loads(MODELS)["model"]])

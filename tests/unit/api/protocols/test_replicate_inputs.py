@@ -14,9 +14,11 @@ from api.protocols.replicate.prediction_inputs import parse_input, size_for
 from api.protocols.replicate.predictions import model_of_version, model_version
 from shared.config import models_file
 from shared.config.adapters import AdapterSpec
+from shared.config.catalog import Catalog
 from shared.config.controls import ControlSpec
-from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
+from shared.config.request_limits import Limits
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
 from shared.job_fields import Task
 

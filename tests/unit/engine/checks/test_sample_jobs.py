@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.config.models_file import Limits, ModelSpec
+from shared.config.model_spec import ModelSpec
+from shared.config.request_limits import Limits
 from shared.job_fields import Task
 from worker.engine.checks.sample_jobs import sample_sizes
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.weight_formats import Quantization
 from worker.engine.models.residency import ModelInMemory, dropped_for, next_evicted, why_not_kept
 

@@ -15,7 +15,7 @@ from harness.engine import a_job
 from PIL import Image
 
 from shared.config.controls import Control
-from shared.config.models_file import Defaults
+from shared.config.request_limits import Defaults
 from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
 from shared.job import InputRef, Job
 from shared.job_fields import Task

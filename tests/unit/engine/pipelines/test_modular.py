@@ -13,7 +13,7 @@ from harness.engine import a_job
 from tiny.videos.cosmos3 import distilled, omni
 from tqdm.auto import tqdm
 
-from shared.config.models_file import Defaults
+from shared.config.request_limits import Defaults
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from shared.model_inputs import type_fault

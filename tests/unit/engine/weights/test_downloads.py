@@ -16,7 +16,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from tiny.safetensors_file import file_of
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.weight_formats import Quantization
 from worker.engine.weights import downloads

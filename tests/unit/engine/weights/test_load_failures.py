@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import errors
 from safetensors import SafetensorError
 
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.errors import LoadPostponed
 from worker.engine.pipelines.loading import load_error, locate
 from worker.engine.weights.load_failures import (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shared.config.controls import ControlSpec
-from shared.config.models_file import ModelSpec
+from shared.config.model_spec import ModelSpec
 from shared.runtime.imports import importing
 from worker.engine.weights.packages import NEVER_USED, QUANTIZATION, unused_packages
 

@@ -1,0 +1,329 @@
+"""A model of the models file, with what its folder says, or a worker that has loaded it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from shared.config.adapters import AdapterSpec
+from shared.config.candidates import Scorer
+from shared.config.controls import ControlSpec, controls_fault
+from shared.config.model_facts import ModelFacts
+from shared.config.models_file_faults import duplicated
+from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
+from shared.config.partial_denoising import takes_part
+from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
+from shared.config.request_limits import Defaults, Limits, References, Table
+from shared.config.scheduler_choices import choice_of, named_choice
+from shared.config.size_steps import XL_SCALE, upscale_factor, vae_scale
+from shared.config.step_schedules import StepCaching
+from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
+from shared.job_fields import MAX_DURATION_S, Medium, Task
+from shared.signature import Mixable
+
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+PromptSyntax = Literal["plain", "weights"]
+MAX_DEVICES = 16
+USUAL_UPSCALE_FACTOR = 4  # of Stable Diffusion's upscaler
+
+
+class ModelSpec(Table):
+    """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
+
+    Requests can name it by one of its `aliases` too, and give inputs of its pipeline that are in `extra`. `checkpoint`
+    is a file whose weights replace those of `source`, and `vae` a file or folder that replaces its VAE.
+    `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
+    a job that may differ within a batch of this model; for a folder they default to those of its architecture.
+    `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
+    `devices` run each forward of its denoisers together. With the `prompt_syntax` of weights prompts have any length.
+    `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
+    `checkpoint_s` are the GPU-seconds of a job that a killed worker may cost; 0: its jobs have no checkpoints.
+    A batch that has run for `slice_s` is put aside for overdue jobs of other models; 0: it runs to its end.
+    """
+
+    id: Identifier
+    aliases: tuple[Identifier, ...] = ()
+    source: str = ""
+    checkpoint: str | None = None
+    vae: str | None = None
+    revision: str | None = None
+    variant: str | None = None
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
+    extra: tuple[str, ...] = ()
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)] = 1
+    offload: Literal["none", "group"] = "none"
+    compile: bool | Literal["blocks"] = False
+    attention: str | None = None
+    quantization: Quantization | None = None
+    layerwise_casting: StorageDtype | None = None
+    vae_tiling: bool = False
+    vae_slicing: bool = False
+    window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 8
+    expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
+    checkpoint_s: Annotated[float, Field(ge=0)] = 20.0
+    slice_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    safety_checker: bool = True
+    prompt_syntax: PromptSyntax = "plain"
+    schedulers: tuple[str, ...] = ()
+    mixed_fields: tuple[Mixable, ...] = ("adapters",)
+    adapter: tuple[AdapterSpec, ...] = ()
+    control: tuple[ControlSpec, ...] = ()
+    refiner: RefinerSpec | None = None
+    scorer: Scorer = None
+    defaults: Defaults = Defaults()
+    limits: Limits = Limits()
+    references: References = References()
+    step_cache: StepCaching = StepCaching()
+    _facts: ModelFacts = PrivateAttr(ModelFacts())
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> ModelSpec:
+        limits, frames, layers = self.limits, self.usual_frames, self.defaults.layers
+        if not self.source and self.checkpoint is None:
+            raise ValueError("source is missing: set it to a folder or a hub id")
+        if self.quantization is not None and self.checkpoint is not None:
+            raise ValueError("quantization excludes checkpoint: it quantizes the weights of source only")
+        if limits.max_images > self.max_batch:
+            raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
+        if self.slice_s and not self.checkpoint_s:
+            raise ValueError("slice_s needs checkpoint_s: jobs without checkpoints are not put aside")
+        if self.makes_meshes and (fault := self._mesh_fault):
+            raise ValueError(fault)
+        if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
+            raise ValueError("a video model needs limits.max_frames")
+        if limits.max_duration_s is None and any(task.makes_audio for task in self.tasks):
+            raise ValueError("a model of sounds needs limits.max_duration_s")
+        if not limits.min_duration_s <= self.usual_duration_s <= (limits.max_duration_s or MAX_DURATION_S):
+            raise ValueError(
+                f"defaults.duration_s {self.usual_duration_s:g} is not limits.min_duration_s {limits.min_duration_s:g} "
+                f"to limits.max_duration_s {limits.max_duration_s}"
+            )
+        if not limits.allows_frames(frames):
+            raise ValueError(
+                f"defaults.frames {frames} is not a multiple of limits.frames_multiple {limits.frames_multiple} "
+                f"plus one, from limits.min_frames {limits.min_frames} to limits.max_frames {limits.max_frames}"
+            )
+        if unlisted := self.defaults.extra.keys() - set(self.extra):
+            raise ValueError(f"defaults.extra has inputs that extra does not list: {', '.join(sorted(unlisted))}")
+        if layers > limits.max_layers or (limits.max_layers and not layers):
+            raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {limits.max_layers}")
+        if self.compile and self.offload != "none":
+            raise ValueError('compile needs offload = "none": offloading changes the compiled forward')
+        if self.compile is True and self.adapter:
+            raise ValueError('compile = true needs no adapters, which change the compiled forward; use "blocks"')
+        if self.compile is True and self.prompt_syntax == "weights":
+            raise ValueError(
+                'compile = true needs prompt_syntax = "plain", as new lengths would be compiled: use "blocks"'
+            )
+        if self.quantization is not None and (self.offload != "none" or self.compile):
+            raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
+        if self.layerwise_casting and (fault := casting_fault(self.quantization, self.offload, self.compile)):
+            raise ValueError(f"layerwise_casting {fault}")
+        if self.devices > 1 and (excluding := self._keys_without_devices):
+            raise ValueError(f"devices = {self.devices} excludes {', '.join(excluding)}: remove it, or set devices = 1")
+        if duplicates := duplicated([adapter.id for adapter in self.adapter]):
+            raise ValueError(f"duplicate adapter ids: {duplicates}")
+        if fault := controls_fault(self.control, as_loaded=not self.compile and self.quantization is None):
+            raise ValueError(fault)
+        if self.refiner is not None and (fault := refiner_fault(self)):
+            raise ValueError(fault)
+        if self.scorer is not None and not any(task.medium is Medium.IMAGE for task in self.tasks):
+            raise ValueError("scorer: none of its tasks makes images; remove it")
+        return self
+
+    @property
+    def makes_meshes(self) -> bool:
+        return any(task.makes_mesh for task in self.tasks)
+
+    @property
+    def upscales(self) -> bool:
+        """Whether it is an upscaler, whose pipelines do nothing else."""
+        return Task.UPSCALE in self.tasks
+
+    @property
+    def _mesh_fault(self) -> str | None:
+        """What a model of meshes, which is no diffusers folder, cannot have."""
+        if len(self.tasks) > 1:
+            return "tasks: a model of meshes does image_to_mesh only"
+        used = {
+            "checkpoint": self.checkpoint is not None,
+            "vae": self.vae is not None,
+            "quantization": self.quantization is not None,
+            "layerwise_casting": self.layerwise_casting is not None,
+            "offload": self.offload != "none",
+            "devices": self.devices > 1,
+            "control": bool(self.control),
+            "adapter": bool(self.adapter),
+            "schedulers": bool(self.schedulers),
+            "defaults.scheduler": self.defaults.scheduler is not None,
+            "prompt_syntax": self.prompt_syntax != "plain",
+        }
+        return next((f"{key}: a model of meshes takes none" for key, is_used in used.items() if is_used), None)
+
+    @property
+    def _keys_without_devices(self) -> list[str]:
+        """The keys in use that exclude several devices: they change weights or forwards in one process only."""
+        used = {
+            "adapter": bool(self.adapter),
+            "control": bool(self.control),
+            "compile": bool(self.compile),
+            "quantization": self.quantization is not None,
+            "layerwise_casting": self.layerwise_casting is not None,
+            "offload": self.offload != "none",
+            "checkpoint": self.checkpoint is not None,
+        }
+        return [key for key, is_used in used.items() if is_used]
+
+    @property
+    def adapters_refused(self) -> str | None:
+        """Why its jobs can use no uploaded adapters, None if they can."""
+        if self.makes_meshes:
+            return "it makes meshes"
+        if self.devices > 1:
+            return "it runs on several devices"
+        if self.compile is True or (self.compile == "blocks" and not self.adapter):
+            return 'its forwards are compiled without adapters; compile = "blocks" with a [[model.adapter]] takes them'
+        return None
+
+    @property
+    def usual_frames(self) -> int:
+        return self.defaults.frames or self.limits.most_frames
+
+    @property
+    def usual_duration_s(self) -> float:
+        return self.defaults.duration_s or self.limits.max_duration_s or self.limits.min_duration_s
+
+    @property
+    def is_folder(self) -> bool:
+        return Path(self.source).is_absolute()
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The names of `checkpoint`, `vae`, the refiner and the scorer; folders can have different paths on different
+        machines."""
+        names = [f"{key}={Path(path).name}" for key in ("checkpoint", "vae") if (path := getattr(self, key))]
+        refiner = [] if self.refiner is None else [f"refiner={self.refiner.name}"]
+        scorer = [] if self.scorer is None else [f"scorer={self.scorer.name}"]
+        return (*names, *refiner, *scorer)
+
+    @property
+    def own_scheduler(self) -> OwnScheduler:
+        """Its own noise scheduler, as far as its folder says it, or a worker that has loaded it."""
+        return own_scheduler(self.source) if self.is_folder else self._facts.own_scheduler
+
+    @property
+    def named_schedulers(self) -> tuple[str, ...]:
+        """The names of `schedulers` and of the default, if it has one."""
+        default = choice_of(self.defaults.scheduler, None, None).name
+        return self.schedulers if default in {None, *self.schedulers} else (*self.schedulers, str(default))
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What a worker that has loaded it knows."""
+        return self._facts
+
+    @property
+    def usable_schedulers(self) -> Mapping[str, str]:
+        """Those of `fitting_schedulers` that a worker can make, as far as one has loaded the model."""
+        unusable = self._facts.unusable_schedulers
+        return {name: class_name for name, class_name in self.fitting_schedulers.items() if name not in unusable}
+
+    @property
+    def fitting_schedulers(self) -> Mapping[str, str]:
+        """Those of `schedulers` that fit what the model predicts, with the classes that they name."""
+        is_flow = self.own_scheduler.is_flow
+        named = {name: named_choice(name, is_flow).name or name for name in self.schedulers}
+        return {name: class_name for name, class_name in named.items() if misfit(class_name, is_flow) is None}
+
+    def takes_part(self, field: str, task: Task, *, with_nets: bool = False) -> bool:
+        """Return whether it takes a field of `PARTS` for a task, as far as its folder says it."""
+        return not self.is_folder or takes_part(field, Path(self.source), task, with_nets=with_nets)
+
+    def refines(self, task: Task, *, with_nets: bool = False) -> bool:
+        """Return whether it has a refiner for images of a task, as far as its folder says it."""
+        return (
+            self.refiner is not None and task in TASKS and self.takes_part("denoising_end", task, with_nets=with_nets)
+        )
+
+    @property
+    def upscale_factor(self) -> int:
+        """How many times as long it makes the sides of an image; 4 if no folder says it, and no worker has loaded it.
+
+        A worker scales the image so that the result has the size of the job.
+        """
+        known = upscale_factor(self.source) if self.is_folder else self._facts.upscale_factor
+        return known or USUAL_UPSCALE_FACTOR
+
+    @property
+    def latent_scale(self) -> int:
+        """The pixels of a side for each value of the latents' side; those of XL if no folder says it."""
+        return (vae_scale(self.source) if self.is_folder else None) or XL_SCALE
+
+    def with_facts(self, facts: ModelFacts) -> ModelSpec:
+        """Return the model with what a worker that has loaded it knows; folders say the sides themselves."""
+        learned = self.model_copy(update={} if self.is_folder else self.changes_for_step(facts.size_step))
+        learned = learned.model_copy(update=learned.changes_for_rate(facts.fps))
+        learned._facts = facts
+        return learned
+
+    def changes_for_step(self, step: int) -> dict[str, object]:
+        """Return the keys that change if sides are multiples of `step` only; a default is rounded as pipelines do."""
+        step = math.lcm(self.limits.multiple_of, step)
+        if step == self.limits.multiple_of:
+            return {}
+        sides = {"width": self.defaults.width, "height": self.defaults.height}
+        rounded = {name: max(step, side // step * step) for name, side in sides.items()}
+        limits = self.limits.model_copy(update={"multiple_of": step})
+        return {"limits": limits, "defaults": self.defaults.model_copy(update=rounded)}
+
+    def changes_for_rate(self, fps: int | None) -> dict[str, object]:
+        """Return the keys that change if all videos have the rate `fps`."""
+        if fps is None:
+            return {}
+        return {name: getattr(self, name).model_copy(update={"fps": fps}) for name in ("limits", "defaults")}
+
+    def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
+        """Return width and height of a result that follows from an image, None for the model's default.
+
+        An image that is upscaled gets longer sides, which the limits may not allow. An image or video that is changed
+        or extended keeps its size. An image that is edited or animated gives its
+        proportions, with about the default's pixels.
+        """
+        pixels = self.defaults.width * self.defaults.height
+        if task is Task.UPSCALE:
+            step = self.limits.multiple_of
+            columns, rows = (side * self.upscale_factor // step * step for side in (width, height))
+            return columns, rows
+        if task.has_strength or task is Task.EXTEND_VIDEO:
+            return self.limits.size_like(width, height, pixels)
+        if task not in (Task.EDIT, Task.ANIMATE):
+            return None
+        area = References(pixels=pixels, multiple_of=self.limits.multiple_of, enlarge=True)
+        size = area.size_for(width, height)
+        return size if self.limits.allows_size(*size) else None
+
+    def is_loaded_like(self, other: ModelSpec) -> bool:
+        """Return whether a model that is loaded for this entry serves the other as it is."""
+        if (self.named_schedulers, self.limits.max_controls) != (other.named_schedulers, other.limits.max_controls):
+            return False
+        return self.model_copy(update={key: getattr(other, key) for key in _OF_JOBS}) == other
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether its source, or that of a control, its refiner or its scorer, is on the hub."""
+        others = (one for one in (self.refiner, self.scorer) if one is not None)
+        return (
+            any(not one.is_folder for one in others)
+            or not self.is_folder
+            or any(control.is_on_hub for control in self.control)
+        )
+
+
+# Keys that are read when a job is created, claimed or batched.
+_OF_JOBS = ("aliases", "defaults", "limits", "window_ms", "max_batch", "expected_image_s", "checkpoint_s", "slice_s")
