@@ -12,9 +12,12 @@ import pytest
 import torch
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from harness.scorers import save_scorer
+from tiny import controls
 
 from shared.config.candidates import BestOf, ScorerSpec
+from shared.config.controls import ControlSpec
 from shared.config.refiners import RefinerSpec
+from shared.config.request_limits import Limits
 from worker.engine.models import cpu_memory
 from worker.engine.models.cpu_memory import CpuMemory, KeptModel, KeptModels
 from worker.engine.pipelines.loading import load, locate
@@ -98,6 +101,24 @@ def test_results_are_the_same_after_copies(
     assert np.array_equal(images[2], images[4])
     assert np.abs(images[0].astype(int) - images[2]).max() <= 1
     assert [kept for _, kept in loads(harness)] == [False, False, True, True, True]
+
+
+def test_all_modules_that_jobs_share_are_copied_with_their_model(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Those beside the pipeline too: of a refiner, a scorer, a control net and Redux."""
+    source = tiny_model("flux")
+    beside = (
+        ControlSpec(id="like", kind="redux", source=str(controls.save_redux(tmp_path / "redux", 1))),
+        ControlSpec(id="edges", source=str(controls.save(source, tmp_path / "net", 2))),
+    )
+    scorer = ScorerSpec(source=str(save_scorer(tmp_path)))
+    refiner = RefinerSpec(source=str(tiny_model("sdxl-refiner")))
+    flux = a_spec(source, control=beside, scorer=scorer, limits=Limits(multiple_of=16))
+    for spec in (flux, a_spec(tiny_model("sdxl"), refiner=refiner)):
+        model = load(spec, Path(spec.source), CPU)
+        watched = {id(module) for module in model.watch.modules}
+        assert [method.name for method in model.shared_methods if id(method.module) not in watched] == []
 
 
 def test_without_cpu_memory_each_switch_is_a_load(tiny_models: Path) -> None:

@@ -320,11 +320,6 @@ class LoadedModel:
             arguments = with_embeddings(pipeline, job, arguments)
         return arguments if self.redux is None else self.redux.with_image(pipeline, job, inputs, arguments)
 
-    def add_redux(self, redux: Redux) -> None:
-        self.redux = redux
-        self.shared_methods += redux.shared_methods
-        self.nbytes += redux.nbytes
-
     def spread_over(self, ranks: RankGroup) -> None:
         """Run the forwards of the denoisers on all ranks from now on."""
         self.ranks = ranks
@@ -416,10 +411,9 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             save_memory(modules_of(refining), spec, dtype)
             refining.to(device)
         scorer = None if scoring is None else make_scorer(scoring, spec, device)
-        model = _assemble(pipeline, _Beside(refining, nets, scorer), spec, device, dtype)
+        redux = None if prior is None else make_redux(prior, spec, device)
+        model = _assemble(pipeline, _Beside(refining, nets, scorer, redux), spec, device, dtype)
         model.image_adapter = image_adapter
-        if prior is not None:
-            model.add_redux(make_redux(prior, spec, device))
         model.fingerprint = model_fingerprint(spec, folder)
         if ranks is not None:
             ranks.join(denoisers)
@@ -472,12 +466,13 @@ class _Beside(NamedTuple):
     refining: Pipeline | None
     nets: Mapping[str, Any]
     scorer: Scorer | None
+    redux: Redux | None
 
 
 def _assemble(
     pipeline: Pipeline, beside: _Beside, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> LoadedModel:
-    refining, nets, scorer = beside
+    refining, nets, scorer, redux = beside
     modules = modules_of(pipeline)
     vae_cast = vae_cast_of(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
@@ -490,7 +485,7 @@ def _assemble(
     modules |= dict({id(net): (name, net) for name, net in nets.items()}.values())  # one of several controls once
     adapters = ModelAdapters({method.component: method.adapters for method in shared_methods})
     refiner = None if refining is None else make_refiner(spec, refining, pipeline, stand_ins, device)
-    for part in (refiner, scorer):
+    for part in (refiner, scorer, redux):
         if part is not None:  # its modules have no adapters
             shared_methods += part.shared_methods
             modules |= part.modules
@@ -512,6 +507,7 @@ def _assemble(
         controls=controls,
         refiner=refiner,
         scorer=scorer,
+        redux=redux,
         controlled_templates=_controlled(pipelines, nets, stand_ins, device),
         decoder_pieces=decoder_pieces(modules.get("vae")),
     )

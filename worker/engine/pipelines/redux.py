@@ -19,7 +19,7 @@ from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.modules import modules_of
 from worker.engine.pipelines.stand_ins import stand_in_for
 from worker.engine.weights.completeness import check_folder, check_weights
-from worker.engine.weights.requirements import cached_folder, tensors_bytes
+from worker.engine.weights.requirements import cached_folder
 
 _DENOISER = "FluxTransformer2DModel"
 _OF_TEXT = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
@@ -29,11 +29,12 @@ _LENGTH = 512  # of the empty prompt of diffusers' pipeline
 
 @dataclass
 class Redux:
-    """The encoders of images of one model, in the template of diffusers' pipeline."""
+    """The encoders of images of one model, in the template of diffusers' pipeline. `modules` are by their names among
+    the model's."""
 
     template: Pipeline
     shared_methods: list[SharedMethod]
-    nbytes: int
+    modules: Mapping[str, torch.nn.Module]
 
     def with_image(
         self, pipeline: Pipeline, job: Job, inputs: InputImages, arguments: dict[str, Any]
@@ -97,9 +98,10 @@ def load_redux(spec: ModelSpec, pipeline: Pipeline, options: Mapping[str, Any]) 
 def make_redux(prior: Pipeline, spec: ModelSpec, device: torch.device) -> Redux:
     """Return the encoders of images of a model on its device, with stand-ins for their modules."""
     prior.to(device)
-    stand_ins, shared_methods = {}, list[SharedMethod]()
+    stand_ins, shared_methods, modules = {}, list[SharedMethod](), dict[str, torch.nn.Module]()
     for name, module in modules_of(prior).items():
-        stand_ins[name], methods = stand_in_for(f"redux_{name}", module, spec, device)
+        own = f"redux_{name}"
+        modules[own] = module
+        stand_ins[name], methods = stand_in_for(own, module, spec, device)
         shared_methods += methods.values()
-    tensors = [tensor for module in modules_of(prior).values() for tensor in (*module.parameters(), *module.buffers())]
-    return Redux(make_template(prior, stand_ins, device), shared_methods, tensors_bytes(tensors))
+    return Redux(make_template(prior, stand_ins, device), shared_methods, modules)
