@@ -12,7 +12,7 @@ from shared.auth import Footprint, TenantLimits
 from shared.batch import File, Part
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict, QuotaExceeded
-from shared.job import Artifact, InputRef, Outcome, State
+from shared.job import Artifact, InputRef, Outcome, State, encode
 from shared.job_fields import Task
 from shared.queue import ExpiredItem, Queue, Submission, SubmitResult, scripts
 from shared.runtime.clock import new_id, now_ms
@@ -102,6 +102,22 @@ async def test_large_records_reach_a_quota_of_their_own(queue_with: QueueWith, m
         await put(queue, make_submission(tenant="a", prompt="x" * 20_000))
     assert await refused(queue, make_submission(tenant="a", prompt="x" * 20_000)) == "record_bytes"
     assert len(await put(queue, make_submission(tenant="a"))) == 1
+
+
+async def test_a_job_of_a_group_counts_with_its_rows_there(queue_with: QueueWith, make_submission: Make) -> None:
+    """350 bytes more than a job whose text is as long, until it is deleted."""
+    queue = queue_with()
+    grouped = make_submission(tenant="a", group="nightly", prompt="")
+    filler = "x" * (len(encode(grouped.job)) - len(encode(make_submission(tenant="b", prompt="").job)))
+    (job_id, _) = await put(queue, grouped, make_submission(tenant="b", prompt=filler))
+    for ends in (False, True):
+        for _ in range(2 if ends else 0):
+            await run(queue, results([2_000]))
+        in_group, alone = [(await queue.api_keys.footprint(tenant)).record_bytes for tenant in ("a", "b")]
+        assert in_group - alone == 350
+    assert await is_exact(queue)
+    assert await queue.jobs.forget(job_id)
+    assert await queue.api_keys.footprint("a") == Footprint()
 
 
 async def test_results_count_and_running_work_ends(queue_with: QueueWith, make_submission: Make) -> None:

@@ -46,7 +46,7 @@ if args.error then redis.call('HSET', key.job(id), 'error', args.error) else red
 if args.warnings then redis.call('HSET', key.job(id), 'warnings', args.warnings) end
 if args.resumed > 0 then redis.call('HSET', key.job(id), 'resumed', args.resumed) end
 local result_bytes = #args.artifacts + #(args.error or '') + #args.batching + #args.timings + #(args.warnings or '')
-local result = footprint.of_job(#(job.job or ''), result_bytes, args.objects, args.stored_bytes)
+local result = footprint.of_job(job.job or '', job.group, result_bytes, args.objects, args.stored_bytes)
 job_record.resize(id, job, footprint.replaced(result, '', job.checkpoint_size))
 job.used = usage.of_run(args.used, not canceled)
 job_state.finish(id, job, canceled and 'canceled' or args.state, now)

@@ -227,7 +227,7 @@ local function submit(job)
   if job.group ~= '' and begins_too_many_groups(job) then return {'quota', 'groups', ''} end
   local at, state = wrong_parent(job)
   if at then return {'parent', at, state} end
-  job.size = footprint.of_job(#job.wire, 0, 0, 0)
+  job.size = footprint.of_job(job.wire, job.group, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota, ''} end
   enter(job)
