@@ -20,7 +20,7 @@ from fusequeue.event_stream import read_events
 from fusequeue.image_sources import content, with_references
 from fusequeue.job_fields import PriorityName
 from fusequeue.job_handle import WAIT_TIMEOUT_S, AsyncJobHandle, OnProgress
-from fusequeue.mapping import JobMap, Prompt, job_parameters
+from fusequeue.mapping import JobMap, Prompt, job_items
 from fusequeue.parameter_texts import with_parameters
 from fusequeue.params import ImageFile, StrPath, SubmitParams
 from fusequeue.progress_bar import ProgressBar
@@ -131,9 +131,10 @@ class AsyncClient:
         """Run a job for each prompt and yield the results in the order of the prompts, with a bar of the jobs.
 
         A prompt is a text, or the parameters in which its job differs. In `folder` the results are `00000-0.png` and so
-        on. At most `at_once` jobs are queued or running; `prompts` can be endless. A job that fails does not end the
-        others: `JobsFailed` is raised after the last result. Jobs that have been submitted continue when the loop is
-        left early; a rerun with the same `idempotency_key` finds them.
+        on. At most `at_once` jobs are queued or running; `prompts` can be endless. A job that fails or is refused does
+        not end the others: `JobsFailed` is raised after the last result. A fault that all have is raised at once. Jobs
+        that have been submitted continue when the loop is left early; a rerun with the same `idempotency_key` finds
+        them.
         """
         seconds("timeout_s", timeout_s)
         if whole("at_once", at_once) == 0:
@@ -141,13 +142,13 @@ class AsyncClient:
         parent = None if folder is None else folder_path("folder", folder)
         if parent is not None:
             await asyncio.to_thread(parent.mkdir, parents=True, exist_ok=True)
-        jobs = job_parameters(prompts, {"model": model, **params})
+        items = job_items(prompts, {"model": model, **params})
 
         def finish(job: Job) -> Coroutine[Any, Any, Result]:
             return self.job(job).result(timeout_s=timeout_s)
 
         job_map = JobMap(lambda fields: self.submit(**fields), finish, parent, at_once)
-        async with aclosing(job_map.run(jobs, ProgressBar(prompts, progress))) as results:
+        async with aclosing(job_map.run(items, ProgressBar(prompts, progress))) as results:
             async for result in results:
                 yield result
 

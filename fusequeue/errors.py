@@ -19,7 +19,7 @@ import copyreg
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from fusequeue.response_types import Job
@@ -113,10 +113,14 @@ class JobFailed(ClientError):
         self.job = job
 
 
-class JobsFailed(ClientError):
-    """Some jobs of `map` ended without a result; `failures` has them by their number among the prompts."""
+ItemFailure: TypeAlias = JobFailed | RefusedError | InvalidArgument | OSError
+"""Why a prompt of `map` has no result: its job failed, the service refused it, or its image cannot be read."""
 
-    def __init__(self, failures: Mapping[int, JobFailed], total: int) -> None:
+
+class JobsFailed(ClientError):
+    """Some prompts of `map` have no result; `failures` has the reasons by their number among the prompts."""
+
+    def __init__(self, failures: Mapping[int, ItemFailure], total: int) -> None:
         number, first = next(iter(failures.items()))
         super().__init__(f"{len(failures)} of {total} jobs failed; number {number}: {first}")
         self.failures = dict(failures)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fusequeue.arguments import key
-from fusequeue.errors import InvalidArgument, JobFailed, JobsFailed
+from fusequeue.errors import Busy, InvalidArgument, ItemFailure, JobFailed, JobsFailed, RefusedError, Unauthorized
 from fusequeue.progress_bar import ProgressBar
 from fusequeue.response_types import Job, Result
 
@@ -21,20 +22,67 @@ Submit: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Job]]
 Finish: TypeAlias = Callable[[Job], Awaitable[Result]]
 
 
-def job_parameters(prompts: Iterable[Prompt], common: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class JobItem:
+    """The parameters of one job, and the names of its `own`: the others are those of all jobs."""
+
+    parameters: dict[str, Any]
+    own: frozenset[str]
+
+
+def job_items(prompts: Iterable[Prompt], common: Mapping[str, Any]) -> Iterator[JobItem]:
     """Return the parameters of each job; an `idempotency_key` of all gets the number of each."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise InvalidArgument(f"prompts: {prompts!r:.80} is no list; `run` takes one prompt")
-    return (_parameters(index, prompt, common) for index, prompt in enumerate(prompts))
+    return (_item(index, prompt, common) for index, prompt in enumerate(prompts))
 
 
-def _parameters(index: int, prompt: Prompt, common: Mapping[str, Any]) -> dict[str, Any]:
+def _item(index: int, prompt: Prompt, common: Mapping[str, Any]) -> JobItem:
     if not isinstance(prompt, str | Mapping):
         raise InvalidArgument(f"prompts: {prompt!r:.80} is no text, and no parameters of a job")
     own = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
     name = common.get("idempotency_key")
     numbered = {} if name is None else {"idempotency_key": key(f"{name}-{index}", "")}
-    return {**common, **numbered, **own}
+    return JobItem({**common, **numbered, **own}, frozenset({**numbered, **own}))
+
+
+class _Refused(Exception):
+    """A job that was not accepted, and the reason."""
+
+    def __init__(self, error: RefusedError | InvalidArgument | OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def concerns_one(error: Exception, own: Set[str], *, has_accepted: bool) -> bool:
+    """Return whether a job was refused for a reason that the others may not have.
+
+    That is a fault of its `own` parameters, or any after a job was accepted: what all have in common is then right.
+    """
+    if not isinstance(error, RefusedError):
+        return has_accepted or own != {"prompt"}
+    if isinstance(error, Busy | Unauthorized) or error.status >= 500:
+        return False
+    faults = {re.split(r"[.\[]", fault.field.lower().replace("-", "_"))[0] for fault in error.errors if fault.field}
+    return has_accepted or not own.isdisjoint(faults)  # Idempotency-Key is idempotency_key
+
+
+@dataclass
+class Failures:
+    """The jobs that failed or were not accepted, by number."""
+
+    by_number: dict[int, ItemFailure] = field(default_factory=dict)
+    refused: int = 0
+
+    def note(self, number: int, item: JobItem, error: BaseException) -> None:
+        """Note the failure of a job, after those before it; raises what is no failure of this job alone."""
+        if isinstance(error, JobFailed):
+            self.by_number[number] = error
+        elif isinstance(error, _Refused) and concerns_one(error.error, item.own, has_accepted=number > self.refused):
+            self.by_number[number] = error.error
+            self.refused += 1
+        else:
+            raise error.error if isinstance(error, _Refused) else error
 
 
 @dataclass(frozen=True)
@@ -46,49 +94,51 @@ class JobMap:
     folder: Path | None
     at_once: int
 
-    async def run(self, jobs: Iterator[dict[str, Any]], bar: ProgressBar) -> AsyncGenerator[Result]:
-        """Yield the results in order; raises `JobsFailed` at the end, and any other error at once.
+    async def run(self, items: Iterator[JobItem], bar: ProgressBar) -> AsyncGenerator[Result]:
+        """Yield the results in order; raises `JobsFailed` at the end, and what concerns all jobs at once.
 
-        `jobs` is read on a thread: one that waits for more holds up no result.
+        `items` is read on a thread: one that waits for more holds up no result.
         """
-        reading: asyncio.Task[dict[str, Any] | None] | None = None
-        running, failures = deque[asyncio.Task[Result]](), dict[int, JobFailed]()
+        reading: asyncio.Task[JobItem | None] | None = None
+        running, failures = deque[tuple[JobItem, asyncio.Task[Result]]](), Failures()
         total, has_more = 0, True
         try:
             while has_more or running:
                 if has_more and reading is None and len(running) < self.at_once:
-                    reading = asyncio.create_task(asyncio.to_thread(next, jobs, None))
-                first = () if not running else (running[0],)
+                    reading = asyncio.create_task(asyncio.to_thread(next, items, None))
+                first = () if not running else (running[0][1],)
                 await asyncio.wait((*first, *(() if reading is None else (reading,))), return_when="FIRST_COMPLETED")
                 if reading is not None and reading.done():
-                    parameters, reading = reading.result(), None
-                    if parameters is None:
+                    next_item, reading = reading.result(), None
+                    if next_item is None:
                         has_more = False
                     else:
-                        running.append(asyncio.create_task(self._one(total, parameters, bar)))
+                        running.append((next_item, asyncio.create_task(self._one(total, next_item.parameters, bar))))
                         total += 1
-                elif running and running[0].done():
-                    index, ended = total - len(running), running.popleft()
-                    if isinstance(error := ended.exception(), JobFailed):
-                        failures[index] = error
-                    else:
+                elif running and running[0][1].done():
+                    index, (item, ended) = total - len(running), running.popleft()
+                    if (error := ended.exception()) is None:
                         yield ended.result()
+                    else:
+                        failures.note(index, item, error)
         finally:
             bar.close()
-            unfinished = (*running, *(() if reading is None else (reading,)))
+            unfinished = (*(task for _, task in running), *(() if reading is None else (reading,)))
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
-        if failures:
-            raise JobsFailed(failures, total)
+        if failures.by_number:
+            raise JobsFailed(failures.by_number, total)
 
     async def _one(self, index: int, parameters: Mapping[str, Any], bar: ProgressBar) -> Result:
-        result = await self._ended(await self.submit(parameters), bar)
-        result = replace(result, index=index)
-        return result if self.folder is None else await asyncio.to_thread(result.save, self.folder, name=f"{index:05}")
-
-    async def _ended(self, job: Job, bar: ProgressBar) -> Result:
         try:
-            return await self.finish(job)
+            result = replace(await self.finish(await self._submitted(parameters)), index=index)
         finally:
             bar.advance()
+        return result if self.folder is None else await asyncio.to_thread(result.save, self.folder, name=f"{index:05}")
+
+    async def _submitted(self, parameters: Mapping[str, Any]) -> Job:
+        try:
+            return await self.submit(parameters)
+        except (RefusedError, InvalidArgument, OSError) as error:
+            raise _Refused(error) from error

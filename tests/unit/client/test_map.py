@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 from harness.http_server import working
 
-from fusequeue import AsyncClient, Invalid, InvalidArgument, JobsFailed, Prompt, Result
+from fusequeue import (
+    AsyncClient,
+    Busy,
+    Invalid,
+    InvalidArgument,
+    JobFailed,
+    JobsFailed,
+    NotFound,
+    Prompt,
+    RefusedError,
+    Result,
+    Unauthorized,
+)
+from fusequeue.mapping import concerns_one
 from fusequeue.progress_bar import bar_line
 from shared.queue import Queue
 
@@ -62,7 +75,74 @@ async def test_a_job_that_fails_ends_no_other(api: AsyncClient, work: Work) -> N
     with pytest.raises(JobsFailed, match=r"1 of 3 jobs failed; number 1: .*NaN") as caught:
         await running
     assert [one.index for one in results] == [0, 2]
-    assert caught.value.failures[1].job.prompt == "b"
+    failure = caught.value.failures[1]
+    assert isinstance(failure, JobFailed)
+    assert failure.job.prompt == "b"
+
+
+@pytest.mark.parametrize(
+    ("faulty", "error"),
+    [
+        ({"prompt": "b", "steps": 0}, Invalid),
+        ({"prompt": "b", "image": "missing.png"}, FileNotFoundError),
+        ({"prompt": "b", "image": 7}, InvalidArgument),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1])
+async def test_a_prompt_that_is_refused_ends_no_other(
+    api: AsyncClient, fake_queue: Queue, tmp_path: Path, at: int, faulty: Prompt, error: type[Exception]
+) -> None:
+    """Also the first one, before the service has accepted any."""
+    prompts: list[Prompt] = ["a", "c"]
+    prompts.insert(at, faulty)
+    results: list[Result] = []
+
+    async def read() -> None:
+        async for result in api.map("demo", prompts):
+            results.append(result)
+
+    async with working(fake_queue, tmp_path):
+        with pytest.raises(JobsFailed, match=f"1 of 3 jobs failed; number {at}: ") as caught:
+            await read()
+    assert [one.job.prompt for one in results] == ["a", "c"]
+    assert isinstance(caught.value.failures[at], error)
+
+
+async def test_a_key_that_another_prompt_has_used_refuses_its_job_only(
+    api: AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """As in a rerun with a prompt that was changed."""
+    async with working(fake_queue, tmp_path):
+        await collected(api.map("demo", ["a", "b"], idempotency_key="nightly"))
+        with pytest.raises(JobsFailed, match=r"1 of 2 jobs failed; number 0: .*another body"):
+            await collected(api.map("demo", ["changed", "b"], idempotency_key="nightly"))
+
+
+def refusal(field: str | None, kind: type[RefusedError] = Invalid, status: int = 422) -> RefusedError:
+    return kind("refused", status=status, code="invalid_request", param=field)
+
+
+@pytest.mark.parametrize(
+    ("error", "own", "has_accepted", "expected"),
+    [
+        (refusal("prompt"), {"prompt"}, False, True),
+        (refusal("images.0"), {"prompt", "images"}, False, True),
+        (refusal("adapters[0].scale"), {"prompt", "adapters"}, False, True),
+        (refusal("steps"), {"prompt", "seed"}, False, False),
+        (refusal("steps"), {"prompt", "seed"}, True, True),
+        (refusal(None), {"prompt"}, False, False),
+        (refusal("model", NotFound, 404), {"prompt"}, False, False),
+        (refusal(None, Unauthorized, 401), {"prompt", "seed"}, True, False),
+        (refusal(None, Busy, 429), {"prompt", "seed"}, True, False),
+        (refusal(None, RefusedError, 500), {"prompt", "seed"}, True, False),
+        (FileNotFoundError("a.png"), {"prompt"}, False, False),
+        (FileNotFoundError("a.png"), {"prompt", "image"}, False, True),
+    ],
+)
+def test_a_fault_of_all_jobs_is_distinguished_from_that_of_one(
+    error: Exception, own: set[str], has_accepted: bool, expected: bool
+) -> None:
+    assert concerns_one(error, own, has_accepted=has_accepted) is expected
 
 
 async def test_endless_prompts_are_read_as_jobs_end(api: AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
