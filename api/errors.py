@@ -46,6 +46,17 @@ class RequestTimeout(InvalidRequest, code="request_timeout"): ...
 class TooManyLines(InvalidRequest, code="too_many_lines"): ...
 
 
+class ParentRefused(InvalidRequest, code="parent_refused"):
+    """A line of a bulk request names one that was refused, for this `reason`."""
+
+    def __init__(self, message: str, *, param: str, reason: str) -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+
+
+class ParentRefusedForNow(ParentRefused, retryable=True): ...
+
+
 class TooManyStreams(Unavailable, code="too_many_streams"): ...
 
 
@@ -86,6 +97,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "range_not_satisfiable": (416, "The range cannot be served"),
     "invalid_request": (422, "The request is invalid"),
     "too_many_lines": (422, "The bulk request has too many lines"),
+    "parent_refused": (422, "The line names one that was refused"),
     "invalid_input_image": (422, "The input image cannot be used"),
     "url_not_fetched": (422, "A URL of the request does not respond"),
     "invalid_adapter": (422, "The adapter cannot be used"),

@@ -44,7 +44,7 @@ def json_body() -> dict[str, Any]:
 
 def ndjson_body() -> dict[str, Any]:
     """Return the OpenAPI of a body with one job request per line."""
-    lines = '{"model":"demo","prompt":"a red circle"}\n{"model":"demo","prompt":"a blue square"}\n'
+    lines = '{"key":"a","model":"demo","prompt":"a red circle"}\n{"model":"demo","prompt":"a cross","after":["a"]}\n'
     return request_body("application/x-ndjson", {"schema": {"type": "string"}, "example": lines})
 
 

@@ -23,6 +23,8 @@ from api.http.middleware import NDJSON_TYPES, require_type
 from api.http.ndjson import Line, Splitter, Spool
 from api.http.openapi import ndjson_body, problems
 from api.http.streaming import SEND_TIMEOUT_S
+from api.jobs.request import JobRequest
+from api.routes.bulk_keys import JobLine, LineKeys
 from api.submission import (
     IdempotencyKey,
     SubmissionOrReplay,
@@ -32,7 +34,7 @@ from api.submission import (
     result_label,
     submit_entries,
 )
-from shared.errors import FusequeueError, PayloadTooLarge
+from shared.errors import Faults, FusequeueError, PayloadTooLarge
 from shared.queue import Submission, SubmitResult
 from shared.runtime import metrics, tracing
 from shared.runtime.asyncio_tools import cancel_and_wait
@@ -47,7 +49,7 @@ _CONCURRENT_FETCHES = 8  # lines with images and adapters that are fetched and s
 _FETCHED = (b'"image', b'"url"', b'"hub"')  # of such a line
 
 _JSON = json.JSONEncoder(separators=(",", ":"))
-_EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"url":"http://127.0.0.1:8000/v1/jobs/job_01..."}
+_EXAMPLE = """{"line":1,"key":"still","id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"url":"http://127.0.0.1:8000/v1/jobs/job_01..."}
 {"line":2,"error":{"code":"invalid_request","message":"n is at most 8","param":"n","status":422,"retryable":false}}
 """
 
@@ -69,6 +71,9 @@ async def submit_jobs(request: Request, context: Context, key: IdempotencyKey = 
 
     With an `Idempotency-Key`, a request that is sent again enqueues no job twice: lines are identified by their
     numbers.
+
+    A line with a `key`, up to 64 letters, digits, `.`, `-` and `_`, can be named by it in `after` of later lines, as
+    jobs are by their ids. A line that names a refused one is refused too (`parent_refused`).
     """
     require_type(request, NDJSON_TYPES)
     settings = context.services.settings
@@ -152,26 +157,54 @@ class BulkSubmission:
     def __init__(self, context: RequestContext, key: str | None) -> None:
         self._context = context
         self._key = key
+        self._keys = LineKeys()
         self._fetches = asyncio.Semaphore(_CONCURRENT_FETCHES)
         self.max_line_bytes = context.services.settings.max_body_bytes
 
     async def submit(self, lines: list[Line]) -> bytes:
-        """Submit up to `CHUNK_LINES` lines in one script, and return a result line for each, in order."""
+        """Submit up to `CHUNK_LINES` lines, and return a result line for each, in order.
+
+        One script submits them, but those that name others by key: they follow when the ids of their jobs are known,
+        which are those of an earlier request if this one repeats it.
+        """
+        read = {line.number: self._read(line) for line in lines}
+        results: dict[int, SubmitResult | FusequeueError] = {
+            number: line for number, line in read.items() if isinstance(line, FusequeueError)
+        }
+        waiting = [line for line in read.values() if isinstance(line, JobLine)]
+        while waiting:
+            unknown = {line.key for line in waiting}
+            ready = [line for line in waiting if unknown.isdisjoint(line.parents)]
+            for line, result in zip(ready, await self._submit(ready), strict=True):
+                results[line.number] = result
+                self._keys.settle(line, result if isinstance(result, FusequeueError) else result.job_id)
+            waiting = [line for line in waiting if line.number not in results]
+        for label, count in Counter(map(result_label, results.values())).items():
+            metrics.bulk_lines.labels(label).inc(count)
+        return b"".join(self._result_line(number, line, results[number]) for number, line in read.items())
+
+    def _read(self, line: Line) -> JobLine | FusequeueError:
+        if line.raw is None:
+            return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
+        try:
+            return self._keys.read(line.number, line.raw, strict_json.decode(line.raw))
+        except FusequeueError as error:
+            return error
+
+    async def _submit(self, lines: list[JobLine]) -> list[SubmitResult | FusequeueError]:
+        """Submit lines in one script, and return their results in order."""
         entries = await self._build_all(lines)
         try:
-            results = await submit_entries(entries, self._context.services)
+            return await submit_entries(entries, self._context.services)
         except FusequeueError as error:
-            results = [error if isinstance(entry, Submission) else entry for entry in entries]
-        for label, count in Counter(map(result_label, results)).items():
-            metrics.bulk_lines.labels(label).inc(count)
-        return b"".join(self._result_line(line.number, result) for line, result in zip(lines, results, strict=True))
+            return [error if isinstance(entry, Submission) else entry for entry in entries]
 
-    async def _build_all(self, lines: list[Line]) -> list[SubmissionOrReplay | FusequeueError]:
+    async def _build_all(self, lines: list[JobLine]) -> list[SubmissionOrReplay | FusequeueError]:
         """Build the submissions of the lines; those with images and adapters to fetch concurrently."""
         entries: list[asyncio.Task[SubmissionOrReplay | FusequeueError] | SubmissionOrReplay | FusequeueError] = []
         async with asyncio.TaskGroup() as tasks:
             for index, line in enumerate(lines):
-                if line.raw is not None and any(name in line.raw for name in _FETCHED):
+                if any(name in line.raw for name in _FETCHED):
                     entries.append(tasks.create_task(self._build_with_fetches(line)))
                 else:
                     entries.append(await self._build(line))
@@ -179,30 +212,45 @@ class BulkSubmission:
                     await asyncio.sleep(0)
         return [item.result() if isinstance(item, asyncio.Task) else item for item in entries]
 
-    async def _build_with_fetches(self, line: Line) -> SubmissionOrReplay | FusequeueError:
+    async def _build_with_fetches(self, line: JobLine) -> SubmissionOrReplay | FusequeueError:
         async with self._fetches:
             return await self._build(line)
 
-    async def _build(self, line: Line) -> SubmissionOrReplay | FusequeueError:
-        if line.raw is None:
-            return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
+    async def _build(self, line: JobLine) -> SubmissionOrReplay | FusequeueError:
         try:
-            request = parse_job(strict_json.decode(line.raw), self._context.services)
+            request = self._request(line)
             with tracing.new_trace("submit"):
                 return await build_submission(request, self._context, idempotency(self._key, line.raw, line.number))
         except FusequeueError as error:
             return error
 
-    def _result_line(self, number: int, result: SubmitResult | FusequeueError) -> bytes:
+    def _request(self, line: JobLine) -> JobRequest:
+        """Return the request of a line, or raise `InvalidRequest` with the faults of its keys and of its fields."""
+        self._keys.name_jobs(line)
+        faults = Faults()
+        faults.found += line.faults
+        wrong = {(fault.param or "").partition(".")[0] for fault in line.faults}
+        with faults.collected():
+            body = {name: value for name, value in line.body.items() if name not in wrong} if wrong else line.body
+            request = parse_job(body, self._context.services)
+        faults.check()
+        return request
+
+    def _result_line(self, number: int, line: JobLine | FusequeueError, result: SubmitResult | FusequeueError) -> bytes:
+        key = line.key if isinstance(line, JobLine) else None
         if isinstance(result, FusequeueError):
-            return error_line(number, result)
+            return error_line(number, result, key)
         url = self._context.job_url(result.job_id)
-        return _encode({"line": number, "id": result.job_id, "replayed": result.replayed, "url": url})
+        return _encode({**_name(number, key), "id": result.job_id, "replayed": result.replayed, "url": url})
 
 
-def error_line(number: int | None, error: FusequeueError) -> bytes:
+def error_line(number: int | None, error: FusequeueError, key: str | None = None) -> bytes:
     """Return the result line of a refused line; without a number, of the request as a whole."""
-    return _encode({"line": number, "error": describe(error)})
+    return _encode({**_name(number, key), "error": describe(error)})
+
+
+def _name(number: int | None, key: str | None) -> dict[str, Any]:
+    return {"line": number} if key is None else {"line": number, "key": key}
 
 
 def _encode(result: dict[str, Any]) -> bytes:
