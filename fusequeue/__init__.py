@@ -42,6 +42,7 @@ from fusequeue.job_handle import AsyncJobHandle, JobHandle, OnProgress
 from fusequeue.mapping import Prompt
 from fusequeue.params import (
     AdapterParams,
+    ArtifactParams,
     BestOfParams,
     ControlParams,
     ImageFile,
@@ -134,6 +135,7 @@ __all__ = [
     "AdapterOptions",
     "AdapterParams",
     "Artifact",
+    "ArtifactParams",
     "AsyncAdapters",
     "AsyncBatches",
     "AsyncClient",

@@ -18,8 +18,10 @@ FOREIGN = re.compile(r"(in|job)_[0-9A-Za-z]+$|https?:|data:|/v1/")
 """Ids and URLs, which the service reads; any other text is a path. A file of such a name is passed as a `Path`."""
 
 
-def reference(image: object) -> str | None:
+def reference(image: object) -> str | Mapping[str, Any] | None:
     """Return what names the image to the service; None if it has to be uploaded."""
+    if isinstance(image, Mapping):  # an `ArtifactParams`; the service says what is wrong with any other
+        return {**image, "job": image["job"].id} if isinstance(image.get("job"), Job) else image
     if isinstance(image, Job):
         return image.id
     if isinstance(image, Result):
@@ -59,7 +61,7 @@ def _read_path(path: StrPath) -> bytes:
 async def with_references(params: Mapping[str, Any], upload: Callable[[Any], Awaitable[str]]) -> dict[str, Any]:
     """Return the parameters that are set, with what the service reads in place of images; uploads the others."""
 
-    async def referred(name: str, image: object) -> str:
+    async def referred(name: str, image: object) -> str | Mapping[str, Any]:
         try:
             return reference(image) or await upload(image)
         except InvalidArgument as error:

@@ -34,7 +34,15 @@ class PillowImage(Protocol):
 ImageFile: TypeAlias = StrPath | bytes | bytearray | memoryview | ReadableFile | PillowImage
 """A file's path, an open file, its bytes, or an image of Pillow; of a video, one of the first three."""
 
-ImageSource: TypeAlias = "ImageFile | Job | Result | Artifact"
+
+class ArtifactParams(TypedDict):
+    """An artifact of a job, by its index; of a job itself, it is the first."""
+
+    job: str | Job
+    artifact: NotRequired[int]
+
+
+ImageSource: TypeAlias = "ImageFile | Job | Result | Artifact | ArtifactParams"
 """An image or video of a job: one to upload; or what the service reads itself: the id of an upload, an https or data
 URL, a job or its result, or an artifact."""
 

@@ -258,9 +258,13 @@ def _read_step_cache(value: Any) -> Any:
     try:
         return StepSchedule.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {MESSAGES.get(first['type'], first['msg'])}"
-        raise PydanticCustomError("step_cache", "{reason}", {"reason": reason}) from None
+        raise PydanticCustomError("step_cache", "{reason}", {"reason": first_reason(error)}) from None
+
+
+def first_reason(error: ValidationError) -> str:
+    """Return the first fault of an object, with its field."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {MESSAGES.get(first['type'], first['msg'])}"
 
 
 def _bounded(extra: Any) -> Any:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote_to_bytes
 
+from shared.artifact_ref import ArtifactRef, InputSource
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchInterrupted, FetchRefused, InputNotFetched, InputRejected, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
@@ -73,32 +74,37 @@ class InputStore:
     guard: FetchGuard | None = None
     base_url: str = ""
 
-    async def resolve(self, value: str, param: str = "image") -> InputRef:
-        """Return the stored image of an input id, a result, a data URL or an https URL; restarts its retention.
+    async def resolve(self, value: InputSource, param: str = "image") -> InputRef:
+        """Return the stored image of an input id, an artifact, a data URL or an https URL; restarts its retention.
 
-        A result is the id of a job, for its first image, or an artifact's URL. Raises `InputRejected` naming `param`,
-        the request field, or `Overloaded`.
+        An artifact is named by a reference, the id of a job, for its first image, or a URL. Raises `InputRejected`
+        naming `param`, the request field, or `Overloaded`.
         """
-        if not INPUT_ID.fullmatch(value):
-            result = self._result(value)
-            return await (self._put_url(value, param) if result is None else self._put_result(*result, param))
-        ref = await self.queue.jobs.get_input(self.tenant, value)
+        named = self._named(value)
+        if isinstance(named, ArtifactRef):
+            return await self._put_artifact(named, param)
+        if not INPUT_ID.fullmatch(named):
+            return await self._put_url(named, param)
+        ref = await self.queue.jobs.get_input(self.tenant, named)
         if ref is None or not await _is_stored(ref, self.storage):
-            raise InputRejected(f"{param}: unknown or expired input: {value}; upload it again", param=param)
+            raise InputRejected(f"{param}: unknown or expired input: {named}; upload it again", param=param)
         return await self.queue.jobs.put_input(self.tenant, ref, self.queue.client.policy("input_retention_s"))
 
-    def _result(self, value: str) -> tuple[str, int] | None:
-        """Return the job and the index that a job's id or an artifact's URL names, or None."""
+    def _named(self, value: InputSource) -> InputSource:
+        """Return the artifact that a reference, a job's id or an artifact's URL names; any other text as it is."""
+        if isinstance(value, ArtifactRef):
+            return value
         if _JOB_ID.fullmatch(value):
-            return value, 0
+            return ArtifactRef(job=value)
         prefix = f"{self.base_url}/v1/jobs/"
         is_own = self.base_url and value.startswith(prefix)
         match = _ARTIFACT.fullmatch(value.removeprefix(prefix)) if is_own else None
-        return None if match is None else (match[1], int(match[2]))
+        return value if match is None else ArtifactRef(job=match[1], artifact=int(match[2]))
 
-    async def _put_result(self, job_id: str, index: int, param: str) -> InputRef:
+    async def _put_artifact(self, ref: ArtifactRef, param: str) -> InputRef:
         """Store an image of a job as an input, so that the job can be deleted. Signatures of URLs do not count: the job
         must be the tenant's own."""
+        job_id, index = ref.job, ref.artifact
         record = await self.queue.jobs.get(job_id)
         if record is None or record.job.tenant != self.tenant:
             raise InputRejected(f"{param}: there is no job {job_id}, or it has been deleted", param=param)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from shared.artifact_ref import InputSource
 from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.destinations import DestinationChoice
@@ -52,34 +53,34 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "which take none, by jobs with a control of kind `redux`, and to upscale an image.",
     )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
-    image: str | None = Field(
+    image: InputSource | None = Field(
         None,
-        description="Start from this image: an id of `POST /v1/inputs`, a job's id for its first image, the URL of an "
-        "artifact, a data URL or an https URL.",
+        description="Start from this image: an id of `POST /v1/inputs`, a job's id for its first image, an object of "
+        "`job` and the index of its `artifact`, the URL of an artifact, a data URL or an https URL.",
     )
-    images: tuple[str, ...] | None = Field(
+    images: tuple[InputSource, ...] | None = Field(
         None,
         min_length=1,
         max_length=MAX_INPUT_IMAGES,
         description="Several images, instead of `image`: to edit, or the front, left, back and right of an object.",
     )
-    mask: str | None = Field(
+    mask: InputSource | None = Field(
         None,
         description="Repaint `image` where this is white; if part of it is transparent, where it is transparent. "
         "Same proportions as `image`.",
     )
-    last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
-    video: str | None = Field(
+    last_image: InputSource | None = Field(None, description="Last frame of a video that starts from `image`.")
+    video: InputSource | None = Field(
         None,
         description="Change this video, go on from it, or let the person of `image` move as in it: an MP4 or MOV, "
         "named like `image`.",
     )
-    face_video: str | None = Field(
+    face_video: InputSource | None = Field(
         None,
         description="Faces that the person of `image` is to have, frame by frame, for models whose `video` is one of "
         "poses. Named like `video`.",
     )
-    audio: str | None = Field(
+    audio: InputSource | None = Field(
         None, description="Start from this sound: named as `image`, of a WAV, FLAC, MP3, or Ogg (Opus, Vorbis) file."
     )
     controls: tuple[ControlChoice, ...] = Field(
@@ -93,7 +94,7 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
     )
 
     @property
-    def image_values(self) -> dict[str, str]:
+    def image_values(self) -> dict[str, InputSource]:
         """Values of `image` or `images`, by field path."""
         if self.image is not None:
             return {"image": self.image}
@@ -109,7 +110,7 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         return any(adapter.is_fetched for adapter in self.adapters)
 
     @property
-    def references(self) -> dict[str, str]:
+    def references(self) -> dict[str, InputSource]:
         """Values of all fields that name an image, a video or a sound, by field path."""
         names = ("mask", "last_image", "video", "face_video", "audio")
         others = {name: getattr(self, name) for name in names}

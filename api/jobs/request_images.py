@@ -33,7 +33,8 @@ def reference_faults(request: JobRequest) -> Iterator[InvalidRequest]:
     """Yield the faults of texts that can name no image, whatever is stored."""
     for param, value in request.references.items():
         try:
-            check_reference(value, param)
+            if isinstance(value, str):
+                check_reference(value, param)
         except InvalidRequest as error:
             yield error
 

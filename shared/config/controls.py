@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shared.artifact_ref import InputSource
 from shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ class ControlChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: Annotated[str, Field(max_length=128, description="One of the model's `controls`.")]
-    image: Annotated[str, Field(description="The control image, given like `image`; cropped to the job's size.")]
+    image: Annotated[
+        InputSource, Field(description="The control image, given like `image`; cropped to the job's size.")
+    ]
     scale: float | None = Field(None, strict=True, ge=0, description="Weight of the control. Unset: its default.")
     start: float = Field(0.0, strict=True, ge=0, lt=1, description="Share of the steps before it applies.")
     end: float = Field(1.0, strict=True, gt=0, le=1, description="Share of the steps after which it ends.")

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import AliasChoices, BaseModel
 
 from api.jobs.request import JobRequest
+from shared.artifact_ref import ArtifactRef
 
 MODELS = """
 [[model]]
@@ -294,7 +295,8 @@ ROWS: dict[str, Row] = {
 
 
 def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    """Yield the objects in a type, but those that name an image as a text does."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation is not ArtifactRef:
         yield annotation
     for argument in get_args(annotation):
         yield from models_of(argument)

@@ -31,17 +31,17 @@ async def finished(api: httpx.AsyncClient, queue: Queue, folder: Path, headers: 
     return job_id, (await api.get(f"/v1/jobs/{job_id}", headers=headers)).json()["artifacts"][0]["url"]
 
 
-async def test_a_job_id_and_an_artifact_url_name_the_same_image(
+async def test_a_job_id_an_artifact_url_and_a_reference_name_the_same_image(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, acme: dict[str, str]
 ) -> None:
     job_id, url = await finished(api, fake_queue, tmp_path, acme)
     assert "signature=" in url
     used = []
-    for image in (job_id, url, url.partition("?")[0]):
+    for image in (job_id, url, url.partition("?")[0], {"job": job_id}, {"job": job_id, "artifact": 0}):
         response = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=acme)
         assert response.status_code == 202, response.text
         used.append(response.json()["image"])
-    assert used[0] == used[1] == used[2]
+    assert all(image == used[0] for image in used)
     assert (used[0]["width"], used[0]["content_type"]) == (64, "image/png")
     repainted = {**BODY, "image": job_id, "mask": url}
     assert (await api.post("/v1/jobs", json=repainted, headers=acme)).json()["mask"] == used[0]
@@ -92,6 +92,25 @@ async def test_a_job_without_a_usable_image_is_refused_with_its_state(
     made_a_video = await api.post("/v1/jobs", json={**BODY, "image": job_id}, headers=acme)
     assert "is a video" in made_a_video.json()["detail"]
     assert made_a_video.json()["error"]["param"] == "image"
+
+
+@pytest.mark.parametrize(
+    ("image", "fault"),
+    [
+        ({}, "image: job: "),
+        ({"job": "a"}, "image: job: "),
+        ({"job": "job_" + 26 * "0", "artifact": -1}, "image: artifact: "),
+        ({"job": "job_" + 26 * "0", "artifact": "0"}, "image: artifact: "),
+        ({"job": "job_" + 26 * "0", "index": 0}, "image: index: there is no such field"),
+        ([], "image: it must be a text, or an object such as"),
+    ],
+)
+async def test_a_reference_that_names_no_artifact_is_refused(
+    api: httpx.AsyncClient, acme: dict[str, str], image: object, fault: str
+) -> None:
+    refused = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=acme)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "image")
+    assert refused.json()["detail"].startswith(fault)
 
 
 async def test_the_url_of_another_host_is_fetched_like_any_other(api: httpx.AsyncClient, acme: dict[str, str]) -> None:
