@@ -176,7 +176,8 @@ def _controlled(cell: Cell, source: Path) -> float | None:
         a_job(f"control{at}", **{**fields, "seed": at, "controls": (Control(id="net", scale=0.5 + at / 4),)})
         for at in range(4)
     ]
-    spec = a_spec(source, control=(ControlSpec(id="net", source=str(net)),), **dict(cell.spec))
+    nets = (ControlSpec(id="net", source=str(net)),)
+    spec = a_spec(source, control=nets, **({"tasks": cell.tasks} | dict(cell.spec)))
     together = EngineHarness(spec).run(*ours)
     solo = EngineHarness(spec)
     with solo.started():

@@ -70,7 +70,7 @@ def test_reproducible_edits_do_not_depend_on_their_batch_mates(tiny: str, models
         pytest.skip(fault)
     jobs = [
         a_job(f"job{at}", task=Task.EDIT, prompt=prompt, seed=at, steps=2, reproducible=True)
-        for at, prompt in enumerate(("a dog", LONG, "a cat"))
+        for at, prompt in enumerate(("a dog", "a cat", LONG))
     ]
     with small_images("images.qwen21" if tiny == "qwen-image-2.1" else "images.qwen")():
         spec = a_spec(saved(tiny, models_folder), tasks=(Task.EDIT,))

@@ -399,7 +399,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             image_adapter = load_ip_adapter(spec, pipeline)
             prior = load_redux(spec, pipeline, options)
             refining = load_refiner(spec, folder, pipeline, options)
-            scoring = load_scorer(spec, [pipeline_for(task, pipeline) for task in spec.tasks])
+            scoring = load_scorer(spec, pipeline)
         check_weights(pipeline)
         check_tokenizers(pipeline)
         save_memory(modules_of(pipeline), spec, dtype)

@@ -22,7 +22,7 @@ from shared.config.model_spec import ModelSpec
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.stand_ins import stand_in_for
-from worker.engine.pipelines.task_pipelines import call_parameters
+from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
 from worker.engine.pipelines.text_cache import CachedTokenizer
 from worker.engine.weights.requirements import cached_scorer
 
@@ -93,15 +93,15 @@ class Scorer:
         return round(float(score), DIGITS) if torch.isfinite(score) else None
 
 
-def load_scorer(spec: ModelSpec, pipelines: Sequence[Pipeline]) -> ScorerParts | None:
+def load_scorer(spec: ModelSpec, pipeline: Pipeline) -> ScorerParts | None:
     """Return the parts of a model's scorer, None if it has none; raises `ValueError` for one that does not fit."""
     if spec.scorer is None:
         return None
     folder = cached_scorer(spec.scorer)
     if folder is None:
         raise ValueError(f"scorer: {spec.scorer.source} holds no CLIP model (no config.json)")
-    if not any(takes_marks(one) for one in pipelines):
-        raise ValueError(f"scorer: {type(pipelines[0]).__name__} says nothing of its steps; remove it")
+    if not any(takes_marks(pipeline_for(task, pipeline)) for task in spec.tasks):
+        raise ValueError(f"scorer: {type(pipeline).__name__} says nothing of its steps; remove it")
     config = _config_of(spec.scorer, folder)
     # A similarity in bfloat16 has three digits.
     dtype = torch.float16 if spec.dtype == "float16" else torch.float32
