@@ -53,7 +53,7 @@ def body(event: WebhookEvent) -> bytes:
     data: dict[str, Any] = {"id": event.job_id, "object": "job", "status": event.type.partition(".")[2]}
     if record is not None:
         url = f"{event.base_url}/v1/jobs/{event.job_id}"
-        data |= record.job.model_dump(mode="json", include={"model", "task", "batch_id", "metadata", "seed"})
+        data |= record.job.model_dump(mode="json", include={"model", "task", "batch_id", "group", "metadata", "seed"})
         data["url"] = url
         dumps = [
             one.model_dump(mode="json", exclude={"key", "thumbnail"}, exclude_none=True) for one in record.artifacts
@@ -63,7 +63,7 @@ def body(event: WebhookEvent) -> bytes:
     at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     encoded = encode({"type": event.type, "timestamp": at, "data": data})
     if len(encoded) > MAX_BODY_BYTES:  # many images or a long error: clients read the rest at `url`
-        data = {key: data[key] for key in ("id", "object", "status", "url", "model", "batch_id")}
+        data = {key: data[key] for key in ("id", "object", "status", "url", "model", "batch_id", "group")}
         encoded = encode({"type": event.type, "timestamp": at, "data": data})
     return encoded
 

@@ -94,25 +94,27 @@ def artifacts(count: int) -> tuple[Artifact, ...]:
 
 
 def test_a_body_has_the_facts_of_the_job(make_job: Callable[..., Job]) -> None:
-    job = make_job(metadata={"order": "7"})
+    job = make_job(metadata={"order": "7"}, group="nightly")
     record = JobRecord(job=job, state=State.SUCCEEDED, artifacts=artifacts(2))
     event = json.loads(
         body(WebhookEvent("job.succeeded", 1_769_860_800_000, job.id, record, None, "https://images.test"))
     )
     assert (event["type"], event["timestamp"]) == ("job.succeeded", "2026-01-31T12:00:00.000Z")
     assert event["data"]["artifacts"][1]["url"] == f"https://images.test/v1/jobs/{job.id}/artifacts/1"
-    assert (event["data"]["id"], event["data"]["metadata"]) == (job.id, {"order": "7"})
+    named = [event["data"][name] for name in ("id", "metadata", "group")]
+    assert named == [job.id, {"order": "7"}, "nightly"]
     assert "jobs/secret" not in json.dumps(event)
 
 
 def test_a_body_is_bounded(make_job: Callable[..., Job]) -> None:
-    """A large body keeps the job's URL."""
-    job = make_job()
+    """A large body keeps the job's URL and its group."""
+    job = make_job(group="nightly")
     failure = Failure(code="inference_failed", message="x" * 900)
     record = JobRecord(job=job, state=State.FAILED, error=failure, artifacts=artifacts(200))
     encoded = body(WebhookEvent("job.failed", now_ms(), job.id, record, None, ""))
     assert len(encoded) <= MAX_BODY_BYTES
-    assert json.loads(encoded)["data"]["url"] == f"/v1/jobs/{job.id}"
+    data = json.loads(encoded)["data"]
+    assert (data["url"], data["group"]) == (f"/v1/jobs/{job.id}", "nightly")
 
 
 def test_the_body_of_a_deleted_job_has_its_id() -> None:
