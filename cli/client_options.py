@@ -64,6 +64,16 @@ def name_option(value: str | list[str] | None) -> str | list[str] | None:
     return value
 
 
+def ids_option(value: list[str] | None) -> list[str] | None:
+    """Return the ids of an argument; raises `BadParameter` for a filter among them, which is an option."""
+    name_option(value)
+    for name, separator, text in (one.partition("=") for one in value or ()):
+        if separator:
+            option = f"--{name.lstrip('-').replace('_', '-')} {text}".rstrip()
+            raise typer.BadParameter(f"{name}={text} is no id; filters are options, such as {option[:80]}")
+    return value
+
+
 def finite_option(value: float | None) -> float | None:
     """Return the number of an option; raises `BadParameter` for NaN and infinity, which no minimum excludes."""
     if value is not None and not math.isfinite(value):

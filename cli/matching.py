@@ -15,12 +15,13 @@ from cli.client_options import (
     connected,
     finite_option,
     for_each,
+    ids_option,
     name_option,
     takes,
 )
 from fusequeue import Changes, Job
 
-JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs; or name filters.", callback=name_option)]
+JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs; or name filters.", callback=ids_option)]
 TIME = "ISO 8601 or epoch seconds"
 _METADATA = "Only jobs with this metadata; repeat it for several."
 DRY_RUN = Annotated[bool | None, typer.Option("--dry-run", help="Change nothing: count what would change.")]

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.client_options import Chosen, Json, Key, Url, connected, for_each, name_option, takes
+from cli.client_options import Chosen, Json, Key, Url, connected, for_each, ids_option, name_option, takes
 from cli.jobs import Limit
 from cli.matching import DRY_RUN, TIME, change_all, require_no_filters
 from cli.submit import JobId
@@ -13,7 +13,7 @@ from fusequeue import DeadLetter
 DEAD_HELP = "Dead letters, the jobs that failed permanently: list, show, redrive, purge."
 dead = typer.Typer(no_args_is_help=True, help=DEAD_HELP)
 
-LetterIds = Annotated[list[str] | None, typer.Argument(help="Dead letters; or name filters.", callback=name_option)]
+LetterIds = Annotated[list[str] | None, typer.Argument(help="Dead letters; or name filters.", callback=ids_option)]
 LETTER_FILTERS: dict[str, Any] = {
     "tenant": Annotated[str | None, typer.Option(help="Only jobs of this tenant.", callback=name_option)],
     "model": Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)],

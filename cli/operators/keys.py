@@ -22,7 +22,7 @@ from cli.messages import print_error
 from cli.up import environment
 from shared import auth
 from shared.config import settings
-from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound, RedisUnavailable
+from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound, RedisUnavailable, Unavailable
 
 if TYPE_CHECKING:
     from shared.queue import Queue
@@ -154,10 +154,13 @@ def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
         return asyncio.run(_on_queue(work))
     except (InvalidRequest, ConfigurationError) as error:
         message, status = error.message, Exit.USAGE
+    except NotFound as error:
+        message, status = error.message, Exit.NOT_FOUND
     except FusequeueError as error:
-        message, status = error.message + _remedy(error, data_dir), Exit.FAILED
+        unreachable = isinstance(error, Unavailable)
+        message, status = error.message + _remedy(error, data_dir), Exit.UNREACHABLE if unreachable else Exit.FAILED
     except TimeoutError:
-        message, status = f"no response from Redis within {TIMEOUT_S:.0f} s", Exit.FAILED
+        message, status = f"no response from Redis within {TIMEOUT_S:.0f} s", Exit.UNREACHABLE
     print_error(message)
     raise typer.Exit(status)
 

@@ -7,11 +7,11 @@ from typing import Annotated, cast
 
 import typer
 
-from cli.client_options import CommandConsole, Json, Key, Url, connected, for_each, name_option
+from cli.client_options import CommandConsole, Json, Key, Url, connected, for_each, ids_option, name_option
 from fusequeue import CostCurve, Job, OperatorAction, Pause, UsageRow
 from fusequeue.resources.usage import UsageGroup
 
-JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs, queued or running.", callback=name_option)]
+JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs, queued or running.", callback=ids_option)]
 OfModel = Annotated[str | None, typer.Option("--model", help="Only this model.", callback=name_option)]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.", callback=name_option)]
 All = Annotated[bool, typer.Option("--all", help="Everything.")]

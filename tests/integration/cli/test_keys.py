@@ -136,8 +136,8 @@ WRONG = [
     (("keys", "create", "--scopes", "root"), 2, "jobs:read, jobs:write, metrics, admin"),
     (("keys", "create", "--expires", "soon"), 2, "90d"),
     (("keys", "create", "--name", "x" * 101), 2, "name"),
-    (("keys", "revoke", "nothing"), 1, "keys list"),
-    (("keys", "revoke", "--", "--help"), 1, "keys list"),
+    (("keys", "revoke", "nothing"), 4, "keys list"),
+    (("keys", "revoke", "--", "--help"), 4, "keys list"),
     (("tenants", "limit", "acme", "--running-slots", "0"), 2, "running_slots"),
     (("tenants", "limit", "acme", "--running-slots=-3"), 2, "running_slots"),
 ]
@@ -156,7 +156,7 @@ def test_errors_are_printed_in_one_line(
 def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:1/0")
     result = command("keys", "list")
-    assert (result.status, result.out) == (1, "")
+    assert (result.status, result.out) == (3, "")
     assert "cannot reach Redis" in result.err
 
 
