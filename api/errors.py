@@ -341,11 +341,18 @@ async def _http_exception(request: Request, error: HTTPException) -> Response:
     code = _CODES_BY_STATUS.get(error.status_code, "internal_error" if error.status_code >= 500 else "bad_request")
     detail = error.detail
     if code == "not_found":
-        detail = f"no such path: {request.scope['path'][:200]}; GET /openapi.json lists the paths"
+        detail = f"no such path: {request.scope['path'][:200]}; {_longer_path(request)}"
     elif code == "method_not_allowed":
         detail = f"{request.method[:20]} is not allowed on {request.scope['path'][:200]}"
         return problem(request.scope, code, detail, headers={**(error.headers or {}), **_allow_header(request)})
     return problem(request.scope, code, detail, headers=error.headers)
+
+
+def _longer_path(request: Request) -> str:
+    """Return the path that has a name more, or where all paths are."""
+    begin = f"{request.scope['path'].rstrip('/')}/{{"
+    longer = (path for path in request.app.state.methods if path.startswith(begin) and "/" not in path[len(begin) :])
+    return next((f"there is {path}" for path in longer), "GET /openapi.json lists the paths")
 
 
 def _allow_header(request: Request) -> dict[str, str]:

@@ -186,9 +186,12 @@ class Settings(BaseSettings):
     )
     api_metrics_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")
 
-    target_wait_s: float = _setting(30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale).", gt=0)
+    target_wait_s: float = _setting(
+        30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale/{pool}).", gt=0
+    )
     bulk_window_s: Positive = _setting(
-        86_400, "Time in which bulk jobs are to end that have no deadline; workers are wanted for that (GET /v1/scale)."
+        86_400,
+        "Time in which bulk jobs are to end that have no deadline; workers are wanted for that (GET /v1/scale/{pool}).",
     )
 
     auth: Literal["auto", "keys", "insecure-no-keys"] = _setting(

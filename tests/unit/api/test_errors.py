@@ -182,6 +182,20 @@ async def test_an_unknown_path_has_the_same_form_of_error(api: httpx.AsyncClient
             assert ("allow" in response.headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/scale", "there is /v1/scale/{pool}"),
+        ("/v1/scale/", "there is /v1/scale/{pool}"),
+        ("/v1/scales", "GET /openapi.json lists the paths"),
+    ],
+)
+async def test_the_error_of_a_path_that_lacks_a_name_has_the_whole_path(
+    api: httpx.AsyncClient, path: str, hint: str
+) -> None:
+    assert (await api.get(path)).json()["detail"] == f"no such path: {path}; {hint}"
+
+
 INVALID_QUERIES = [
     ("/v1/jobs?limit=0", "limit"),
     ("/v1/jobs?limit=many", "limit"),
