@@ -12,6 +12,7 @@ from cli.client_options import Chosen, Exit, exit_on_error, takes, text_option
 from cli.job_options import Fields, chosen_fields, job_options, parse_fields, require_one_value
 from cli.messages import print_error
 from cli.worker_packages import require_worker_packages
+from fusequeue.result_files import check_folder
 from shared.errors import FusequeueError
 
 Prompts = Annotated[
@@ -64,7 +65,7 @@ def generate(
     try:
         require_worker_packages()
         with exit_on_error():
-            out.mkdir(parents=True, exist_ok=True)  # it fails before a model is loaded
+            check_folder(out)  # before a model is loaded
             failed = _generate(_texts(prompts), fields, model, out, device, options)
     except FusequeueError as error:
         print_error(error.message)

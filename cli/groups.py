@@ -1,25 +1,21 @@
 """Commands of groups: their progress, changes of all their jobs, and the files of those that have succeeded."""
 
-import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, connected, exit_on_error, name_option
+from cli.client_options import Exit, Json, Key, Url, connected, name_option
 from cli.jobs import Limit
-from fusequeue import AsyncClient, Changes, Client, Group, Job, JobState, NotFound
-from fusequeue.response_types import file_name
-from shared.file_names import slug
+from cli.messages import print_error
+from fusequeue import Changes, Client, Group, JobState
 
 GROUPS_HELP = "Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one."
 groups = typer.Typer(invoke_without_command=True, help=GROUPS_HELP)
 
 COLUMNS = ("name", "ended", "failed", "running", "queued", "paused", "per minute", "time left", "last submit")
-DOWNLOADS = 8  # concurrent
 RETRIED: tuple[JobState, ...] = ("failed", "expired")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A group of `fusequeue groups`.", callback=name_option)]
@@ -96,11 +92,10 @@ def download(
     as_json: Json = False,
 ) -> None:
     """Save the files of a group's jobs that have succeeded; a repetition saves those that the folder lacks."""
-    console = CommandConsole(as_json)
-    with exit_on_error():
-        saved, kept = asyncio.run(_download(name, out, tenant, (url, api_key)))
-    result = {"group": name, "saved": saved, "kept": kept, "folder": str(out)}
-    console.record(result, (("saved", f"{saved} files in {out}"), ("kept", kept)))
+    with connected(url, api_key, as_json) as (client, console):
+        done = client.download_group(name, out, tenant=tenant)
+        result = {"group": name, "saved": done.saved, "kept": done.kept, "folder": str(out)}
+        console.record(result, (("saved", f"{done.saved} files in {out}"), ("kept", done.kept)))
 
 
 def _change(
@@ -110,48 +105,9 @@ def _change(
     with connected(*service) as (client, console):
         changes = change(client)
         if not changes.ids and not changes.skipped:
-            console.err.print(f"there is no job of a group {name}", markup=False)
+            print_error(f"there is no job of a group {name}")
             raise typer.Exit(Exit.NOT_FOUND)
         console.record(changes, ((f"{len(changes.ids)} jobs", done), (f"{changes.skipped} others", "match")))
-
-
-async def _download(
-    name: str, folder: Path, tenant: str | None, service: tuple[str | None, str | None]
-) -> tuple[int, int]:
-    """Save the files of a group; return how many are new, and how many the folder had."""
-    saved = kept = 0
-    places = asyncio.Semaphore(DOWNLOADS)
-
-    async def save(client: AsyncClient, job: Job) -> None:
-        nonlocal saved
-        try:
-            files = await client.download(job, folder, name=stem(job))
-            saved += len(files)  # others may have grown it meanwhile
-        except NotFound:  # it was deleted meanwhile
-            pass
-        finally:
-            places.release()
-
-    try:
-        async with AsyncClient(service[0], api_key=service[1]) as client, asyncio.TaskGroup() as running:
-            await client.group(name, tenant=tenant)  # a name that is mistyped is an error
-            async with aclosing(client.jobs(group=name, status="succeeded", tenant=tenant)) as jobs:
-                async for job in jobs:
-                    files = [folder / file_name(one, stem(job)) for one in job.artifacts if not one.was_sent]
-                    if all(file.exists() for file in files):
-                        kept += len(files)
-                        continue
-                    await places.acquire()
-                    running.create_task(save(client, job))
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return saved, kept
-
-
-def stem(job: Job) -> str:
-    """Return how the files of a job begin, as in the archive of its group; they sort by age."""
-    words = slug(job.prompt)
-    return f"{job.id}-{words}" if words else job.id
 
 
 def group_row(group: Group) -> tuple[object, ...]:

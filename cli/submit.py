@@ -32,6 +32,7 @@ from fusequeue import (
     UnexpectedResponse,
     Unreachable,
 )
+from fusequeue.result_files import check_folder
 
 JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
 Prompt = Annotated[
@@ -74,7 +75,6 @@ Folder = Annotated[
         "--output",
         "-o",
         file_okay=False,
-        writable=True,
         help="Folder for the images. Default: this one, or none where they go elsewhere.",
     ),
 ]
@@ -123,6 +123,8 @@ def submit(
     own = {"prompt": True, "model": is_given(context, "model"), "mask": mask, "output": destination}
     require_one_value(fields, [*chosen, *(name for name, value in own.items() if value)])
     with connected(url, api_key, as_json) as (client, console):
+        if wait and (output is not None or not (destination or "output" in fields)):
+            check_folder(output or Path("."))
         job = client.submit(
             model,
             prompt,

@@ -27,6 +27,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
+from fusequeue.group_files import GroupDownload
 from fusequeue.job_fields import (
     DeliveryState,
     EndpointEventName,
@@ -173,6 +174,7 @@ __all__ = [
     "FieldError",
     "FieldWarning",
     "Group",
+    "GroupDownload",
     "GroupJobs",
     "ImageFile",
     "ImageSource",

@@ -17,6 +17,7 @@ from fusequeue.arguments import callback, finite_seconds, folder_path, key, mapp
 from fusequeue.bulk_lines import BulkLines, bulk_lines
 from fusequeue.errors import Busy, InvalidArgument, Unauthorized, Unreachable, WaitTimeout
 from fusequeue.event_stream import read_events
+from fusequeue.group_files import GroupDownload, save_group
 from fusequeue.image_sources import content, with_references
 from fusequeue.job_fields import PriorityName
 from fusequeue.job_handle import WAIT_TIMEOUT_S, AsyncJobHandle, OnProgress
@@ -39,9 +40,8 @@ from fusequeue.response_types import (
     Job,
     LineResult,
     Result,
-    file_name,
-    write_file,
 )
+from fusequeue.result_files import check_folder, file_name, write_file
 from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
 from fusequeue.transport import MAX_RETRY_AFTER_S, Transport, open_client, parsed
 
@@ -106,8 +106,8 @@ class AsyncClient:
         """
         seconds("timeout_s", timeout_s)
         callback("on_progress", on_progress)
-        if folder is not None:  # a folder that cannot be is found before the job, not after it
-            await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
+        if folder is not None:
+            await asyncio.to_thread(check_folder, folder_path("folder", folder))
         handle = self.job(await self.submit(model, prompt, **params))
         return await handle.result(folder=folder, timeout_s=timeout_s, on_progress=on_progress)
 
@@ -141,7 +141,7 @@ class AsyncClient:
             raise InvalidArgument("at_once: 0 runs no job; use at least 1")
         parent = None if folder is None else folder_path("folder", folder)
         if parent is not None:
-            await asyncio.to_thread(parent.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(check_folder, parent)
         items = job_items(prompts, {"model": model, **params})
 
         def finish(job: Job) -> Coroutine[Any, Any, Result]:
@@ -326,10 +326,15 @@ class AsyncClient:
         """Delete an ended job and its images."""
         await self._http.send("DELETE", path_of("/v1/jobs", job), removes=True)
 
-    async def download(self, job: Job | str, folder: StrPath, *, name: str | None = None) -> list[Path]:
-        """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id."""
-        parent = folder_path("folder", folder)
-        found = job if isinstance(job, Job) else await self.get(job)
+    async def download(
+        self, job: Job | str, folder: StrPath, *, name: str | None = None, tenant: str | None = None
+    ) -> list[Path]:
+        """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id.
+
+        With a key of the scope `admin`, it can be a job of another `tenant`.
+        """
+        parent = await asyncio.to_thread(check_folder, folder_path("folder", folder))
+        found = job if isinstance(job, Job) else await self.get(job, tenant=tenant)
         files: list[Path] = []
         for index, artifact in enumerate(found.artifacts):  # one at a time: videos are large
             if artifact.was_sent:
@@ -339,7 +344,8 @@ class AsyncClient:
             except Unauthorized as error:
                 if error.code != "invalid_signature":
                     raise
-                found = await self.get(found)  # the URLs of a job expire, those of the job as it is now have not
+                # The URLs of a job expire, those of the job as it is now have not.
+                found = await self.get(found, tenant=tenant)
                 data = await self.read(found.artifacts[index])
             path = parent / file_name(artifact, name or found.id)
             await asyncio.to_thread(write_file, path, data)
@@ -350,6 +356,14 @@ class AsyncClient:
         """Return the bytes of an artifact, or of its URL."""
         url = artifact if isinstance(artifact, str) else artifact.url
         return (await self._http.send("GET", url)).content
+
+    async def download_group(self, name: str, folder: StrPath, *, tenant: str | None = None) -> GroupDownload:
+        """Save the files of the jobs of a group that have succeeded, named as in its archive.
+
+        Several jobs are read at a time. A repetition saves the files that the folder lacks.
+        """
+        parent = await asyncio.to_thread(check_folder, folder_path("folder", folder))
+        return await save_group(self, name, parent, tenant)
 
     def groups(self, *, limit: int | None = None, tenant: str | None = None) -> AsyncGenerator[Group]:
         """Yield the groups of jobs, those with the latest submits first, up to `limit`.

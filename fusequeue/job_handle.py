@@ -14,6 +14,7 @@ from fusequeue.job_fields import JobState
 from fusequeue.loop_thread import Blocking, blocking, iterating
 from fusequeue.params import StrPath
 from fusequeue.response_types import Event, Job, Result
+from fusequeue.result_files import check_folder
 
 if TYPE_CHECKING:
     from fusequeue.aio import AsyncClient
@@ -70,8 +71,8 @@ class AsyncJobHandle:
         """
         seconds("timeout_s", timeout_s)
         callback("on_progress", on_progress)
-        if folder is not None:  # a folder that cannot be is found before the wait, not after it
-            await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
+        if folder is not None:
+            await asyncio.to_thread(check_folder, folder_path("folder", folder))
         done = (await self.wait(timeout_s=timeout_s, on_progress=on_progress)).require_success()
         data = [await self._client.read(one) for one in done.artifacts if not one.was_sent]
         result = Result(done, tuple(data))

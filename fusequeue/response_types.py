@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
 from fusequeue.errors import JobFailed
 from fusequeue.job_fields import JobPhase, JobState, ReturnedFields
 from fusequeue.params import StrPath
+from fusequeue.result_files import file_name, write_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -359,21 +359,3 @@ class Page(BaseModel, Generic[T]):
     has_more: bool = False
     next_cursor: str | None = None
     last_id: str | None = None
-
-
-def file_name(artifact: Artifact, name: str) -> str:
-    """Return the name of the file in which an artifact is saved."""
-    extension = artifact.content_type.rpartition("/")[2]
-    extension = {"jpeg": "jpg", "mpeg": "mp3", "ogg": "opus", "gltf-binary": "glb"}.get(extension, extension)
-    return f"{name}-{artifact.index}.{extension}"
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically; creates its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

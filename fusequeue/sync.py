@@ -70,6 +70,7 @@ class Client(Blocking[AsyncClient]):
     retry = blocking(AsyncClient.retry)
     delete = blocking(AsyncClient.delete)
     download = blocking(AsyncClient.download)
+    download_group = blocking(AsyncClient.download_group)
     read = blocking(AsyncClient.read)
     groups = iterating(AsyncClient.groups)
     group = blocking(AsyncClient.group)

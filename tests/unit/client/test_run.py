@@ -141,7 +141,8 @@ async def test_what_run_could_not_use_is_found_before_the_job(api: AsyncClient, 
     (tmp_path / "file").write_text("x")
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (InvalidArgument, "^folder: 5 is not a path", {"folder": 5}),
-        (FileExistsError, "file", {"folder": tmp_path / "file"}),
+        (NotADirectoryError, "file", {"folder": tmp_path / "file"}),
+        (FileNotFoundError, "/proc/images", {"folder": "/proc/images"}),
         (InvalidArgument, "^on_progress: 'bar' is not a function", {"on_progress": "bar"}),
     ]
     for kind, message, arguments in wrong:
