@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 ENTRY_BYTES = 512
@@ -10,11 +11,11 @@ ENTRY_BYTES = 512
 
 
 class ZipFile(NamedTuple):
-    """A file of an archive, whose pieces are read when it is its turn; `modified` is from year to second (UTC)."""
+    """A file of an archive, whose pieces are read when it is its turn. A `size` that is not known yet is None."""
 
     name: str
-    size: int
-    modified: tuple[int, int, int, int, int, int]
+    size: int | None
+    modified: datetime
     pieces: AsyncIterator[bytes]
 
 
@@ -24,9 +25,10 @@ async def zip_archive(files: AsyncGenerator[ZipFile]) -> AsyncGenerator[bytes]:
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
         async with aclosing(files):
             async for file in files:
-                info = zipfile.ZipInfo(file.name, file.modified)
+                info = zipfile.ZipInfo(file.name, file.modified.astimezone(UTC).timetuple()[:6])
                 info.external_attr = 0o644 << 16
-                with archive.open(info, "w", force_zip64=file.size >= zipfile.ZIP64_LIMIT) as entry:
+                is_large = file.size is None or file.size >= zipfile.ZIP64_LIMIT
+                with archive.open(info, "w", force_zip64=is_large) as entry:
                     async for piece in file.pieces:
                         entry.write(piece)
                         yield sink.taken()

@@ -1,6 +1,9 @@
 """The finished files of a group as one zip archive."""
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
@@ -11,6 +14,7 @@ from api.http.lists import known_parameters
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, count_response, with_first_read
 from api.http.zip_stream import ENTRY_BYTES, ZipFile, zip_archive
+from api.jobs.manifest import manifest_row
 from api.routes.artifacts import storage_of
 from shared.errors import InvalidRequest, NotFound
 from shared.file_names import slug
@@ -19,6 +23,7 @@ from shared.storage import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/groups", tags=["groups"])
 
+MANIFEST = "manifest.jsonl"
 MAX_JOBS = 10_000
 """Jobs with results of one archive: it takes 5 MB until its end, and hours at a slow client."""
 
@@ -34,8 +39,9 @@ _ZIP = {"content": {"application/zip": {"schema": {"type": "string", "format": "
 )
 async def get_group_archive(group: str, request: Request, context: ReadContext) -> Response:
     """Read the images, videos, sounds and meshes of the jobs of a group that have succeeded, oldest first, as a zip
-    archive of stored files. Files that were sent elsewhere are not in it, nor those that are deleted meanwhile. An
-    archive is cut off where the storage fails."""
+    archive of stored files. Files that were sent elsewhere are not in it, nor those that are deleted meanwhile. The
+    last one, `manifest.jsonl`, has a line for each job: its request, its files, and in `made` what the service has
+    chosen for it. An archive is cut off where the storage fails."""
     succeeded = (await context.services.queue.groups.get(context.tenant, group)).jobs["succeeded"]
     if not succeeded:
         raise NotFound(f"no job of group {group} has succeeded", param="group")
@@ -49,26 +55,64 @@ async def get_group_archive(group: str, request: Request, context: ReadContext) 
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
     }
-    return StreamedResponse(zip_archive(_files(group, context)), media_type="application/zip", headers=headers)
+    return StreamedResponse(
+        zip_archive(GroupFiles(group, context).read()), media_type="application/zip", headers=headers
+    )
 
 
-async def _files(group: str, context: RequestContext) -> AsyncGenerator[ZipFile]:
-    """Yield the files of a group's jobs, oldest first."""
-    cursor: str | None = None
-    left = MAX_JOBS
-    while left > 0:
-        records, cursor = await context.services.queue.jobs.page(
-            context.tenant, group=group, after=cursor, limit=_PAGE, newest_first=False
-        )
-        for record in records:
-            if record.state is State.SUCCEEDED:
-                left -= 1
-                for artifact in record.artifacts:
-                    pieces = await _pieces(artifact, context)
-                    if pieces is not None:
-                        yield ZipFile(file_name(record, artifact), artifact.bytes, _modified(record), pieces)
-        if cursor is None:
-            return
+@dataclass
+class GroupFiles:
+    """The files of a group's jobs for one archive, and the manifest of those that are in it."""
+
+    group: str
+    context: RequestContext
+    names: set[str] = field(default_factory=set)
+
+    async def read(self) -> AsyncGenerator[ZipFile]:
+        """Yield the files, oldest first, and last the manifest."""
+        left = MAX_JOBS
+        async with aclosing(self._succeeded()) as pages:
+            async for records in pages:
+                for record in records[:left]:
+                    async for file in self._of_job(record):
+                        yield file
+                left -= len(records)
+                if left <= 0:
+                    break
+        yield ZipFile(MANIFEST, None, datetime.now(UTC), self._manifest())
+
+    async def _of_job(self, record: JobRecord) -> AsyncGenerator[ZipFile]:
+        for artifact in record.artifacts:
+            pieces = await _pieces(artifact, self.context)
+            if pieces is not None:
+                name = file_name(record, artifact)
+                self.names.add(name)
+                yield ZipFile(name, artifact.bytes, _ended_at(record), pieces)
+
+    async def _manifest(self) -> AsyncGenerator[bytes]:
+        """Yield the rows of the jobs whose files are in the archive; their records are read again, page by page."""
+        left = len(self.names)
+        async with aclosing(self._succeeded()) as pages:
+            async for records in pages:
+                for record in records:
+                    files = [name for one in record.artifacts if (name := file_name(record, one)) in self.names]
+                    left -= len(files)
+                    if files:
+                        row = json.dumps(manifest_row(record, files), ensure_ascii=False)
+                        yield f"{row}\n".encode("utf-8", "backslashreplace")
+                if left <= 0:
+                    return
+
+    async def _succeeded(self) -> AsyncGenerator[list[JobRecord]]:
+        """Yield pages of the jobs that have succeeded, oldest first."""
+        cursor: str | None = None
+        while True:
+            records, cursor = await self.context.services.queue.jobs.page(
+                self.context.tenant, group=self.group, after=cursor, limit=_PAGE, newest_first=False
+            )
+            yield [record for record in records if record.state is State.SUCCEEDED]
+            if cursor is None:
+                return
 
 
 async def _pieces(artifact: Artifact, context: RequestContext) -> AsyncIterator[bytes] | None:
@@ -87,6 +131,5 @@ def file_name(record: JobRecord, artifact: Artifact) -> str:
     return f"{stem}-{artifact.index}.{artifact.key.rpartition('.')[2]}"
 
 
-def _modified(record: JobRecord) -> tuple[int, int, int, int, int, int]:
-    at = datetime.fromtimestamp((record.finished_at_ms or record.job.created_at_ms) / 1000, UTC)
-    return at.year, at.month, at.day, at.hour, at.minute, at.second
+def _ended_at(record: JobRecord) -> datetime:
+    return datetime.fromtimestamp((record.finished_at_ms or record.job.created_at_ms) / 1000, UTC)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, bearer, claimed, finish, serving
+from harness.http_server import BODY, bearer, claimed, finish, png, serving
 
 from api.http.zip_stream import ZipFile, zip_archive
+from api.jobs import manifest
 from api.routes import group_archives
+from api.routes.group_archives import MANIFEST
+from cli.backfill import pipeline
 from shared.auth import Scope
 from shared.job import Artifact, Outcome, State
 from shared.queue import Queue
@@ -48,7 +53,10 @@ async def test_the_archive_has_the_files_of_jobs_that_have_succeeded_oldest_firs
     assert await fake_queue.claims.settle("worker-of-the-test", sent.job.id, sent.epoch, outcome)
     await submit(api)
     response = await api.get(PATH)
-    assert list(files(response).items()) == list(images.items())
+    found = files(response)
+    rows = [json.loads(line) for line in found.pop(MANIFEST).splitlines()]
+    assert list(found.items()) == list(images.items())
+    assert [row["files"] for row in rows] == [[name] for name in images]
     assert response.headers["content-disposition"] == 'attachment; filename="nightly.zip"'
 
 
@@ -61,8 +69,33 @@ async def test_a_file_that_is_deleted_meanwhile_is_left_out(
     await finish(fake_queue, tmp_path, kept)
     for file in (tmp_path / "storage").rglob(f"*{gone}*/*/*.png"):
         file.unlink()
-    (name,) = files(await api.get(PATH))
-    assert name.startswith(kept)
+    name, last = files(await api.get(PATH)).items()
+    assert name[0].startswith(kept)
+    assert [json.loads(line)["job"] for line in last[1].splitlines()] == [kept]
+
+
+async def test_a_row_of_the_manifest_says_how_to_make_the_same_again(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """With the fields that a manifest of a backfill has, and the seed and size that the service has chosen."""
+    fields = {"prompt": "東京", "negative_prompt": "rain", "strength": 0.5, "metadata": {"order": "7"}, "n": 2}
+    upload = await api.post("/v1/inputs", files={"file": png()})
+    job_id = await submit(api, **fields, image=upload.json()["id"])
+    await finish(fake_queue, tmp_path, job_id)
+    found = files(await api.get(PATH))
+    (row,) = [json.loads(line) for line in found.pop(MANIFEST).splitlines()]
+    made, job = row.pop("made"), (await api.get(f"/v1/jobs/{job_id}")).json()
+    request = {name: row.pop(name) for name in (*fields.keys() - {"strength"}, "image", "task", "group")}
+    assert row == {"state": "done", "job": job_id, "files": list(found), "flagged": [], "error": None}
+    assert made.pop("device_seconds") == job["metrics"]["device_seconds"]
+    again = await api.post("/v1/jobs", json={**request, **made})
+    assert again.status_code == 202, (again.text, made)
+    chosen = (*request, *made)
+    assert {name: again.json()[name] for name in chosen} == {name: job[name] for name in chosen}
+
+
+def test_manifests_of_archives_and_of_backfills_have_the_same_fields() -> None:
+    assert manifest.MADE_WITH == pipeline.MADE_WITH
 
 
 async def test_there_is_no_archive_without_files_and_none_of_too_many(
@@ -84,7 +117,7 @@ async def test_a_tenant_reads_its_own_archive_only(fake_queue: Queue, tmp_path: 
         body = {**BODY, "group": "nightly"}
         job_id = (await api.post("/v1/jobs", json=body, headers=mine)).json()["id"]
         await finish(fake_queue, tmp_path, job_id)
-        assert len(files(await api.get(PATH, headers=mine))) == 1
+        assert len(files(await api.get(PATH, headers=mine))) == 2
         assert (await api.get(PATH, headers=other)).status_code == 404
         assert (await api.get(f"{PATH}?tenant=acme", headers=other)).status_code == 403
 
@@ -98,7 +131,7 @@ async def test_an_archive_is_sent_in_pieces() -> None:
 
     async def entries() -> Any:
         for name in ("a.png", "b.png"):
-            yield ZipFile(name, 100_000, (2026, 1, 31, 12, 0, 0), pieces())
+            yield ZipFile(name, 100_000, datetime(2026, 1, 31, 12, tzinfo=UTC), pieces())
 
     sent = [piece async for piece in zip_archive(entries())]
     assert max(map(len, sent)) < 1300
