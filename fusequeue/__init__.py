@@ -70,6 +70,7 @@ from fusequeue.resources.batches import (
     RequestCounts,
 )
 from fusequeue.resources.groups import Group, GroupJobs
+from fusequeue.resources.keys import ApiKey, AsyncKeys, KeyScope, NewApiKey
 from fusequeue.resources.matching import AsyncMatching, Changes, JobFilters, LetterFilters
 from fusequeue.resources.operations import (
     AsyncOperations,
@@ -80,6 +81,7 @@ from fusequeue.resources.operations import (
     OperatorAction,
     Pause,
 )
+from fusequeue.resources.tenants import LimitChanges, OwnTenantLimits, Tenant, TenantLimits, TenantUse
 from fusequeue.resources.usage import UsageJobs, UsageRow
 from fusequeue.resources.webhooks import (
     AsyncWebhooks,
@@ -128,19 +130,21 @@ from fusequeue.service import (
     UnavailableModel,
     WorkerInfo,
 )
-from fusequeue.sync import Client, SyncAdapters, SyncBatches, SyncMatching, SyncOperations, SyncWebhooks
+from fusequeue.sync import Client, SyncAdapters, SyncBatches, SyncKeys, SyncMatching, SyncOperations, SyncWebhooks
 from fusequeue.webhooks import WebhookEvent
 
 __all__ = [
     "AdapterInfo",
     "AdapterOptions",
     "AdapterParams",
+    "ApiKey",
     "Artifact",
     "ArtifactParams",
     "AsyncAdapters",
     "AsyncBatches",
     "AsyncClient",
     "AsyncJobHandle",
+    "AsyncKeys",
     "AsyncMatching",
     "AsyncOperations",
     "AsyncWebhooks",
@@ -199,7 +203,9 @@ __all__ = [
     "JobState",
     "JobStepCache",
     "JobsFailed",
+    "KeyScope",
     "LetterFilters",
+    "LimitChanges",
     "Limits",
     "LineFailure",
     "LineResult",
@@ -210,12 +216,14 @@ __all__ = [
     "ModelOnWorker",
     "ModelOrder",
     "ModelWorkers",
+    "NewApiKey",
     "NotFound",
     "OnDeadlineName",
     "OnParentFailureName",
     "OnProgress",
     "OperatorAction",
     "OutputParams",
+    "OwnTenantLimits",
     "Pause",
     "PriorityName",
     "Progress",
@@ -234,10 +242,14 @@ __all__ = [
     "SubmitParams",
     "SyncAdapters",
     "SyncBatches",
+    "SyncKeys",
     "SyncMatching",
     "SyncOperations",
     "SyncWebhooks",
     "TaskName",
+    "Tenant",
+    "TenantLimits",
+    "TenantUse",
     "Unauthorized",
     "UnavailableModel",
     "UnexpectedResponse",

@@ -28,6 +28,7 @@ from fusequeue.progress_bar import ProgressBar
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
 from fusequeue.resources.groups import Group
+from fusequeue.resources.keys import AsyncKeys
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
 from fusequeue.resources.operations import AsyncOperations
 from fusequeue.resources.usage import Day, UsageGroup, UsageRow, usage_query
@@ -50,8 +51,8 @@ POLL_S = 30.0  # of one request that waits
 
 
 class AsyncClient:
-    """A fusequeue service, with its `adapters`, `webhooks`, OpenAI `batches`, `operations`, and changes of `matching`
-    jobs.
+    """A fusequeue service, with its `adapters`, `webhooks`, OpenAI `batches`, `operations`, `keys`, and changes of
+    `matching` jobs.
 
     `base_url` defaults to FUSEQUEUE_URL, else the address of `fusequeue up`; `api_key` to FUSEQUEUE_API_KEY. Failed
     requests are retried up to `retries` times, or for a minute while a known service restarts; Idempotency-Keys keep a
@@ -75,6 +76,7 @@ class AsyncClient:
         self.adapters = AsyncAdapters(self._http)
         self.webhooks = AsyncWebhooks(self._http)
         self.operations = AsyncOperations(self._http)
+        self.keys = AsyncKeys(self._http)
         self.batches = AsyncBatches(self._http)
         self.matching = AsyncMatching(self._http)
 

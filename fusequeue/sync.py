@@ -11,6 +11,7 @@ from fusequeue.job_handle import JobHandle
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
+from fusequeue.resources.keys import AsyncKeys
 from fusequeue.resources.matching import AsyncMatching
 from fusequeue.resources.operations import AsyncOperations
 from fusequeue.resources.webhooks import AsyncWebhooks
@@ -31,6 +32,7 @@ class Client(Blocking[AsyncClient]):
         self.adapters = SyncAdapters(client.adapters, self._thread)
         self.webhooks = SyncWebhooks(client.webhooks, self._thread)
         self.operations = SyncOperations(client.operations, self._thread)
+        self.keys = SyncKeys(client.keys, self._thread)
         self.batches = SyncBatches(client.batches, self._thread)
         self.matching = SyncMatching(client.matching, self._thread)
 
@@ -123,7 +125,16 @@ class SyncOperations(Blocking[AsyncOperations]):
     model_orders = blocking(AsyncOperations.model_orders)
     actions = iterating(AsyncOperations.actions)
     tenants = iterating(AsyncOperations.tenants)
+    change_limits = blocking(AsyncOperations.change_limits)
     cost_curves = blocking(AsyncOperations.cost_curves)
+
+
+class SyncKeys(Blocking[AsyncKeys]):
+    """The API keys of a service: `client.keys`."""
+
+    create = blocking(AsyncKeys.create)
+    list = iterating(AsyncKeys.list)
+    revoke = blocking(AsyncKeys.revoke)
 
 
 class SyncMatching(Blocking[AsyncMatching]):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 from pydantic import SkipValidation
 
 from fusequeue.arguments import path_of
 from fusequeue.errors import InvalidArgument
-from fusequeue.resources.usage import UsageRow
+from fusequeue.resources.tenants import LimitChanges, OwnTenantLimits, Tenant
 from fusequeue.response_types import Resource
 from fusequeue.service import MemoryState, Model
 from fusequeue.transport import Transport
@@ -78,44 +78,6 @@ class CostCurve(Resource):
     points: list[CostPoint]
     efficient_rows: int
     measured_at: datetime
-
-
-class TenantLimits(Resource):
-    """What a tenant may use; None is unlimited."""
-
-    requests_per_minute: int | None = None
-    queued_jobs: int | None = None
-    running_slots: int | None = None
-    device_seconds_per_day: int | None = None
-    device_seconds_per_month: int | None = None
-    kept_jobs: int | None = None
-    record_bytes: int | None = None
-    stored_objects: int | None = None
-    stored_bytes: int | None = None
-
-
-class TenantUse(Resource):
-    """What a tenant uses now; `running_slots` are images that are generated."""
-
-    queued_jobs: int = 0
-    running_slots: int = 0
-    device_seconds_per_day: float = 0.0
-    device_seconds_per_month: float = 0.0
-    kept_jobs: int = 0
-    record_bytes: int = 0
-    stored_objects: int = 0
-    stored_bytes: int = 0
-    recent_device_seconds: float = 0.0
-
-
-class Tenant(Resource):
-    """A tenant with its limits, of which `own_limits` differ from the settings, its use now and its usage by days."""
-
-    id: str
-    limits: TenantLimits
-    own_limits: tuple[str, ...] = ()
-    use: TenantUse
-    usage: UsageRow
 
 
 class AsyncOperations:
@@ -186,6 +148,13 @@ class AsyncOperations:
     def tenants(self, *, name: str | None = None, days: int = 1, limit: int | None = None) -> AsyncGenerator[Tenant]:
         """Yield the tenants by name, those that begin with `name`, up to `limit`; `days` of usage end today (UTC)."""
         return self._http.pages(Tenant, "/v1/tenants", limit, {"name": name, "days": days})
+
+    async def change_limits(self, tenant: Tenant | str, **limits: Unpack[LimitChanges]) -> OwnTenantLimits:
+        """Change limits of a tenant, which can be a new one; they count for its next request.
+
+        What is left out stays, and None restores the limit of the settings.
+        """
+        return await self._http.read(OwnTenantLimits, "PATCH", path_of("/v1/tenants", tenant, "/limits"), json=limits)
 
     async def cost_curves(self, *, model: Model | str | None = None) -> list[CostCurve]:
         """Return what forwards cost by their rows, of one model or of all."""

@@ -21,7 +21,15 @@ from api.routes.job_lists import JobFilters as ServiceFilters
 from api.routes.models import ModelObject
 from api.routes.operators.dead_letters import DeadLetterObject
 from api.routes.operators.dead_letters import LetterFilters as ServiceLetterFilters
+from api.routes.operators.keys import KeyObject, KeyRequest, NewKeyObject
 from api.routes.operators.operations import ScaleObject
+from api.routes.operators.tenants import (
+    OwnTenantLimits,
+    TenantLimitsChange,
+    TenantLimitsObject,
+    TenantObject,
+    TenantUseObject,
+)
 from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
 from fusequeue import job_fields, params, service
 from fusequeue.resources.batches import BatchEndpoint, BatchState
@@ -60,6 +68,7 @@ def values(literal: Any) -> set[str]:
         (params.SchedulerOptionsParams, scheduler_choices.SchedulerOptions),
         (fusequeue.JobFilters, ServiceFilters),
         (fusequeue.LetterFilters, ServiceLetterFilters),
+        (fusequeue.LimitChanges, TenantLimitsChange),
     ],
     ids=lambda kind: kind.__name__,
 )
@@ -93,6 +102,12 @@ def test_the_generated_fields_and_values_are_current() -> None:
         (fusequeue.UploadedAdapter, UploadedAdapterObject),
         (fusequeue.Scale, ScaleObject),
         (fusequeue.DeadLetter, DeadLetterObject),
+        (fusequeue.ApiKey, KeyObject),
+        (fusequeue.NewApiKey, NewKeyObject),
+        (fusequeue.Tenant, TenantObject),
+        (fusequeue.TenantLimits, TenantLimitsObject),
+        (fusequeue.TenantUse, TenantUseObject),
+        (fusequeue.OwnTenantLimits, OwnTenantLimits),
         (service.QueueDepth, records.QueueDepth),
         (service.WorkerInfo, records.WorkerInfo),
     ],
@@ -109,6 +124,12 @@ def test_an_endpoint_is_created_and_changed_by_all_its_fields() -> None:
     assert create - {"self"} == EndpointRequest.model_fields.keys()
     update = inspect.signature(fusequeue.AsyncWebhooks.update).parameters.keys()
     assert update - {"self", "endpoint"} == EndpointChange.model_fields.keys()
+
+
+def test_a_key_is_created_with_all_its_fields_and_scopes() -> None:
+    create = inspect.signature(fusequeue.AsyncKeys.create).parameters.keys()
+    assert create - {"self"} == KeyRequest.model_fields.keys()
+    assert values(fusequeue.KeyScope) == values(get_args(KeyRequest.model_fields["scopes"].annotation)[0])
 
 
 def test_an_adapter_is_uploaded_with_all_its_fields() -> None:

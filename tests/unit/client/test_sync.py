@@ -21,6 +21,7 @@ from fusequeue import (
     AsyncBatches,
     AsyncClient,
     AsyncJobHandle,
+    AsyncKeys,
     AsyncMatching,
     AsyncOperations,
     AsyncWebhooks,
@@ -29,6 +30,7 @@ from fusequeue import (
     InvalidArgument,
     JobHandle,
     SyncBatches,
+    SyncKeys,
     SyncMatching,
     SyncOperations,
     SyncWebhooks,
@@ -288,6 +290,7 @@ def test_the_methods_are_those_of_the_asynchronous_client() -> None:
     for blocking, asynchronous in (
         (Client, AsyncClient),
         (SyncWebhooks, AsyncWebhooks),
+        (SyncKeys, AsyncKeys),
         (SyncBatches, AsyncBatches),
         (SyncMatching, AsyncMatching),
         (SyncOperations, AsyncOperations),
