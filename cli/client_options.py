@@ -190,6 +190,9 @@ def exit_on_error() -> Iterator[None]:
 
 def print_client_error(error: ClientError) -> Exit:
     """Print an error of the client, a line for each fault, and return its exit status."""
+    if isinstance(error, errors.Unauthorized) and error.code == "missing_api_key":
+        print_error("no API key: name one by --api-key or FUSEQUEUE_API_KEY; `fusequeue keys create` creates one")
+        return Exit.DENIED
     for fault in error.errors if isinstance(error, RefusedError) else (error,):
         print_error(fault)
     return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), Exit.FAILED)

@@ -220,15 +220,16 @@ async def test_ids_or_filters_are_required(run_shared: Run, arguments: tuple[str
 
 
 async def test_a_result_that_cannot_be_saved_is_named(run: Run, queue: Queue, tmp_path: Path) -> None:
-    """The job has succeeded, and its images can still be fetched."""
-    running = asyncio.create_task(run("submit", PROMPT, "-o", "/proc/none"))
+    """The job has succeeded, and its images can still be fetched; its folder was there to be made when it began."""
+    running = asyncio.create_task(run("submit", PROMPT, "-o", "out/images"))
     job_id = await submitted(queue)
+    (tmp_path / "out").write_text("not a folder")
     await deliver(queue, tmp_path, await claimed(queue, job_id))
     result = await running
     assert result.exit_code == 2
     named, error = result.stderr.splitlines()
     assert named.startswith(f"fusequeue: job {job_id} succeeded; its images are not saved; `fusequeue watch {job_id} ")
-    assert error.startswith("fusequeue: /proc/none")
+    assert error == "fusequeue: out/images: Not a directory"
 
 
 async def test_a_flagged_image_is_named(run: Run, queue: Queue, tmp_path: Path) -> None:
@@ -399,6 +400,15 @@ async def test_groups_are_shown_changed_and_downloaded(run: Run, queue: Queue, t
     assert len(await changed("delete")) == 5
     for command in ("show", "pause", "download"):
         assert (await run("groups", command, "nightly")).exit_code == 4
+
+
+async def test_a_command_without_a_key_says_where_one_is_named(start: Callable[..., Server]) -> None:
+    """Not in which header."""
+    run = commands_of(start(auth="keys"))
+    for arguments in (("jobs",), ("webhooks", "listen", "--port", "0")):
+        refused = await run(*arguments)
+        assert refused.exit_code == 5
+        assert refused.stderr.startswith("fusequeue: no API key: name one by --api-key or FUSEQUEUE_API_KEY")
 
 
 async def test_batches_are_listed_and_shown(run: Run, server: Server) -> None:
