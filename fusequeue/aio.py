@@ -6,7 +6,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -27,11 +27,9 @@ from fusequeue.params import ImageFile, StrPath, SubmitParams
 from fusequeue.progress_bar import ProgressBar
 from fusequeue.resources.adapters import AsyncAdapters
 from fusequeue.resources.batches import AsyncBatches
-from fusequeue.resources.groups import Group
 from fusequeue.resources.keys import AsyncKeys
 from fusequeue.resources.matching import AsyncMatching, JobFilters, States, job_query, update_body
 from fusequeue.resources.operations import AsyncOperations
-from fusequeue.resources.usage import Day, UsageGroup, UsageRow, usage_query
 from fusequeue.resources.webhooks import AsyncWebhooks
 from fusequeue.response_types import (
     BULK_ROW,
@@ -43,14 +41,14 @@ from fusequeue.response_types import (
     Result,
 )
 from fusequeue.result_files import check_folder, file_name, write_file
-from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
+from fusequeue.service_calls import ServiceCalls
 from fusequeue.transport import MAX_RETRY_AFTER_S, Transport, open_client, parsed
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 30.0  # of one request that waits
 
 
-class AsyncClient:
+class AsyncClient(ServiceCalls):
     """A fusequeue service, with its `adapters`, `webhooks`, OpenAI `batches`, `operations`, `keys`, and changes of
     `matching` jobs.
 
@@ -72,7 +70,7 @@ class AsyncClient:
         url = base_url or os.environ.get("FUSEQUEUE_URL") or DEFAULT_URL
         token = api_key or os.environ.get("FUSEQUEUE_API_KEY")
         self._timeout_s = finite_seconds("timeout_s", timeout_s)
-        self._http = Transport(open_client(url, token, self._timeout_s, transport), whole("retries", retries))
+        super().__init__(Transport(open_client(url, token, self._timeout_s, transport), whole("retries", retries)))
         self.adapters = AsyncAdapters(self._http)
         self.webhooks = AsyncWebhooks(self._http)
         self.operations = AsyncOperations(self._http)
@@ -366,64 +364,3 @@ class AsyncClient:
         """
         parent = await asyncio.to_thread(check_folder, folder_path("folder", folder))
         return await save_group(self, name, parent, tenant)
-
-    def groups(self, *, limit: int | None = None, tenant: str | None = None) -> AsyncGenerator[Group]:
-        """Yield the groups of jobs, those with the latest submits first, up to `limit`.
-
-        With a key of the scope `admin`, `tenant` can be another one.
-        """
-        return self._http.pages(Group, "/v1/groups", limit, {"tenant": tenant})
-
-    async def group(self, name: str, *, tenant: str | None = None) -> Group:
-        """Return the progress of a group; `matching` changes its jobs: `client.matching.pause(group=name)`."""
-        params = {} if tenant is None else {"tenant": tenant}
-        return await self._http.read(Group, "GET", path_of("/v1/groups", name), params=params)
-
-    async def models(self) -> list[Model]:
-        """Return the models with their defaults and limits."""
-        return await self._http.listed(Model, "/v1/models")
-
-    async def queues(self) -> list[QueueDepth]:
-        """Return queued and running jobs by signature."""
-        return await self._http.listed(QueueDepth, "/v1/queues")
-
-    async def workers(self) -> list[WorkerInfo]:
-        """Return the workers that are alive."""
-        return await self._http.listed(WorkerInfo, "/v1/workers")
-
-    async def scale(self, pool: str = "default") -> Scale:
-        """Return how many workers the service wants; `pool` is its namespace."""
-        return await self._http.read(Scale, "GET", path_of("/v1/scale", pool))
-
-    def usage(
-        self,
-        *,
-        first_day: Day | None = None,
-        last_day: Day | None = None,
-        tenant: str | None = None,
-        model: Model | str | None = None,
-        group_by: Sequence[UsageGroup] = ("day", "tenant", "model"),
-        limit: int | None = None,
-    ) -> AsyncGenerator[UsageRow]:
-        """Yield what jobs have used, by default in the last 30 days; both days (UTC) are included.
-
-        `group_by` divides the rows. With a key of the scope `admin`, `tenant` can be another one, or `*` for all.
-        """
-        query = usage_query(first_day, last_day, tenant, model, group_by)
-        return self._http.pages(UsageRow, "/v1/usage", limit, query)
-
-    def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
-        """Yield dead letters, newest first, up to `limit`."""
-        return self._http.pages(DeadLetter, "/v1/dead-letters", limit)
-
-    async def dead_letter(self, letter: DeadLetter | Job | str) -> DeadLetter:
-        """Return one dead letter by its job, or its job's id."""
-        return await self._http.read(DeadLetter, "GET", path_of("/v1/dead-letters", letter))
-
-    async def redrive(self, letter: DeadLetter | Job | str) -> None:
-        """Queue the job of a dead letter again."""
-        await self._http.send("POST", path_of("/v1/dead-letters", letter, "/redrive"), removes=True)
-
-    async def purge(self, letter: DeadLetter | Job | str) -> None:
-        """Delete a dead letter and the record of its job."""
-        await self._http.send("DELETE", path_of("/v1/dead-letters", letter), removes=True)

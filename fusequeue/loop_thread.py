@@ -20,6 +20,7 @@ from fusequeue.arguments import callback
 from fusequeue.errors import InvalidArgument
 
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 2.0
@@ -127,10 +128,10 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, starting: t
         thread.join(CLOSE_TIMEOUT_S + 1)
 
 
-class Blocking(Generic[A]):
+class Blocking(Generic[A_co]):
     """Base of the blocking twins of asynchronous classes: the object, and the thread of its loop."""
 
-    def __init__(self, asynchronous: A, thread: LoopThread) -> None:
+    def __init__(self, asynchronous: A_co, thread: LoopThread) -> None:
         self._asynchronous = asynchronous
         self._thread = thread
 

@@ -148,7 +148,8 @@ def test_everything_public_is_documented() -> None:
         if not inspect.isclass(public):
             continue  # an alias of a type
         undocumented += [] if public.__doc__ else [name]
-        for member, value in vars(public).items():
+        own = [kind for kind in public.__mro__ if kind.__module__.startswith("fusequeue")]
+        for member, value in (item for kind in own for item in vars(kind).items()):
             is_method = inspect.isfunction(value) or isinstance(value, property)
             if not member.startswith("_") and is_method and not value.__doc__:
                 undocumented.append(f"{name}.{member}")

@@ -296,7 +296,7 @@ def test_the_methods_are_those_of_the_asynchronous_client() -> None:
         (SyncOperations, AsyncOperations),
         (JobHandle, AsyncJobHandle),
     ):
-        names = {name for name in vars(asynchronous) if not name.startswith("_")} - {"aclose"}
+        names = {name for name in dir(asynchronous) if not name.startswith("_")} - {"aclose"}
         assert {name for name in vars(blocking) if not name.startswith("_")} - {"close", "id", "latest"} == names
 
 
