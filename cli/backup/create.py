@@ -27,7 +27,7 @@ from shared.runtime.clock import VERSION
 FORMAT = 1
 INCOMPLETE = ".incomplete"  # folder of the storage: what is being written to it
 PROGRESS_EVERY_S = 2.0
-GIB = 2**30
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 Signature = tuple[int, int, int]
 Print = Callable[[str], None]
@@ -66,7 +66,13 @@ class Progress:
             self._print(self.summary())
 
     def summary(self) -> str:
-        return f"{self.files} files, {self.nbytes / GIB:.3f} GiB"
+        return f"{self.files} files, {readable(self.nbytes)}"
+
+
+def readable(nbytes: int) -> str:
+    """Return a number of bytes with the unit that suits it: `59.2 KiB`."""
+    size, unit = next((one for one in UNITS if nbytes >= one[0]), UNITS[-1])
+    return f"{nbytes / size:.1f} {unit}"
 
 
 def create_backup(data_dir: Path, target: Path, timeout_s: float, print_line: Print) -> None:
@@ -165,8 +171,7 @@ def _check_space(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < nbytes:
         raise ConfigurationError(
-            f"{folder} has {free / GIB:.3f} GiB free, and the backup takes up to {nbytes / GIB:.3f}; "
-            "choose another folder"
+            f"{folder} has {readable(free)} free, and the backup takes up to {readable(nbytes)}; choose another folder"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cli.backup.archive import CHUNK_BYTES, FACTS, SNAPSHOT, STORAGE, DamagedBackup, read_archive
-from cli.backup.create import FORMAT, GIB, BackupFacts, Print, Progress
+from cli.backup.create import FORMAT, BackupFacts, Print, Progress, readable
 from cli.backup.redis_data import LOAD_FILE, running_server
 from cli.up import folder_lock, redis_server
 from shared.errors import ConfigurationError
@@ -30,7 +30,7 @@ def restore_backup(source: Path, data_dir: Path, timeout_s: float, print_line: P
     _check_unused(data_dir)
     nbytes, free = source.stat().st_size, shutil.disk_usage(data_dir.parent).free
     if free < nbytes:
-        raise ConfigurationError(f"{data_dir.parent} has {free / GIB:.3f} GiB free; this takes {nbytes / GIB:.3f}")
+        raise ConfigurationError(f"{data_dir.parent} has {readable(free)} free; this takes {readable(nbytes)}")
     with _made_beside(data_dir) as folder:
         facts = _extract(source, folder, progress)
         redis = folder / "redis"

@@ -36,7 +36,7 @@ def translated() -> Iterator[None]:
             raise ScriptFailed(f"a script of the queue failed: {error!s}") from error
         if isinstance(error, AskError) and not isinstance(error, MovedError):
             raise RedisUnavailable("cannot use Redis: its cluster is moving this namespace's slot") from error
-        raise RedisUnavailable(f"cannot reach Redis: {error!s}", public=_public(error)) from error
+        raise RedisUnavailable(f"cannot reach Redis: {str(error).rstrip('.')}", public=_public(error)) from error
 
 
 def _is_fault_of_script(error: Exception) -> bool:

@@ -47,7 +47,7 @@ async def examine(client: QueueClient) -> list[RedisTrait]:
     return [
         *_traits(info),
         *_cluster(info, client.settings),
-        RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from this machine", clock),
+        RedisTrait("redis clock", f"{skew_ms / 1000:+z.1f} s from this machine", clock),
         RedisTrait("queue schema", str(version), schema, fatal=True),
     ]
 

@@ -158,6 +158,7 @@ def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.Mon
     result = command("keys", "list")
     assert (result.status, result.out) == (3, "")
     assert "cannot reach Redis" in result.err
+    assert not result.err.endswith(".\n")  # more can follow its sentence
 
 
 def test_without_a_redis_that_is_named_the_folder_is_the_fault(
