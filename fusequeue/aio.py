@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 import httpx
 
 from fusequeue.arguments import callback, finite_seconds, folder_path, key, mapping, path_of, seconds, whole
-from fusequeue.bulk_lines import BulkLines, bulk_lines
+from fusequeue.bulk_lines import BulkLines, BulkRequests
 from fusequeue.errors import Busy, InvalidArgument, Unauthorized, Unreachable, WaitTimeout
 from fusequeue.event_stream import read_events
 from fusequeue.group_files import GroupDownload, save_group
@@ -170,26 +170,33 @@ class AsyncClient(ServiceCalls):
     ) -> AsyncGenerator[LineResult]:
         """Submit any number of jobs and yield their results in order; they are sent as the results are read.
 
-        The bodies are those of `POST /v1/jobs`, with images as ids or URLs. A repeated body at the same position under
-        the same key is enqueued once; None leaves a position empty. `bodies` is consumed lazily.
+        The bodies are those of `POST /v1/jobs`, with images as ids or URLs. With a `key` of its own, a job can be named
+        by it in `after` of later bodies. A repeated body at the same position under the same idempotency key is
+        enqueued once; None leaves a position empty. `bodies` is consumed lazily.
         """
-        for lines in bulk_lines(bodies, idempotency_key):
-            for result in await self._submit_lines(lines):
+        requests = BulkRequests(bodies, idempotency_key)
+        for lines in requests:
+            results = await self._submit_lines(lines)
+            requests.note(results)
+            for result in results:
                 yield result
 
     async def _submit_lines(self, lines: BulkLines) -> list[LineResult]:
-        """Submit the lines of one request. Lines refused temporarily are sent again among blank lines.
+        """Submit the lines of one request. Lines refused temporarily are sent again among blank lines, and among those
+        that they can name by key.
 
         The service identifies a line by its position, so that none is enqueued twice.
         """
-        results: dict[int, LineResult] = {}
+        results = {**lines.refused}
+        keyed = {line: text for line, text in lines.texts.items() if line in lines.keyed}
         pending, reason = {**lines.texts}, ""
         headers = {"Idempotency-Key": lines.name, "Content-Type": "application/x-ndjson"}
         for attempt in range(self._http.retries + 1 if pending else 0):
-            sent = "".join(f"{pending.get(line, '')}\n" for line in range(1, lines.count + 1))
+            texts = keyed | pending
+            sent = "".join(f"{texts.get(line, '')}\n" for line in range(1, lines.count + 1))
             response = await self._http.send("POST", "/v1/jobs:bulk", content=sent.encode(), headers=headers)
             rows = [parsed(BULK_ROW, line) for line in response.content.splitlines()]
-            results |= {row.line: row for row in rows if isinstance(row, LineResult)}
+            results |= {row.line: row for row in rows if isinstance(row, LineResult) and row.line in pending}
             reason = next((f": {row.error.message}" for row in rows if not isinstance(row, LineResult)), "")
             done = {line for line, result in results.items() if not (result.error and result.error.retryable)}
             pending = {line: text for line, text in pending.items() if line not in done}

@@ -321,9 +321,10 @@ class LineFailure(Failure):
 
 
 class LineResult(Resource):
-    """Result of one job of a bulk submit; `line` counts from 1."""
+    """Result of one job of a bulk submit; `line` counts from 1, `key` is that of the line."""
 
     line: int
+    key: str | None = None
     id: str | None = None
     replayed: bool = False
     url: str | None = None

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Self
 
 from fusequeue.aio import AsyncClient
-from fusequeue.bulk_lines import bulk_lines
+from fusequeue.bulk_lines import BulkRequests
 from fusequeue.job_handle import JobHandle
 from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
 from fusequeue.resources.adapters import AsyncAdapters
@@ -50,8 +50,11 @@ class Client(Blocking[AsyncClient]):
         self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> Generator[LineResult]:
         """Submit any number of jobs and yield their results in order, as `AsyncClient.submit_many` does."""
-        for lines in bulk_lines(bodies, idempotency_key):  # in this thread: what makes the bodies can use the client
-            yield from self._thread.call(self._asynchronous._submit_lines(lines))
+        requests = BulkRequests(bodies, idempotency_key)
+        for lines in requests:  # in this thread: what makes the bodies can use the client
+            results = self._thread.call(self._asynchronous._submit_lines(lines))
+            requests.note(results)
+            yield from results
 
     def job(self, job: Job | str) -> JobHandle:
         """Return a handle of a job, without a request: `wait`, `result`, `cancel` and others as its methods."""
