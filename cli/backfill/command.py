@@ -16,6 +16,7 @@ from rich import progress
 from rich.text import Text
 
 from cli.backfill.ledger import NAME, EntryState, Ledger, LedgerError
+from cli.backfill.links import LinkError
 from cli.backfill.pipeline import Backfill, BackfillOptions, EveryLineRefused, Refusal
 from cli.backfill.prompts import OWN_BATCH, PromptsError, read
 from cli.client_options import Chosen, CommandConsole, Exit, Json, Key, Url, exit_on_error, takes
@@ -67,7 +68,8 @@ def backfill(
         try:
             if retry_failed:
                 ledger.retry_failed()
-            asyncio.run(_run(ledger, BackfillOptions(out, in_flight, attempts), console, (url, api_key)))
+            options = BackfillOptions(out, in_flight, attempts, files=prompts.parent)
+            asyncio.run(_run(ledger, options, console, (url, api_key)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             console.err.print(
                 "stopped; submitted jobs continue. Run the same command to resume; to cancel them: "
@@ -131,8 +133,10 @@ def _open(prompts: Path, out: Path, common: dict[str, Any], group: str | None, c
         if changed is not None:
             counts = f"{changed.kept} lines are as before, {changed.added} are new, {changed.removed} are gone"
             console.err.print(f"the file or the options changed: {counts}", markup=False)
-    except BaseException:
+    except BaseException as error:
         ledger.close()
+        if isinstance(error, LinkError):
+            raise PromptsError(f"{prompts}:{error}") from None
         raise
     return ledger
 

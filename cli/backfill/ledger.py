@@ -14,6 +14,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from cli.backfill import links
+
 NAME = "backfill.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL, edition INTEGER NOT NULL DEFAULT 0, name TEXT);
@@ -28,7 +30,8 @@ CREATE TABLE IF NOT EXISTS line (
     flagged TEXT,  -- indexes of files
     made TEXT,  -- what the images were made with
     edition INTEGER NOT NULL DEFAULT 0,  -- of the file that brought it, and its number there: its idempotency key
-    place INTEGER
+    place INTEGER,
+    named TEXT NOT NULL DEFAULT ''  -- digest of what the lines that it names say
 );
 DROP INDEX IF EXISTS by_state;  -- of an earlier version
 CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
@@ -39,7 +42,10 @@ CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
 _EDITION = "INTEGER NOT NULL DEFAULT 0"
 _LATER = {
     "run": {"edition": _EDITION, "name": "TEXT"},
-    "line": {"flagged": "TEXT", "made": "TEXT", "edition": _EDITION, "place": "INTEGER"},
+    "line": {
+        **{"flagged": "TEXT", "made": "TEXT", "edition": _EDITION, "place": "INTEGER"},
+        "named": "TEXT NOT NULL DEFAULT ''",
+    },
 }
 _KEPT = "state, failed_attempts, job, files, error, flagged, made, edition, place"
 _NOTHING: tuple[Any, ...] = ("new", 0, None, None, None, None, None)
@@ -61,13 +67,14 @@ class Corrections:
 class EntryState(StrEnum):
     """State of a line."""
 
+    WAITING = "waiting"  # for lines that it names
     NEW = "new"
     SUBMITTED = "submitted"  # `job` is set
     DONE = "done"
     FAILED = "failed"
 
 
-_PROGRESS = (EntryState.DONE, EntryState.SUBMITTED, EntryState.NEW, EntryState.FAILED)
+_PROGRESS = (EntryState.DONE, EntryState.SUBMITTED, EntryState.NEW, EntryState.WAITING, EntryState.FAILED)
 """Which of identical lines stay when a corrected file has fewer of them."""
 
 
@@ -86,13 +93,26 @@ class Entry:
     place: int
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A line of the file, with its body as text; lines of the same `content` are the same wherever they stand."""
+
+    number: int
+    text: str
+    links: links.Links
+
+    @property
+    def content(self) -> tuple[str, str]:
+        return self.text, self.links.digest
+
+
 class Ledger:
     """The lines of one backfill. Every change is on disk when its method returns."""
 
     def __init__(self, folder: Path) -> None:
         self._db = sqlite3.connect(folder / NAME, isolation_level=None, timeout=5)
         try:
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(_SCHEMA + links.SCHEMA)
             for table, columns in _LATER.items():
                 have = [column[1] for column in self._db.execute(f"PRAGMA table_info({table})")]
                 for name in [column for column in columns if column not in have]:
@@ -117,13 +137,15 @@ class Ledger:
 
         If the folder has other ones, lines with the same content keep their state, and the others replace the rest.
         Returns what has changed, None if nothing has. Raises `LedgerError` if fewer than half of the folder's lines are
-        the same and some have been submitted, or if its jobs have another group.
+        the same and some have been submitted, or if its jobs have another group, and `LinkError` for a line that names
+        another one wrongly.
         """
-        digest = hashlib.sha256()
+        digest, keys = hashlib.sha256(), links.LineKeys()
         rows = []
         for number, body in lines:
-            rows.append((number, json.dumps(body, sort_keys=True)))
-            digest.update(f"{number} {rows[-1][1]}\n".encode())
+            text = json.dumps(body, sort_keys=True)
+            rows.append(_Row(number, text, keys.add(number, body, text)))
+            digest.update(f"{number} {text}\n".encode())
         source = digest.hexdigest()
         run = self._db.execute("SELECT source, id, edition, name FROM run").fetchone()
         if run is not None:
@@ -135,7 +157,7 @@ class Ledger:
         self.group = group or f"{prefix}{uuid.uuid4().hex[:8]}"
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
-            self._insert((*row, *_NOTHING, 0, row[0]) for row in rows)
+            self._insert([(row, (*_NOTHING, 0, row.number)) for row in rows])
             values = (source, self.run_id, self.group)
             self._db.execute("INSERT INTO run (source, id, name) VALUES (?, ?, ?)", values)
         return None
@@ -148,22 +170,32 @@ class Ledger:
         self.group = group
         self._db.execute("UPDATE run SET name = ?", (group,))
 
-    def _insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        self._db.executemany(f"INSERT INTO line (number, body, {_KEPT}) VALUES ({', '.join('?' * 11)})", rows)
+    def _insert(self, rows: Sequence[tuple[_Row, tuple[Any, ...]]]) -> None:
+        """Insert lines with what is kept of them; those that name others wait for these."""
+        self._db.executemany(
+            f"INSERT INTO line (number, body, named, {_KEPT}) VALUES ({', '.join('?' * 12)})",
+            ((row.number, row.text, row.links.digest, *kept) for row, kept in rows),
+        )
+        self._db.executemany(
+            "INSERT INTO link (child, parent, needed) VALUES (?, ?, ?)",
+            ((row.number, parent, needed) for row, _ in rows for parent, needed in row.links.parents.items()),
+        )
+        links.hold(self._db)
 
-    def _correct(self, rows: Sequence[tuple[int, str]], source: str) -> Corrections:
+    def _correct(self, rows: Sequence[_Row], source: str) -> Corrections:
         """Replace the lines of the folder by those of a corrected file."""
-        copies = Counter(body for _, body in rows)
-        states: defaultdict[str, deque[tuple[Any, ...]]] = defaultdict(deque)
+        copies = Counter(row.content for row in rows)
+        states: defaultdict[tuple[str, str], deque[tuple[Any, ...]]] = defaultdict(deque)
         before = 0
-        for body, same in groupby(self._by_progress(), key=itemgetter(0)):
-            found = [(number, state) for _, number, *state in same]
+        for content, same in groupby(self._by_progress(), key=itemgetter(0, 1)):
+            found = [(number, state) for _, _, number, *state in same]
             before += len(found)
-            states[body].extend(tuple(state) for _, state in sorted(found[: copies[body]], key=itemgetter(0)))
+            states[content].extend(tuple(state) for _, state in sorted(found[: copies[content]], key=itemgetter(0)))
         kept = sum(map(len, states.values()))
         new = self.edition + 1
         corrected = [
-            (*row, *(states[row[1]].popleft() if states.get(row[1]) else (*_NOTHING, new, row[0]))) for row in rows
+            (row, states[row.content].popleft() if states.get(row.content) else (*_NOTHING, new, row.number))
+            for row in rows
         ]
         if 2 * kept < before and not self.is_untouched():
             raise LedgerError(
@@ -174,20 +206,21 @@ class Ledger:
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._db.execute("DELETE FROM line")
+            self._db.execute("DELETE FROM link")
             self._insert(corrected)
             self._db.execute("UPDATE run SET source = ?, edition = ?", (source, self.edition))
         return Corrections(kept, added=len(rows) - kept, removed=before - kept)
 
     def _by_progress(self) -> sqlite3.Cursor:
-        """Return (body, number, state...) of all lines; of identical ones, what is nearest to an image is first.
+        """Return (body, named, number, state...) of all lines; of identical ones, what is nearest to an image is first.
 
         Then the order of submits counts: a line that was sent just before a kill is still new.
         """
         progress = " ".join(f"WHEN '{state}' THEN {at}" for at, state in enumerate(_PROGRESS))
         columns = _KEPT.replace("place", "coalesce(place, number)")
         return self._db.execute(
-            f"SELECT body, number, {columns} FROM line "
-            f"ORDER BY body, CASE state {progress} END, failed_attempts, number"
+            f"SELECT body, named, number, {columns} FROM line "
+            f"ORDER BY body, named, CASE state {progress} END, failed_attempts, number"
         )
 
     def key(self, chunk: int, attempt: int, edition: int = 0) -> str:
@@ -215,14 +248,15 @@ class Ledger:
 
     def is_finished(self) -> bool:
         """Return whether every line is done or failed."""
-        query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state IN (?, ?))"
-        (finished,) = self._db.execute(query, (EntryState.NEW, EntryState.SUBMITTED)).fetchone()
+        query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state IN (?, ?, ?))"
+        unfinished = (EntryState.WAITING, EntryState.NEW, EntryState.SUBMITTED)
+        (finished,) = self._db.execute(query, unfinished).fetchone()
         return bool(finished)
 
     def is_untouched(self) -> bool:
         """Return whether no line has been submitted yet."""
-        query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state != ?)"
-        (untouched,) = self._db.execute(query, (EntryState.NEW,)).fetchone()
+        query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state NOT IN (?, ?))"
+        (untouched,) = self._db.execute(query, (EntryState.WAITING, EntryState.NEW)).fetchone()
         return bool(untouched)
 
     def entries(self, state: EntryState, limit: int = -1) -> list[Entry]:
@@ -234,6 +268,10 @@ class Ledger:
         )
         return [Entry(number, json.loads(body), *rest) for number, body, *rest in rows]
 
+    def parent_jobs(self, number: int) -> dict[str, str | None]:
+        """Return the jobs of the lines that a line names, by their keys."""
+        return links.parent_jobs(self._db, number)
+
     def submitted(self, entries: Sequence[tuple[int, str | None, str | None]]) -> None:
         """Record (line, job, error) of submitted lines; a line without a job was refused."""
         states = [
@@ -242,6 +280,7 @@ class Ledger:
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._db.executemany("UPDATE line SET state = ?, job = ?, error = ? WHERE number = ?", states)
+            links.pass_on(self._db, [number for number, job, _ in entries if job is None])
 
     def done(
         self,
@@ -251,15 +290,18 @@ class Ledger:
         made: Mapping[str, Any] | None = None,
     ) -> None:
         """Record the saved files of a line, the indexes of those that a safety checker flagged, and what the service
-        has chosen for them."""
+        has chosen for them. Lines that wait for it go on."""
         query = "UPDATE line SET state = ?, files = ?, flagged = ?, made = ?, error = NULL WHERE number = ?"
         values = (EntryState.DONE, json.dumps(files), json.dumps(flagged), json.dumps(made or {}), number)
-        self._db.execute(query, values)
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            self._db.execute(query, values)
+            links.pass_on(self._db, [number])
 
     def failed(self, failures: Sequence[tuple[Entry, str, bool]]) -> None:
         """Record (entry, error, whether it is submitted again) of failed attempts.
 
-        A line that has another job by now is left as it is.
+        A line that has another job by now is left as it is. With a line that fails for good fail those that need it.
         """
         states = [
             (EntryState.NEW if again else EntryState.FAILED, error, entry.number, entry.job)
@@ -272,11 +314,16 @@ class Ledger:
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._db.executemany(query, states)
+            links.pass_on(self._db, [entry.number for entry, _, again in failures if not again])
 
     def retry_failed(self) -> int:
-        """Set all failed lines to NEW and return how many."""
+        """Set all failed lines to NEW, or to WAITING for others of them, and return how many."""
         query = "UPDATE line SET state = ?, job = NULL, failed_attempts = failed_attempts + 1 WHERE state = ?"
-        return self._db.execute(query, (EntryState.NEW, EntryState.FAILED)).rowcount
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            count = self._db.execute(query, (EntryState.NEW, EntryState.FAILED)).rowcount
+            links.hold(self._db)
+        return count
 
     def write_manifest(self, path: Path) -> None:
         """Write one JSON object per line (number, body fields, state, job, files, flagged, made, error), atomically."""

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from cli.backfill.ledger import Entry, EntryState, Ledger
 from cli.backfill.prompts import file_name
-from fusequeue import AsyncClient, Busy, Job, LineFailure, LineResult, NotFound, RefusedError
+from cli.backfill.uploads import Uploads
+from fusequeue import AsyncClient, Busy, InvalidArgument, Job, LineFailure, LineResult, NotFound, RefusedError
+from fusequeue.bulk_lines import with_jobs
 from fusequeue.params import JobParams
 from fusequeue.transport import RETRIED
 
@@ -22,7 +24,7 @@ CHUNK_LINES = 250  # per request; a line always belongs to the same chunk, so it
 DOWNLOADS = 8  # concurrent
 MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
 SERVICE_FULL = frozenset({429, 503})  # or unavailable: no fault of a line
-NOT_OF_THE_LINE = RETRIED | {401}  # of a download: the service is full or unavailable, or refuses the API key
+NOT_OF_THE_LINE = RETRIED | {401}  # of a file: the service is full or unavailable, or refuses the API key
 RATE_LIMITED = 429  # of a whole request: it is sent again when the service allows it
 MADE_WITH = (
     *("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength"),
@@ -36,11 +38,13 @@ class EveryLineRefused(Exception):
 
 @dataclass(frozen=True)
 class BackfillOptions:
-    """`in_flight` limits the jobs queued or running at a time, `attempts` the submits and jobs of one line."""
+    """Results go to `folder`; files that lines name are relative to `files`. `in_flight` limits the jobs queued or
+    running at a time, `attempts` the submits and jobs of one line."""
 
     folder: Path
     in_flight: int = 1_000
     attempts: int = 3
+    files: Path = Path()
 
 
 class Backfill:
@@ -63,6 +67,7 @@ class Backfill:
         self._ledger = ledger
         self._options = options
         self._on_refusal = on_refusal
+        self._uploads = Uploads(client, options.files)
         self._in_flight: dict[str, Entry] = {}  # by job
         self._ended: asyncio.Queue[tuple[Entry, Job | None]] = asyncio.Queue(options.in_flight)
         self._has_submitted = asyncio.Event()
@@ -119,11 +124,10 @@ class Backfill:
 
     async def _submit_lines(self, lines: Mapping[int, Entry], key: str) -> int:
         """Submit the lines of one request, by position; a line that is refused for now stays NEW and does not count."""
-        bodies = [self._body(lines[at]) if at in lines else None for at in range(1, CHUNK_LINES + 1)]
         accepted: dict[str, Entry] = {}
         refused: list[tuple[int, str]] = []
         failed: list[tuple[Entry, str, bool]] = []
-        results = await self._when_allowed(lambda: self._results(bodies, key))
+        results = await self._when_allowed(lambda: self._results(lines, key))
         self._check_refused(results)
         for result in results:
             entry, error = lines[result.line], result.error
@@ -148,15 +152,25 @@ class Backfill:
         """Raise `EveryLineRefused` if the lines of the first request have a fault that the others have too."""
         if not self._ledger.is_untouched() or (fault := common_fault(results)) is None:
             return
-        count, total = len(results), self._ledger.counts()[EntryState.NEW]
+        counts = self._ledger.counts()
+        count, total = len(results), counts[EntryState.NEW] + counts[EntryState.WAITING]
         error = results[0].error
         field = ((error.param if error is not None else None) or "").partition(".")[0]
         if count == total or (field and _is_of_all(field, self._ledger)):
             lines = f"all {total} lines are" if count == total else f"the first {count} of {total} lines are"
             raise EveryLineRefused(f"{lines} refused: {fault}")
 
-    async def _results(self, bodies: Sequence[dict[str, Any] | None], key: str) -> list[LineResult]:
-        return [result async for result in self._client.submit_many(bodies, idempotency_key=key)]
+    async def _results(self, lines: Mapping[int, Entry], key: str) -> list[LineResult]:
+        """Upload the files of lines, submit the lines, and return what becomes of each."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {at: group.create_task(self._body(entry)) for at, entry in lines.items()}
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        made = {at: task.result() for at, task in tasks.items()}
+        bodies = [None if isinstance(body := made.get(at), LineFailure) else body for at in range(1, CHUNK_LINES + 1)]
+        failures = [LineResult(line=at, error=error) for at, error in made.items() if isinstance(error, LineFailure)]
+        return failures + [result async for result in self._client.submit_many(bodies, idempotency_key=key)]
 
     async def _when_allowed(self, request: Callable[[], Awaitable[T]]) -> T:
         """Return what a request returns; while the service limits the tenant's rate, wait as long as it says."""
@@ -171,9 +185,29 @@ class Backfill:
                 await asyncio.sleep(max(pause_s, error.retry_after_s or 0.0))
                 pause_s = min(MAX_PAUSE_S, pause_s * 1.5)
 
-    def _body(self, entry: Entry) -> dict[str, Any]:
+    async def _body(self, entry: Entry) -> dict[str, Any] | LineFailure:
+        """Return the body of a line for the service, or what is wrong with one of its files."""
         group = {} if self._ledger.group is None else {"group": self._ledger.group}
-        return {"priority": "bulk", **group, **entry.body, "batch_id": self._ledger.run_id}
+        body = self._with_parents(entry)
+        try:
+            body = await self._uploads.body(body)
+        except InvalidArgument as error:
+            message = str(error)
+            return LineFailure(code="invalid_input_image", message=message, param=message.partition(":")[0])
+        except RefusedError as error:
+            if error.status in NOT_OF_THE_LINE:
+                raise
+            return LineFailure(code=error.code, message=str(error), param=error.param, status=error.status)
+        return {"priority": "bulk", **group, **body, "batch_id": self._ledger.run_id}
+
+    def _with_parents(self, entry: Entry) -> dict[str, Any]:
+        """Return the body of a line with jobs in place of keys; in `after` it names none: its parents have ended."""
+        jobs = self._ledger.parent_jobs(entry.number)
+        body = with_jobs(entry.body, lambda _, name: jobs.get(name, name))
+        if isinstance(named := entry.body.get("after"), list):
+            body["after"] = [name for name in named if name not in jobs]
+        body.pop("key", None)
+        return body
 
     async def _list_all(self) -> None:
         """Hand over the jobs that have ended, while there are jobs in flight."""
@@ -227,6 +261,7 @@ class Backfill:
                 self._failed(entry, failure, retry=bool(job.error and job.error.retryable))
             else:
                 await self._download(entry, job)
+            self._can_submit.set()  # a line that fails can have another attempt; others can have waited for this one
             self._check_finished()
 
     async def _download(self, entry: Entry, job: Job) -> None:
@@ -245,7 +280,6 @@ class Backfill:
 
     def _failed(self, entry: Entry, error: str, *, retry: bool) -> None:
         self._ledger.failed([self._failure(entry, error, retry=retry)])
-        self._can_submit.set()
 
     def _failure(self, entry: Entry, error: str, *, retry: bool = True) -> tuple[Entry, str, bool]:
         """Return a failed attempt for the ledger; with `retry` another one follows, up to the limit."""

@@ -81,13 +81,14 @@ def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
 
 
 def parse_field(name: str, text: str) -> Any:
-    """Return a field's value: parsed if it is JSON and not a prompt, else the text itself."""
-    if name in ("prompt", "negative_prompt", "prompt_2"):
+    """Return a field's value: parsed if it is JSON and neither a prompt nor a key, else the text itself."""
+    if name in ("prompt", "negative_prompt", "prompt_2", "key"):
         return text
     try:
-        return _parse(text)
+        value = _parse(text)
     except (ValueError, RecursionError):  # also an integer of thousands of digits
-        return text
+        value = text
+    return [text] if name == "after" and not isinstance(value, list) else value
 
 
 def _parse(text: str) -> Any:

@@ -25,6 +25,15 @@ LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
         ("p.txt", b"\xef\xbb\xbfa\n", [(1, {"prompt": "a"})]),  # a byte order mark
         ("p.jsonl", b'{"prompt": "a", "seed": 3}\n\n', [(1, {"prompt": "a", "seed": 3})]),
         ("p.csv", b"prompt,steps,scheduler\n7,20,\n", [(2, {"prompt": "7", "steps": 20})]),  # a prompt stays text
+        (
+            "p.csv",
+            b'prompt,key,after\na,1,\nb,2,1\nc,,"[""1"",""2""]"\n',
+            [
+                (2, {"prompt": "a", "key": "1"}),
+                (3, {"prompt": "b", "key": "2", "after": ["1"]}),
+                (4, {"prompt": "c", "after": ["1", "2"]}),
+            ],
+        ),
         ("p.csv", b"image,seed\ni,1\n", [(2, {"image": "i", "seed": 1})]),  # a mesh needs no prompt
         ("p.csv", b'prompt,seed\n"two\nlines, one prompt",1\n', [(3, {"prompt": "two\nlines, one prompt", "seed": 1})]),
     ],
@@ -83,7 +92,9 @@ def test_a_ledger_resumes(tmp_path: Path) -> None:
     ledger.close()
     reopened = Ledger(tmp_path)
     reopened.begin(LINES)
-    assert reopened.counts() == {EntryState.NEW: 1, EntryState.SUBMITTED: 0, EntryState.DONE: 1, EntryState.FAILED: 1}
+    assert {state: count for state, count in reopened.counts().items() if count} == {
+        **{EntryState.NEW: 1, EntryState.DONE: 1, EntryState.FAILED: 1}
+    }
     assert reopened.retry_failed() == 1
     assert [(entry.number, entry.failed_attempts) for entry in reopened.entries(EntryState.NEW, 10)] == [(1, 1), (4, 1)]
     with pytest.raises(LedgerError, match=r"another backfill.* only 0 of its 3 lines are the same"):

@@ -3,122 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
+from harness.backfill import FakeService, resume, rows, run
 from harness.canned import JOB
 
 from cli.backfill.ledger import EntryState, Ledger
 from cli.backfill.pipeline import (
     CHUNK_LINES,
     DOWNLOADS,
-    Backfill,
-    BackfillOptions,
     EveryLineRefused,
     lines_to_submit,
 )
-from fusequeue import AsyncClient, Busy, Unauthorized
+from fusequeue import Busy, Unauthorized
 
-ARTIFACT = {"index": 0, "content_type": "image/png", "bytes": 3, "width": 64, "height": 64, "seed": 1}
 NOT_FETCHED = {"code": "url_not_fetched", "message": "image: cannot reach a.test", "status": 422}
 QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status": 429, "retry_after_s": 0}
 
-
-class FakeService:
-    """Refuses the prompts in `refused` that many times, with -1 for good; the jobs of the others have succeeded.
-
-    Requests of a path in `limited` are refused that many times.
-
-    An image in `unreadable` has that status; that of the prompt `flagged` is flagged. Images are sent while
-    `sends_images` is set; `most_unsaved` is the largest number of jobs whose images were not sent.
-    """
-
-    def __init__(self) -> None:
-        self.refused: dict[str, tuple[dict[str, Any], int]] = {}
-        self.unreadable: dict[str, int] = {}
-        self.flagged = ""
-        self.chosen: dict[str, Any] = {}
-        self.limited = Counter[str]()
-        self.prompts: list[str] = []
-        self.jobs: dict[tuple[str, int], dict[str, Any]] = {}
-        self.sends_images = asyncio.Event()
-        self.sends_images.set()
-        self.sent = self.most_unsaved = 0
-
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        if self.limited[request.url.path] > 0:
-            self.limited[request.url.path] -= 1
-            detail = {"detail": "too many requests", "code": "rate_limited"}
-            return httpx.Response(429, json=detail, headers={"Retry-After": "0"})
-        if request.url.path == "/v1/jobs:bulk":
-            key = request.headers["Idempotency-Key"]
-            rows = [self._submit(key, at, line) for at, line in enumerate(request.content.splitlines(), 1) if line]
-            self.most_unsaved = max(self.most_unsaved, len(self.jobs) - self.sent)
-            return httpx.Response(200, content="\n".join(map(json.dumps, rows)))
-        if request.url.path == "/v1/jobs":
-            return httpx.Response(200, json={"data": [*self.jobs.values()][::-1]})
-        prompt = request.url.path.rpartition("/")[2]
-        if prompt in self.unreadable:
-            return httpx.Response(self.unreadable[prompt], json={"detail": "gone", "code": "not_found"})
-        await self.sends_images.wait()
-        self.sent += 1
-        return httpx.Response(200, content=b"png")
-
-    def _submit(self, key: str, at: int, line: bytes) -> dict[str, Any]:
-        prompt = json.loads(line)["prompt"]
-        self.prompts.append(prompt)
-        error, times = self.refused.get(prompt, ({}, 0))
-        if times < 0:
-            return {"line": at, "error": {**error, "retryable": False}}
-        if self.prompts.count(prompt) <= times:
-            return {"line": at, "error": {**error, "retryable": True}}
-        job_id = f"job_{len(self.jobs)}"
-        artifact = {**ARTIFACT, "url": f"http://api.test/artifacts/{prompt}", "flagged": prompt == self.flagged}
-        job = {**JOB, **self.chosen, "id": job_id, "prompt": prompt, "artifacts": [artifact]}
-        return {"line": at, "id": self.jobs.setdefault((key, at), job)["id"]}
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    yield ledger
-    ledger.close()
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.backfill.pipeline.MIN_PAUSE_S", 0.0)
-    monkeypatch.setattr("cli.backfill.pipeline.MAX_PAUSE_S", 0.0)
-
-
-async def run(service: FakeService, ledger: Ledger, folder: Path, lines: int, **options: int) -> list[Any]:
-    """Run a backfill of the prompts p0, p1, ... and return the refusals that it reports."""
-    ledger.begin((number, {"prompt": f"p{number}"}) for number in range(lines))
-    return await resume(service, ledger, folder, **options)
-
-
-async def resume(service: FakeService, ledger: Ledger, folder: Path, **options: int) -> list[Any]:
-    refusals: list[Any] = []
-    client = AsyncClient("http://api.test", retries=0, transport=httpx.MockTransport(service))
-    async with asyncio.timeout(30), client:
-        await Backfill(client, ledger, BackfillOptions(folder, **options), refusals.append).run()
-    return refusals
-
-
-def rows(ledger: Ledger, folder: Path) -> dict[str, dict[str, Any]]:
-    ledger.write_manifest(folder / "manifest.jsonl")
-    manifest = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
-    return {row["prompt"]: row for row in manifest}
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 async def test_a_line_whose_image_cannot_be_fetched_fails_after_its_attempts(
