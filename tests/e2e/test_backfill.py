@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -45,8 +46,8 @@ def start_backfill(make_stack: Callable[..., Any], prompts: Path, tmp_path: Path
     stack.client.put("/v1/pauses/models/later", json={"reason": "its jobs stay queued"}).raise_for_status()
     started: list[subprocess.Popen[str]] = []
 
-    def start(*more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "cli.main", "backfill", str(prompts), "--out", str(tmp_path / "out")]
+    def start(*more: str, file: Path = prompts) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cli.main", "backfill", str(file), "--out", str(tmp_path / "out")]
         options = ["-s", f"steps={STEPS}", "--url", stack.url, "--json", *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen([*command, *options], cwd=ROOT, env=stack.env, **pipes))  # type: ignore[call-overload]
@@ -96,6 +97,7 @@ def test_every_line_gets_its_image_once(start_backfill: Any, prompts: Path, tmp_
     summary = json.loads(output)
     assert start_backfill.stack.read(f"/v1/groups/{summary['group']}")["jobs"]["succeeded"] == LINES - 1
     assert summary | {"manifest": "", "group": ""} == {
+        "waiting": 0,
         "new": 0,
         "submitted": 0,
         "done": LINES - 1,
@@ -129,3 +131,32 @@ def check_another_file(start_backfill: Any, prompts: Path) -> None:
     _, errors = other.communicate(timeout=90)
     assert other.returncode == 2
     assert "holds another backfill" in errors
+
+
+@pytest.mark.timeout(240)
+def test_a_line_starts_from_the_result_of_another_one_also_after_a_kill(start_backfill: Any, tmp_path: Path) -> None:
+    """Killed while the job of the second line is queued; the last one starts from a file of the folder."""
+    stack, out = start_backfill.stack, tmp_path / "out"
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
+    lines: list[dict[str, Any]] = [
+        {"key": "still", "prompt": "a red circle"},
+        {"key": "changed", "prompt": "a green circle", "image": {"job": "still"}, "strength": 0.5, "model": "later"},
+        {"prompt": "a blue circle", "image": {"job": "changed", "artifact": 0}, "strength": 0.5, "after": ["still"]},
+        {"prompt": "a red cross", "image": "red.png", "strength": 0.5},
+    ]
+    file = tmp_path / "graph.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    first = start_backfill(file=file)
+    queued = {"model": "later", "status": "queued"}
+    wait_until(lambda: stack.read("/v1/jobs", **queued)["data"] and len(saved(out)) == 2, "the second line is queued")
+    first.kill()
+    first.wait(60)
+    stack.client.delete("/v1/pauses/models/later").raise_for_status()
+    last = start_backfill(file=file)
+    output, errors = last.communicate(timeout=120)
+    assert (last.returncode, json.loads(output)["done"]) == (0, 4), errors
+    rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    sources = [out / rows[0]["files"][0], out / rows[1]["files"][0], tmp_path / "red.png"]
+    used = [stack.read(f"/v1/jobs/{row['job']}")["image"]["id"] for row in rows[1:]]
+    assert used == [f"in_{hashlib.sha256(source.read_bytes()).hexdigest()[:32]}" for source in sources]
+    assert len(stack.read("/v1/jobs")["data"]) == len(lines)
