@@ -171,8 +171,9 @@ class AsyncClient(ServiceCalls):
         """Submit any number of jobs and yield their results in order; they are sent as the results are read.
 
         The bodies are those of `POST /v1/jobs`, with images as ids or URLs. With a `key` of its own, a job can be named
-        by it in `after` of later bodies. A repeated body at the same position under the same idempotency key is
-        enqueued once; None leaves a position empty. `bodies` is consumed lazily.
+        by it in later bodies, in `after` and as `{"job": key}` in place of an image. A repeated body at the same
+        position under the same idempotency key is enqueued once; None leaves a position empty. `bodies` is consumed
+        lazily.
         """
         requests = BulkRequests(bodies, idempotency_key)
         for lines in requests:

@@ -72,8 +72,9 @@ async def submit_jobs(request: Request, context: Context, key: IdempotencyKey = 
     With an `Idempotency-Key`, a request that is sent again enqueues no job twice: lines are identified by their
     numbers.
 
-    A line with a `key`, up to 64 letters, digits, `.`, `-` and `_`, can be named by it in `after` of later lines, as
-    jobs are by their ids. A line that names a refused one is refused too (`parent_refused`).
+    A line with a `key`, up to 64 letters, digits, `.`, `-` and `_`, can be named by it in later lines, as jobs are by
+    their ids: in `after`, and as `{"job": key}` in place of an image. A line that names a refused one is refused too
+    (`parent_refused`).
     """
     require_type(request, NDJSON_TYPES)
     settings = context.services.settings

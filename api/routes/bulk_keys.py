@@ -12,6 +12,7 @@ from api.errors import ParentRefused, ParentRefusedForNow
 from shared.errors import FusequeueError, InvalidRequest
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_IMAGES = ("image", "mask", "last_image", "video", "face_video", "audio")
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,27 @@ class LineKeys:
 
 def _named(body: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield where a body names a job by another text than its id: the field, what holds the text, and its place."""
-    after = body.get("after")
-    for at, value in enumerate(after) if isinstance(after, list) else ():
-        if isinstance(value, str) and not JOB_ID.fullmatch(value):
-            yield f"after.{at}", after, at
+    for param, holder, at in _job_names(body):
+        if isinstance(holder[at], str) and not JOB_ID.fullmatch(holder[at]):
+            yield param, holder, at
+
+
+def _job_names(body: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield where a body names jobs: in `after`, and in objects in place of images."""
+    for at in range(len(_list(body, "after"))):
+        yield f"after.{at}", body["after"], at
+    images = {name: body.get(name) for name in _IMAGES}
+    images |= {f"images.{at}": image for at, image in enumerate(_list(body, "images"))}
+    controls = enumerate(_list(body, "controls"))
+    images |= {f"controls.{at}.image": one.get("image") for at, one in controls if isinstance(one, dict)}
+    for param, image in images.items():
+        if isinstance(image, dict) and "job" in image:
+            yield param, image, "job"
+
+
+def _list(body: dict[str, Any], name: str) -> list[Any]:
+    """Return a list of a body; what is none is a fault of the field."""
+    return value if isinstance(value := body.get(name), list) else []
 
 
 def _refused(param: str, key: str, number: int, error: FusequeueError) -> ParentRefused:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, png, serving
+from harness.http_server import BODY, finish, png, serving
 
 from api.routes.bulk import CHUNK_LINES
 from shared.queue import Queue, QueueClient
@@ -61,6 +62,32 @@ async def test_a_line_cannot_name_itself_or_a_later_one(api: httpx.AsyncClient) 
     errors = [(result.get("error") or {"param": "none", "message": ""}) for result in results]
     assert [error["param"] for error in errors] == ["after.0", "after.0", "after.0", "none"]
     assert errors[0]["message"].startswith("after.0: no line before this one has the key 'b'")
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        *((name, {name: {"job": "b"}}) for name in ("image", "mask", "last_image", "video", "face_video", "audio")),
+        ("images.1", {"images": ["in_1", {"job": "b", "artifact": 1}]}),
+        ("controls.0.image", {"controls": [{"id": "c", "image": {"job": "b"}}, 7]}),
+    ],
+)
+async def test_an_image_names_an_earlier_line_too(api: httpx.AsyncClient, param: str, fields: dict[str, Any]) -> None:
+    (unknown,) = await send(api, fields)
+    assert (unknown["error"]["param"], "the key 'b'" in unknown["error"]["message"]) == (param, True)
+    _, refused = await send(api, {"key": "b", "steps": 900}, fields)
+    assert (refused["error"]["code"], refused["error"]["param"]) == ("parent_refused", param)
+
+
+async def test_an_image_is_the_result_of_an_earlier_line(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """Also where the job of that line has ended before, in a request that is sent again."""
+    lines = [{"key": "a"}, {"image": {"job": "a"}, "strength": 0.5}]
+    (first,) = await send(api, *lines[:1], name="n")
+    data = await finish(fake_queue, tmp_path, first["id"])
+    _, second = await jobs(api, await send(api, *lines, name="n"))
+    assert second["image"]["id"] == f"in_{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 @pytest.mark.parametrize("key", ["", "-a", "a b", "a" * 65, 7, None, ["a"], "job_00000000000000000000000000"])
