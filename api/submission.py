@@ -85,7 +85,7 @@ async def submit(
     if isinstance(entry, Submission) and not result.replayed:
         if result.position is not None:
             context.services.queue_positions.keep(result.job_id, result.position)
-        waits = result.position is None and (entry.job.not_before_ms is not None or bool(entry.job.after))
+        waits = result.position is None and (entry.job.not_before_ms is not None or bool(entry.job.parents))
         queued = JobRecord(job=entry.job, state=State.QUEUED, waits=waits, deadline_at_ms=result.deadline_at_ms)
         return AcceptedJob(queued, replayed=False)
     record = await context.services.queue.jobs.get(result.job_id)
@@ -219,15 +219,15 @@ async def _retry(job: Job, services: Services) -> SubmissionOrReplay | Fusequeue
 
 async def _current_inputs(job: Job, services: Services) -> dict[str, object]:
     """Return the fields of a job with input images, as they are stored now; raises `InputRejected`."""
-    store = InputStore(job.tenant, services.queue, services.storage, services.settings)
-    stored = {ref.id: await store.resolve(ref.id, name) for name, ref in job.inputs.items()}
+    store = InputStore(job.tenant, services.queue, services.storage, services.settings, catalog=services.catalog)
+    stored = {name: await store.resolve(ref.source or ref.id, name) for name, ref in job.inputs.items()}
 
-    def again(refs: tuple[InputRef, ...]) -> tuple[InputRef, ...]:
-        return tuple(stored[ref.id] for ref in refs)
+    def of_field(*fields: str) -> tuple[InputRef, ...]:
+        return tuple(ref for name, ref in stored.items() if name.partition(".")[0] in fields)
 
     names = ("mask", "last_image", "video", "face_video", "audio")
-    single = {name: stored[ref.id] for name in names if (ref := getattr(job, name)) is not None}
-    return {"images": again(job.images), "control_images": again(job.control_images), **single}
+    single = {name: stored[name] for name in names if name in stored}
+    return {"images": of_field("image", "images"), "control_images": of_field("controls"), **single}
 
 
 def result_label(result: SubmitResult | FusequeueError) -> str:

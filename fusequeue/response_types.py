@@ -123,11 +123,14 @@ class BatchingStats(Resource):
 
 
 class InputImage(Resource):
-    """An image or sound that a job uses; its id can be that of another job."""
+    """An image or sound that a job uses: a stored one, or the `artifact` of a `job` that had not ended when it was
+    submitted, which has no id and no bytes and is what that job makes."""
 
-    id: str
+    id: str | None
+    job: str | None = None
+    artifact: int | None = None
     content_type: str
-    bytes: int
+    bytes: int | None
     width: int
     height: int
     duration_s: float | None = None

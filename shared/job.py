@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from shared.artifact_ref import ArtifactRef
 from shared.config.adapters import Adapter
 from shared.config.candidates import DroppedCandidate
 from shared.config.controls import Control
@@ -86,6 +87,9 @@ class InputRef(_Frozen):
 
     Its id is derived from its content. Videos have `frames`, and `fps`, their mean rate, and maybe `hidden_frames`,
     which are decoded and not shown; these are omitted without any, so that older programs can read the rest.
+
+    An artifact of a job that had not ended has a `source` instead of an id and a key, and no bytes; the rest is what it
+    will be. A worker that claims the job reads it then.
     """
 
     id: str
@@ -98,6 +102,7 @@ class InputRef(_Frozen):
     fps: Annotated[float | None, Field(exclude_if=lambda fps: fps is None)] = None
     hidden_frames: Annotated[int, Field(exclude_if=lambda frames: not frames)] = 0
     duration_s: Annotated[float | None, Field(exclude_if=lambda duration_s: duration_s is None)] = None
+    source: Annotated[ArtifactRef | None, Field(exclude_if=lambda source: source is None)] = None
 
     @property
     def is_latents(self) -> bool:
@@ -188,6 +193,16 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, _Frozen):
         others = {name: getattr(self, name) for name in names}
         of_controls = {f"controls.{index}.image": ref for index, ref in enumerate(self.control_images)}
         return images | {name: ref for name, ref in others.items() if ref is not None} | of_controls
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Ids of the jobs that had not ended and from whose artifacts this one starts."""
+        return tuple(dict.fromkeys(ref.source.job for ref in self.inputs.values() if ref.source is not None))
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """Ids of the jobs that are to end before this one is queued."""
+        return tuple(dict.fromkeys((*self.after, *self.sources)))
 
 
 def matching(name: str) -> Matching:

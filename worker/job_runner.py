@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 from structlog.contextvars import bind_contextvars
 
+from shared.artifact_ref import ArtifactRef
 from shared.errors import JobError, NotFound, StorageRefused, Unavailable, UnexpectedError, without_places
 from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Claim, Queue
@@ -139,7 +140,8 @@ class JobRunner:
         files: dict[str, bytes | None] = {}
         for name, ref in claimed.job.inputs.items():
             try:
-                read = partial(self._storage.read, ref.key, 0, ref.bytes)
+                key, size = (ref.key, ref.bytes) if ref.source is None else await self._made(ref.source, name, claimed)
+                read = partial(self._storage.read, key, 0, size)
                 files[name] = await retry_while_unavailable(read, "input_read_failed", until=claimed.stopped.is_set)
             except NotFound:
                 raise _InputMissing("the input image is no longer stored", param=name) from None
@@ -154,6 +156,17 @@ class JobRunner:
             face_video=files.get("face_video"),
             audio=files.get("audio"),
         )
+
+    async def _made(self, source: ArtifactRef, param: str, claimed: ClaimedJob) -> tuple[str, int]:
+        """Return the key and the size of an artifact that another job has made since this one was submitted."""
+        read = partial(self._queue.jobs.get, source.job)
+        record = await retry_while_unavailable(read, "source_read_failed", until=claimed.stopped.is_set)
+        made = () if record is None or record.job.tenant != claimed.job.tenant else record.artifacts
+        artifact = next((one for one in made if one.index == source.artifact), None)
+        if artifact is None:
+            message = f"artifact {source.artifact} of job {source.job}, from which it starts, is no longer stored"
+            raise _InputMissing(message, param=param)
+        return artifact.key, artifact.bytes
 
     async def _release(self, claimed: ClaimedJob) -> None:
         """Return a job to the queue, which another run can complete, after its checkpoint is stored."""

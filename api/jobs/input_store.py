@@ -15,12 +15,15 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote_to_bytes
 
+from api.jobs.expected_inputs import artifact_kind, check_is_made, check_pixels, expected_input
 from shared.artifact_ref import ArtifactRef, InputSource
+from shared.config.catalog import Catalog
 from shared.config.settings import Settings
+from shared.config.size_steps import XL_SCALE
 from shared.errors import FetchFailed, FetchInterrupted, FetchRefused, InputNotFetched, InputRejected, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.validation import VIDEO_FIELDS, ImageFile, inspect
-from shared.job import InputRef
+from shared.job import InputRef, Job
 from shared.runtime.shares import SharedPool, SharedTurns
 from shared.storage import Storage
 
@@ -64,7 +67,8 @@ def _turns(max_input_bytes: int) -> SharedTurns:
 class InputStore:
     """Input images of one tenant. `guard` fetches URLs; by default with the rules of the settings.
 
-    `base_url` is that of the API: URLs of artifacts below it are read from the storage.
+    `base_url` is that of the API: URLs of artifacts below it are read from the storage. `catalog` has the models of
+    jobs that have not ended.
     """
 
     tenant: str
@@ -73,12 +77,14 @@ class InputStore:
     settings: Settings
     guard: FetchGuard | None = None
     base_url: str = ""
+    catalog: Catalog | None = None
 
     async def resolve(self, value: InputSource, param: str = "image") -> InputRef:
         """Return the stored image of an input id, an artifact, a data URL or an https URL; restarts its retention.
 
-        An artifact is named by a reference, the id of a job, for its first image, or a URL. Raises `InputRejected`
-        naming `param`, the request field, or `Overloaded`.
+        An artifact is named by a reference, the id of a job, for its first image, or a URL; that of a job that has not
+        ended is not stored, and returned as it will be. Raises `InputRejected` naming `param`, the request field, or
+        `Overloaded`.
         """
         named = self._named(value)
         if isinstance(named, ArtifactRef):
@@ -102,20 +108,19 @@ class InputStore:
         return value if match is None else ArtifactRef(job=match[1], artifact=int(match[2]))
 
     async def _put_artifact(self, ref: ArtifactRef, param: str) -> InputRef:
-        """Store an image of a job as an input, so that the job can be deleted. Signatures of URLs do not count: the job
-        must be the tenant's own."""
+        """Store an image of a job as an input, so that the job can be deleted; of one that has not ended, return what
+        it will be. Signatures of URLs do not count: the job must be the tenant's own."""
         job_id, index = ref.job, ref.artifact
         record = await self.queue.jobs.get(job_id)
         if record is None or record.job.tenant != self.tenant:
             raise InputRejected(f"{param}: there is no job {job_id}, or it has been deleted", param=param)
+        if not record.state.terminal:
+            return self._expected(ref, record.job, param)
         artifact = next((artifact for artifact in record.artifacts if artifact.index == index), None)
         if artifact is None:
             state = f"is {record.state.value} and has {len(record.artifacts)} artifacts"
-            raise InputRejected(f"{param}: job {job_id} {state}; wait until it has succeeded", param=param)
-        wanted = kind_of(param)
-        if artifact.kind not in (wanted, "latents"):
-            what = f"{KINDS[artifact.kind]}, not {KINDS[wanted]}"
-            raise InputRejected(f"{param}: artifact {index} of job {job_id} is {what}", param=param)
+            raise InputRejected(f"{param}: job {job_id} {state}; it has no artifact {index}", param=param)
+        _check_artifact_kind(ref, artifact.kind, param)
         if artifact.location is not None:
             message = f"{param}: artifact {index} of job {job_id} is not stored here but at {artifact.location}"
             raise InputRejected(f"{message}; upload it, or send a URL of it", param=param)
@@ -125,6 +130,15 @@ class InputStore:
             )
         except NotFound:
             raise InputRejected(f"{param}: there is no job {job_id}, or it has been deleted", param=param) from None
+
+    def _expected(self, ref: ArtifactRef, job: Job, param: str) -> InputRef:
+        """Return the input that an artifact of a job that has not ended will be."""
+        check_is_made(ref, job, param)
+        _check_artifact_kind(ref, artifact_kind(job), param)
+        spec = None if self.catalog is None else self.catalog.find(job.model)
+        expected = expected_input(ref, job, XL_SCALE if spec is None else spec.latent_scale)
+        check_pixels(expected, self.settings.max_input_pixels, param)
+        return expected
 
     async def _put_url(self, url: str, param: str) -> InputRef:
         scheme = url[:8].lower()
@@ -203,6 +217,14 @@ def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:
         hidden_frames=image.hidden_frames,
         duration_s=image.duration_s,
     )
+
+
+def _check_artifact_kind(ref: ArtifactRef, kind: str, param: str) -> None:
+    """Raise `InputRejected` for an artifact of another kind than the field takes."""
+    wanted = kind_of(param)
+    if kind not in (wanted, "latents"):
+        what = f"{KINDS[kind]}, not {KINDS[wanted]}"
+        raise InputRejected(f"{param}: artifact {ref.artifact} of job {ref.job} is {what}", param=param)
 
 
 def kind_of(param: str) -> str:

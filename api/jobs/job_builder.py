@@ -19,7 +19,7 @@ from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import InputRef, Job
-from shared.job_fields import MAX_DURATION_S, Task
+from shared.job_fields import MAX_DURATION_S, MAX_PARENTS, Task
 from shared.model_inputs import extra_faults
 from shared.queue import Queue, Submission
 from shared.runtime import tracing
@@ -64,8 +64,11 @@ async def build_job(
     fetcher = AdapterFetcher(tenant, spec, services.queue, services.storage, services.settings)
     choices = await fetcher.resolve(request.adapters) if request.fetches_adapters else request.adapters
     adapters = await current_adapters(choices, spec, tenant, services.queue)
-    store = InputStore(tenant, services.queue, services.storage, services.settings, base_url=base_url)
+    store = InputStore(
+        tenant, services.queue, services.storage, services.settings, base_url=base_url, catalog=services.catalog
+    )
     job = with_inputs(resolved, request, spec, await store_inputs(request, store))
+    check_parents(job)
     webhook = job.webhook
     if webhook_version is not None and webhook is not None:
         webhook = webhook.model_copy(update={"version": webhook_version})
@@ -79,6 +82,14 @@ async def build_job(
         at_ms = now_ms()
         changes |= {"id": new_id("job", at_ms), "created_at_ms": at_ms}
     return job.model_copy(update=changes)
+
+
+def check_parents(job: Job) -> None:
+    """Raise `InvalidRequest` for a job that waits for too many others."""
+    if len(job.parents) > MAX_PARENTS:
+        param = "after" if job.after else next(iter(job.inputs))
+        message = f"{param}: the job waits for {len(job.parents)} others, with those that make its inputs"
+        raise InvalidRequest(f"{message}; at most {MAX_PARENTS} are allowed", param=param)
 
 
 def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inputs) -> Job:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,11 +47,14 @@ QUEUE_PAUSED = QueueObject(position=None, eta_s=None, reason=QueueReason.PAUSED)
 
 
 class ImageObject(BaseModel):
-    """A stored input image, or latents, of which width and height are their own; or a sound."""
+    """An input image, or latents, of which width and height are their own; or a sound. It is stored, or was an artifact
+    of a job that had not ended, and is what that job makes."""
 
-    id: str
+    id: str | None = Field(description="Null of an artifact of a job that had not ended.")
+    job: str | None = Field(None, description="The job that had not ended.")
+    artifact: int | None = Field(None, description="The index of its artifact.")
     content_type: str
-    bytes: int
+    bytes: int | None = Field(description="Null of an artifact of a job that had not ended.")
     width: int
     height: int
     duration_s: float | None = Field(None, description="Of a sound, whose width and height are 0.")
@@ -275,11 +278,16 @@ _request_fields = attrgetter(*_REQUEST_FIELDS)
 
 
 def _image(image: InputRef) -> ImageObject:
-    return ImageObject(**image.model_dump(exclude={"key"}))
+    return ImageObject(**_input_fields(image))
 
 
 def _video(video: InputRef) -> VideoObject:
-    return VideoObject(**video.model_dump(exclude={"key"}))
+    return VideoObject(**_input_fields(video))
+
+
+def _input_fields(ref: InputRef) -> dict[str, Any]:
+    fields = ref.model_dump(exclude={"key", "source"})
+    return fields if ref.source is None else fields | {"id": None, "bytes": None} | ref.source.model_dump()
 
 
 def _output(output: Destination) -> OutputObject:

@@ -16,6 +16,7 @@ from api.submission import RETRIED, submit_retries
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.job_fields import MAX_DEADLINE_S, Priority
+from shared.queue import Queue
 from shared.queue.maintenance.changes import JobUpdate
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -133,7 +134,7 @@ async def retry_job(job_id: str, context: JobContext) -> Response:
 
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409, 422, 503))
 async def delete_job(job_id: str, context: JobContext) -> Response:
-    """Delete a job that has ended, and its images; cancel other jobs first (409)."""
+    """Delete a job that has ended, and its images; cancel other jobs first (409), also those that start from them."""
     record = await context.find_job(job_id)
     if not record.state.terminal:
         raise Conflict(f"job {job_id} is {record.state.value}; cancel it first", param="id")
@@ -143,6 +144,15 @@ async def delete_job(job_id: str, context: JobContext) -> Response:
 
 
 async def delete_ended(record: JobRecord, context: JobContext) -> bool:
-    """Delete a job that has ended, and its images; False if it is gone."""
-    await context.services.storage.delete_prefix(f"jobs/{record.job.id}/")
-    return await context.services.queue.jobs.forget(record.job.id)
+    """Delete a job that has ended, and its images; False if it is gone. Raises `Conflict` while another needs it."""
+    job_id, queue = record.job.id, context.services.queue
+    await check_unneeded(job_id, queue)
+    await context.services.storage.delete_prefix(f"jobs/{job_id}/")
+    return await queue.jobs.forget(job_id)
+
+
+async def check_unneeded(job_id: str, queue: Queue) -> None:
+    """Raise `Conflict` for a job from whose artifacts one starts that has not ended."""
+    child = await queue.jobs.needed_by(job_id)
+    if child is not None:
+        raise Conflict(f"job {job_id} has an artifact from which job {child} starts; cancel that one first", param="id")

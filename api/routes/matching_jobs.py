@@ -15,7 +15,7 @@ from api.http.openapi import problems
 from api.routes.job_changes import UPDATE_BODY, delete_ended, read_update
 from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
 from api.submission import RETRIED, IdempotencyKey, idempotency, reserved_id, submit_retries
-from shared.errors import FusequeueError, InvalidRequest
+from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord
 from shared.queue.records import SubmitResult
 from shared.runtime.clock import now_ms
@@ -191,13 +191,20 @@ def handled_retries(results: Sequence[SubmitResult | FusequeueError]) -> int:
 @router.delete("/v1/jobs", responses=problems(422, 503), dependencies=[_KNOWN])
 async def delete_jobs(request: Request, context: MatchingContext, query: MatchingQuery) -> JobPiece:
     """Delete the jobs that match the filters, of which at least one is required, and their images. Jobs that have not
-    ended are skipped: cancel them first. A request handles a bounded number of jobs, newest first."""
+    ended are skipped, and those from which others start: cancel them first. A request handles a bounded number of jobs,
+    newest first."""
+
+    async def unless_needed(record: JobRecord) -> bool:
+        try:
+            return await delete_ended(record, context)
+        except Conflict:
+            return False
 
     async def delete(records: list[JobRecord]) -> _Applied:
         done: list[bool] = []
         for start in range(0, len(records), _CONCURRENT):
             piece = records[start : start + _CONCURRENT]
-            done += await asyncio.gather(*(delete_ended(record, context) for record in piece))
+            done += await asyncio.gather(*(unless_needed(record) for record in piece))
         return _chosen([record.job.id for record in records], done)
 
     change = _Change("delete", lambda record: record.state.terminal, delete, MAX_DELETED)

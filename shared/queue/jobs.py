@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from shared.config.adapters import uploaded_ids
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
-from shared.job import InputRef, JobRecord, encode
+from shared.job import InputRef, Job, JobRecord, encode
 from shared.job_fields import OnDeadline, OnParentFailure
 from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.maintenance.dependents import unfinished_dependents
 from shared.queue.maintenance.retention import EndedJob
 from shared.queue.order.facts import place_facts
 from shared.queue.order.position import QueuePosition, queue_position
@@ -107,7 +108,7 @@ class Jobs(QueueComponent):
         if code == "mismatch":
             return _mismatch()
         if code == "parent":
-            return _no_parent(int(detail), str(reply[2]))
+            return _no_parent(submission.job, int(detail), str(reply[2]))
         if code == "quota":
             return quota_exceeded(submission.job.tenant, detail, int(reply[2]) if reply[2] else None)
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
@@ -228,6 +229,14 @@ class Jobs(QueueComponent):
         await self._scripts.resume_jobs(job_id)
         return await self.get(job_id)
 
+    async def needed_by(self, job_id: str) -> str | None:
+        """Return a job that has not ended and starts from an artifact of this one, or None."""
+
+        async def attempt(transaction: Transaction) -> str | None:
+            return (await unfinished_dependents(transaction, self._keys, [job_id])).get(job_id)
+
+        return await self._transact(attempt, when_full=True)
+
     async def forget(self, job_id: str) -> bool:
         """Delete a job that has ended and whose files the caller has deleted; False if there is none.
 
@@ -308,11 +317,15 @@ def _mismatch() -> IdempotencyMismatch:
     return IdempotencyMismatch("Idempotency-Key was used with another body; use a new key", param="Idempotency-Key")
 
 
-def _no_parent(place: int, state: str) -> InvalidRequest:
-    """Return the refusal of a job that cannot wait for one of its `after`."""
+def _no_parent(job: Job, place: int, state: str) -> InvalidRequest:
+    """Return the refusal of a job that cannot wait for one of its parents, by the field that names it."""
+    parent = job.parents[place]
+    inputs = (name for name, ref in job.inputs.items() if ref.source is not None and ref.source.job == parent)
+    param = next(inputs, None)
     known = {"gone": "there is no such job", "full": f"{scripts.MAX_CHILDREN} jobs wait for it already"}
-    reason = known.get(state) or f'it is {state}; send on_parent_failure "run" to run all the same'
-    return InvalidRequest(f"after.{place}: {reason}", param=f"after.{place}")
+    remedy = 'send on_parent_failure "run" to run all the same' if param is None else "it has no result to start from"
+    param = param or f"after.{place}"
+    return InvalidRequest(f"{param}: {known.get(state) or f'it is {state}; {remedy}'}", param=param)
 
 
 def _digest(idempotency_key: str) -> str:
@@ -358,10 +371,11 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         created=job.created_at_ms,
         time_limit_ms=job.time_limit_ms,
         not_before=job.not_before_ms,
-        after=" ".join(job.after),
+        after=" ".join(job.parents),
         on_parent="" if job.on_parent_failure is OnParentFailure.FAIL else job.on_parent_failure.value,
         batch=job.batch_id or "",
-        input=" ".join(sorted({*(ref.id for ref in job.inputs.values()), *uploaded_ids(job.adapters)})),
+        sources=" ".join(job.sources),
+        input=" ".join(sorted({*(ref.id for ref in job.inputs.values() if ref.id), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
         video=1 if job.task.makes_video else None,

@@ -68,7 +68,7 @@ class RedisKeys:
 
     schema = _Single("string", bound="one number")
     # Jobs and the queue
-    job = _Family("id", "hash", bound="the quota of kept jobs", ttl="once it has ended")
+    job = _Family("id", "hash", bound="the quota of kept jobs", ttl="once it has ended and has no dependents")
     lane = _Family("sig priority tenant", "stream", live="holds jobs; deleted when empty")
     lanes = _Family("sig priority", "zset", live="lanes with queued jobs")
     front = _Family("sig", "zset", live="queued jobs that were released or skipped")
@@ -99,6 +99,7 @@ class RedisKeys:
     later_jobs = _Family("tenant", "set", live="jobs for later")
     children = _Family("id", "zset", live="jobs that wait for the end of a job: 10,000")
     told = _Family("event", "zset", live="those of a job that has ended, until they are told")
+    dependents = _Family("id", "zset", live="jobs that start from an artifact of a job, and have not ended: 10,000")
     ended_parents = _Single("zset", live="jobs that have ended and have such, by when; `state|id|event`")
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")

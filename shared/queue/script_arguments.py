@@ -25,6 +25,7 @@ class SubmitArgs(NamedTuple):
     not_before: int | None
     after: str
     on_parent: str
+    sources: str
     batch: str
     input: str
     idempotency: str

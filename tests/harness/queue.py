@@ -110,12 +110,14 @@ async def check_keys(queue: Queue) -> None:
 
 
 async def _alive(queue: Queue, name: str) -> bool:
-    """Return whether the key belongs to a job that has not ended, or to an input of one."""
-    kind, _, _ = name.partition(":")
-    name = queue.client.redis_keys.prefix + name
+    """Return whether the key belongs to a job that has not ended, to an input of one, or to its source."""
+    kind, _, job_id = name.partition(":")
+    redis, keys = queue.client.redis, queue.client.redis_keys
     if kind == "job":
-        return await queue.client.redis.hget(name, "state") in ("queued", "running")
-    return kind == "input" and int(await queue.client.redis.hget(name, "live") or 0) > 0
+        jobs = [job_id, *await redis.zrange(keys.dependents(job_id), 0, -1)]
+        states = [await redis.hget(keys.job(one), "state") for one in jobs]
+        return not {"queued", "running"}.isdisjoint(states)
+    return kind == "input" and int(await redis.hget(keys.prefix + name, "live") or 0) > 0
 
 
 async def redis_ms(queue: Queue) -> float:

@@ -12,7 +12,7 @@ from api.webhook_messages import MAX_BODY_BYTES, encode
 from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest, UnknownModel
-from shared.job import Job, JobRecord, State
+from shared.job import InputRef, Job, JobRecord, State
 from shared.job_fields import SENT_FIELDS, ChosenFields, Medium
 
 _INPUT_FIELDS = frozenset((*SENT_FIELDS, *ChosenFields.model_fields)).difference(
@@ -108,15 +108,20 @@ def input_of(job: Job) -> dict[str, Any]:
     if job.adapters:
         values["adapters"] = [adapter.model_dump() for adapter in job.adapters]
     if len(job.images) > 1:
-        values["images"] = [ref.id for ref in job.images]
+        values["images"] = [_sent(ref) for ref in job.images]
     elif job.images:
-        values["image"] = job.images[0].id
+        values["image"] = _sent(job.images[0])
     names = ("mask", "last_image", "video", "face_video", "audio")
-    values |= {name: ref.id for name in names if (ref := getattr(job, name)) is not None}
+    values |= {name: _sent(ref) for name in names if (ref := getattr(job, name)) is not None}
     if job.controls:
         pairs = zip(job.controls, job.control_images, strict=True)
-        values["controls"] = [{**control.model_dump(exclude={"kind"}), "image": ref.id} for control, ref in pairs]
+        values["controls"] = [{**control.model_dump(exclude={"kind"}), "image": _sent(ref)} for control, ref in pairs]
     return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _sent(ref: InputRef) -> str | dict[str, Any]:
+    """Return what names an input image in a request."""
+    return ref.id if ref.source is None else ref.source.model_dump()
 
 
 def webhook_body(record: JobRecord, version: str, event: str, base_url: str) -> bytes:

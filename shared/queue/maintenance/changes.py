@@ -47,7 +47,7 @@ class JobUpdate:
 
     def ends_early(self, record: JobRecord) -> bool:
         """Return whether the new deadline of a job for later could be before it is due."""
-        due_ms = math.inf if record.job.after else record.job.not_before_ms or 0
+        due_ms = math.inf if record.job.parents else record.job.not_before_ms or 0
         return record.waits and 0 < (self.time_limit_ms or 0) <= due_ms - now_ms()
 
 

@@ -90,7 +90,8 @@ class DeadLetters(QueueComponent):
     async def _redrive(self, job_id: str, transaction: Transaction) -> bool:
         """Queue a job again, to run solo. Its epoch continues, so that object keys never collide."""
         name, letters = self._keys.job(job_id), self._keys.dead_letters
-        letter, (state, inputs) = await transaction.read(("ZSCORE", letters, job_id), ("HMGET", name, "state", "input"))
+        letter, row = await transaction.read(("ZSCORE", letters, job_id), ("HMGET", name, "state", "input", "sources"))
+        state, inputs, sources = row
         job = await EndedJob.read(transaction, self._keys, job_id)
         if letter is None or state != "failed" or job is None:
             return False
@@ -101,6 +102,7 @@ class DeadLetters(QueueComponent):
         transaction.write("HDEL", name, *_OF_EARLIER_RUNS)
         transaction.write("HSET", name, "solo", 1)
         transaction.call("hold_inputs", job.tenant, inputs or "")
+        transaction.call("hold_sources", job_id, sources or "")
         transaction.call("requeue", job_id, "solo")
         return True
 

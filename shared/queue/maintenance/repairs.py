@@ -15,14 +15,14 @@ from shared.job_fields import Priority
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.groups import has_state
-from shared.queue.maintenance.retention import UNFINISHED
+from shared.queue.maintenance.dependents import UNFINISHED
 from shared.queue.records import RANKS
 from shared.queue.transactions import Command, TooManyConflicts, Transaction
 
 _ENTRIES = 100  # of a lane, read at once
 _FIELDS = (
     *("state", "tenant", "sig", "model", "rank", "src", "entry", "slots", "solo"),
-    *("deadline", "start_by", "on_deadline", "group", "parents"),
+    *("deadline", "start_by", "on_deadline", "group", "parents", "sources"),
 )
 _PAUSED = ("state", "src")
 _RETURNED = {"solo": "solo", "dated": "dated"}
@@ -119,6 +119,8 @@ class Repairs(QueueComponent):
         state = job.get("state") if {"tenant", "sig"} <= job.keys() else None
         if state and "group" in job:
             yield self._group_state(job_id, job, state)
+        if state in UNFINISHED and "sources" in job:
+            yield self._sources(job_id, job["sources"])
         if state == "queued":
             lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
             yield self._place(job_id, job, lane)
@@ -187,6 +189,17 @@ class Repairs(QueueComponent):
 
         return _Check(reads, lambda told, *found: not told and not all(found[1::2]), link)
 
+    def _sources(self, job_id: str, sources: str) -> _Check:
+        """Check that a job is among those for which each of its sources is kept, as far as they are there."""
+        reads: list[Command] = []
+        for source in sources.split():
+            reads += [("EXISTS", self._keys.job(source)), ("ZSCORE", self._keys.dependents(source), job_id)]
+
+        def fails(*found: Any) -> bool:
+            return any(exists and since is None for exists, since in zip(found[::2], found[1::2], strict=True))
+
+        return _Check(reads, fails, lambda transaction, _: transaction.call("hold_sources", job_id, sources))
+
     def _deadline(self, job_id: str, job: dict[str, str]) -> Iterator[_Check]:
         if "start_by" in job or ("deadline" in job and job.get("on_deadline") != "run"):
             index = self._keys.deadlines if "start_by" in job else self._keys.late
@@ -209,8 +222,15 @@ class Repairs(QueueComponent):
         return _Check([("ZSCORE", self._keys.leases, job_id)], _is_missing, add)
 
     def _expiry(self, job_id: str) -> _Check:
+        """Check that the record of a job that has ended expires, unless others start from its artifacts."""
         name, kept_ms = self._keys.job(job_id), 1000 * self._client.policy("retention_s")
-        return _Check([("TTL", name)], lambda ttl: ttl == -1, lambda tr, _: tr.write("PEXPIRE", name, kept_ms))
+        reads: list[Command] = [("TTL", name), ("EXISTS", self._keys.dependents(job_id))]
+
+        def change(transaction: Transaction, replies: Sequence[Any]) -> None:
+            command = ("PERSIST", name) if replies[1] else ("PEXPIRE", name, kept_ms)
+            transaction.write(*command)
+
+        return _Check(reads, lambda ttl, needed: ttl >= 0 if needed else ttl == -1, change)
 
     def _orders(self, lane: _Lane, model: str, head: str | None = None) -> _Check:
         """Check a lane's place in the orders, and its tenant's signatures; `head` is the first entry of its stream."""

@@ -11,12 +11,14 @@ from shared.inputs import adapter_store
 from shared.queue.checkpoints import checkpoint_prefix
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
+from shared.queue.maintenance.dependents import UNFINISHED, unfinished_dependents
 from shared.queue.quotas import parts_size
 from shared.queue.records import ExpiredItem
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.transactions import Command, Transaction
 
-UNFINISHED = ("queued", "running")
+NEEDED_AGAIN_MS = 600_000
+"""After which a job that others start from is looked at again."""
 
 
 class EndedJob(NamedTuple):
@@ -67,8 +69,9 @@ class Retention(QueueComponent):
     async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
         """Return items whose retention has ended; remove each from storage, then call `forget_item`.
 
-        Inputs and adapters that a job uses and files that a batch reads are postponed; of an input that was stored
-        again, only the old object is returned. A job that was deleted and submitted again is kept.
+        Inputs and adapters that a job uses, files that a batch reads and jobs from which others start are postponed; of
+        an input that was stored again, only the old object is returned. A job that was deleted and submitted again is
+        kept.
         """
         return await self._transact(partial(self._expired, limit), when_full=True)
 
@@ -79,6 +82,8 @@ class Retention(QueueComponent):
         rows = [row for row, at in due if float(at) <= transaction.now_ms]
         places = await transaction.read(*(("ZSCORE", self._keys.retention, row) for row in rows))
         users = await transaction.read(*map(self._user_of, rows))
+        jobs = [row.split("|")[2] for row in rows if row.startswith("job|")]
+        needed = await unfinished_dependents(transaction, self._keys, jobs)
         again_ms = transaction.now_ms + 1000 * self._client.policy("input_retention_s")
         expired = []
         for row, place, user in zip(rows, places, users, strict=True):
@@ -88,6 +93,9 @@ class Retention(QueueComponent):
             if kind in ("job", "checkpoint") and user[0] in UNFINISHED:
                 transaction.write("ZREM", self._keys.retention, row)
                 transaction.call("count_footprint", tenant, "".join(size), "")
+                continue
+            if kind == "job" and item_id in needed:
+                transaction.write("ZADD", self._keys.retention, transaction.now_ms + NEEDED_AGAIN_MS, row)
                 continue
             is_current = kind != "input" or not stored or (user[1] or stored) == stored
             if kind in ("input", "file", "adapter") and is_current and int(user[0] or 0) > 0:

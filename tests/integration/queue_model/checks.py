@@ -64,6 +64,7 @@ class Checker:
             await self._depths()
             await self._usage()
             await self._groups()
+            await self._dependents()
 
     async def _records(self) -> None:
         ids = list(self.model.jobs)
@@ -141,7 +142,7 @@ class Checker:
     def _inputs(self, live: dict[str, str | None]) -> None:
         """Check that each input is held by exactly the unfinished jobs that use it."""
         unfinished = (*self.model.queued().values(), *self.model.running().values())
-        users = Counter(job.tenant for job in unfinished if job.submission.job.images)
+        users = Counter(job.tenant for job in unfinished if any(ref.id for ref in job.submission.job.images))
         assert {tenant: int(number or 0) for tenant, number in live.items()} == {
             tenant: users[tenant] for tenant in live
         }
@@ -199,6 +200,19 @@ class Checker:
             groups, _ = await self.queue.groups.page(tenant, None, 10)
             seen = {group.name: {name: count for name, count in group.jobs.items() if count} for group in groups}
             assert seen == ({GROUP: expected[tenant]} if tenant in expected else {}), tenant
+
+    async def _dependents(self) -> None:
+        """Check that each job is kept for exactly those that start from it, and that its record then has no TTL."""
+        keys, ids = self.queue.client.redis_keys, list(self.model.jobs)
+        async with self.queue.client.redis.pipeline(transaction=False) as pipe:
+            for job_id in ids:
+                pipe.zrange(keys.dependents(job_id), 0, -1)
+                pipe.ttl(keys.job(job_id))
+            replies = await pipe.execute()
+        for job_id, children, ttl in zip(ids, replies[::2], replies[1::2], strict=True):
+            job = self.model.jobs[job_id]
+            assert set(children) == self.model.dependents(job_id), job_id
+            assert job.forgotten or (ttl >= 0) == (job.state.terminal and not children), job_id
 
 
 def _event(entry: Entry) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from integration.queue_model.checks import GROUP, KEPT, SUBSCRIBED, Checker
 from integration.queue_model.model import QueueModel
 
+from shared.artifact_ref import ArtifactRef
 from shared.auth import TenantLimits
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import Artifact, InputRef, Outcome, Phase, Progress, State, Webhook
@@ -69,6 +70,7 @@ spec = st.builds(
             *((), ("webhook",), ("deadline",), ("deadline", "run"), ("image",), ("webhook", "deadline", "image")),
             *(("later",), ("later", "webhook", "deadline", "image"), ("after",), ("after", "after", "anyway")),
             *(("after", "deadline"), ("after", "later", "image"), ("after", "after"), ("after", "after", "anyway")),
+            *(("source",), ("source", "deadline"), ("source", "after", "anyway"), ("source", "image", "later")),
         )
     ),
 )
@@ -168,6 +170,8 @@ class QueueMachine(RuleBasedStateMachine):
             fields["webhook"] = Webhook(url="https://job.invalid/", states=(State.QUEUED, State.FAILED))
         if "image" in one.extras:
             fields |= {"images": (self.inputs[one.tenant],), "task": Task.IMAGE_TO_IMAGE}
+        if "source" in one.extras and (sources := self._parents(one)):
+            fields |= {"images": (*fields.get("images", ()), _artifact_of(sources[0])), "task": Task.IMAGE_TO_IMAGE}
         fingerprint = one.fingerprint if one.key else None
         return self.make(idempotency_key=one.key, fingerprint=fingerprint, **fields)
 
@@ -180,7 +184,7 @@ class QueueMachine(RuleBasedStateMachine):
         jobs = running + queued[: max(0, 2 - len(running))]
         if not jobs or one.parents[0] % 16 == 0:
             jobs = list(self.model.jobs)
-        count = one.extras.count("after")
+        count = max(1, one.extras.count("after"))
         return tuple(dict.fromkeys(jobs[number % len(jobs)] for number in one.parents[:count])) if jobs else ()
 
     @operation(tenant=st.sampled_from(TENANTS), queued=st.sampled_from((None, 3)), slots=st.sampled_from((None, 1, 3)))
@@ -463,7 +467,7 @@ class QueueMachine(RuleBasedStateMachine):
             job_id = _select(self.model.jobs, which)[0]
             if by_retention:
                 self.run(end_retention(self.queue, job_id))
-                self.model.forget(job_id)
+                _ = self.model.dependents(job_id) or self.model.forget(job_id)
             else:
                 assert self.run(self.queue.jobs.forget(job_id)) == self.model.forget(job_id)
 
@@ -539,6 +543,11 @@ def _kind(reply: SubmitResult | FusequeueError) -> str:
     if isinstance(reply, SubmitResult):
         return "replayed" if reply.replayed else "queued"
     return {IdempotencyMismatch: "mismatch", QueueFull: "full", InvalidRequest: "invalid"}[type(reply)]
+
+
+def _artifact_of(job_id: str) -> InputRef:
+    source = ArtifactRef(job=job_id)
+    return InputRef(id="", key="", content_type="image/png", bytes=0, width=64, height=64, source=source)
 
 
 def _input(tenant: str) -> InputRef:

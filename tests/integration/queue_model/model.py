@@ -154,16 +154,16 @@ class QueueModel:
         share = room * max(1, limit / (MAX_QUEUED_JOBS - limit)) if limit < MAX_QUEUED_JOBS else math.inf
         if mine >= min(limit, share) or not room:
             return "full", ""
-        parents = [self.jobs.get(parent) for parent in submission.job.after]
+        parents = [self.jobs.get(parent) for parent in submission.job.parents]
         if not all(one is not None and not one.forgotten and one.tenant == tenant for one in parents):
             return "invalid", ""
-        ended = {one.state for one in parents if one is not None and one.state.terminal}
-        if ended - {State.SUCCEEDED} and submission.job.on_parent_failure is OnParentFailure.FAIL:
+        failed = [one for one in parents if one is not None and one.state.terminal and one.state is not State.SUCCEEDED]
+        if any(not _runs_after(submission.job, one.submission.job.id) for one in failed):
             return "invalid", ""
         history = [] if known is None else known.history
         self.jobs[job_id] = ModelJob(submission, history)
         self.jobs[job_id].has_deadline = submission.job.time_limit_ms is not None
-        left = {one for one in submission.job.after if not self.jobs[one].state.terminal}
+        left = {one for one in submission.job.parents if not self.jobs[one].state.terminal}
         self.jobs[job_id].parents, self.jobs[job_id].counts_later = left, bool(left)
         self.jobs[job_id].waiting = submission.job.not_before_ms is not None or bool(left)
         self.jobs[job_id].due = submission.job.not_before_ms is None
@@ -247,7 +247,7 @@ class QueueModel:
     def _tell(self, child: str, parent: str, state: State) -> None:
         job = self.jobs[child]
         if parent in job.parents:
-            if state is not State.SUCCEEDED and job.submission.job.on_parent_failure is OnParentFailure.FAIL:
+            if state is not State.SUCCEEDED and not _runs_after(job.submission.job, parent):
                 return self.end(child, State.FAILED)
             job.parents.discard(parent)
 
@@ -302,9 +302,19 @@ class QueueModel:
         self.set_state(job_id, State.QUEUED)
         return True
 
+    def dependents(self, job_id: str) -> set[str]:
+        """Return the jobs that have not ended and start from an artifact of a job."""
+        unfinished = self.with_state(State.QUEUED, State.RUNNING).items()
+        return {child for child, job in unfinished if job_id in job.submission.job.sources}
+
     def forget(self, job_id: str) -> bool:
         job = self.jobs[job_id]
         if job.forgotten or not job.state.terminal:
             return False
         job.forgotten, job.dead_letter = True, False
         return True
+
+
+def _runs_after(job: Job, parent: str) -> bool:
+    """Return whether a job is to run after a parent that has not succeeded."""
+    return job.on_parent_failure is OnParentFailure.RUN and parent not in job.sources

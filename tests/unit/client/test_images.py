@@ -82,6 +82,20 @@ async def test_a_result_is_the_next_image(api: AsyncClient, next_job: Next, work
             assert [image.id for image in (await next_job()).job.images] == [expected]
 
 
+async def test_a_job_that_has_not_run_is_the_next_image(api: AsyncClient) -> None:
+    job = await api.submit("demo", PROMPT)
+    for source in (job, job.id, {"job": job}, {"job": job.id, "artifact": 0}):
+        with row(source):
+            image: Any = source
+            child = await api.submit("demo", PROMPT, image=image, strength=0.5)
+            assert child.image is not None
+            assert (child.image.job, child.image.artifact, child.image.id) == (job.id, 0, None)
+            assert child.queue is not None
+            assert child.queue.reason == "waiting"
+    with pytest.raises(Invalid, match="artifact is at most 0, not 3"):
+        await api.submit("demo", PROMPT, image={"job": job, "artifact": 3}, strength=0.5)
+
+
 async def test_all_fields_that_are_images_are_uploaded() -> None:
     bodies: list[dict[str, Any]] = []
     job = {"id": "job_1", "status": "queued", "model": "m", "prompt": "x", "seed": 1, "n": 1, "steps": 1}

@@ -15,6 +15,7 @@ import pytest
 import structlog
 from harness.queue import end, lose, put
 
+from shared.artifact_ref import ArtifactRef
 from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageRefused, StorageUnavailable, without_places
@@ -267,6 +268,35 @@ async def test_an_input_that_storage_refuses_for_good_fails_its_job(
     assert record.error is not None
     assert (record.error.code, record.error.param, reads) == ("input_missing", "image", MAX_FAULTS)
     assert record.error.message == "the input image cannot be read: storage: returned a damaged object"
+
+
+async def test_a_job_reads_what_another_one_has_made_since_it_was_submitted(
+    harness: RunnerHarness, make_submission: Any
+) -> None:
+    def made_by(job_id: str, index: int) -> InputRef:
+        source = ArtifactRef(job=job_id, artifact=index)
+        return InputRef(id="", key="", content_type="image/png", bytes=0, width=64, height=64, source=source)
+
+    (source,) = await put(harness.queue, make_submission())
+    child, without = [
+        (await put(harness.queue, make_submission(images=(made_by(source, index),))))[0] for index in (0, 1)
+    ]
+    await harness.finish(*harness.run(await harness.claim()))
+    (stored,) = harness.stored()
+    claims = {claim.job.id: claim for claim in await harness.queue.claims.claim(WORKER, ["demo"], 8)}
+    _, failing = harness.run(claims[without])
+    claimed, running = harness.run(claims[child])
+    async with asyncio.timeout(10):
+        while len(harness.engine.requests) < 2:
+            await asyncio.sleep(0.01)
+        await failing
+    assert harness.engine.requests[-1].inputs.images == ((harness.root / stored).read_bytes(),)
+    await harness.finish(claimed, running)
+    record = await harness.queue.jobs.get(without)
+    assert record is not None
+    assert record.error is not None
+    assert (record.error.code, record.error.param) == ("input_missing", "image")
+    assert record.error.message.startswith(f"artifact 1 of job {source}")
 
 
 async def test_inputs_reach_the_engine_in_order_and_a_missing_one_fails_the_job(

@@ -117,8 +117,8 @@ def _sample_image(size: SampleSize) -> InputRef:
 
 
 def _sample_video(frames: int, fps: int) -> InputRef:
-    sides = {"width": VIDEO_SIDE, "height": VIDEO_SIDE}
-    return InputRef(id="sample", key="", content_type=VIDEO_TYPES[0], bytes=0, **sides, frames=frames, fps=fps)
+    video = InputRef(id="sample", key="", content_type=VIDEO_TYPES[0], bytes=0, width=VIDEO_SIDE, height=VIDEO_SIDE)
+    return video.model_copy(update={"frames": frames, "fps": fps})
 
 
 @lru_cache(4)

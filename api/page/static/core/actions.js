@@ -131,6 +131,12 @@ export async function each(ids, action, progress = () => {}, signal = null) {
   return { done, failure };
 }
 
+/** What names an input in a request: its id, or the artifact of another job that it is. */
+function inputName({ id, job, artifact }) {
+  if (id !== null) return id;
+  return artifact === 0 ? job : new URL(`v1/jobs/${job}/artifacts/${artifact}`, document.baseURI).href;
+}
+
 /** The body that would make this job again; that of a job without its model names some of the model's defaults too. */
 export function bodyOf(job, model = null) {
   const body = job.prompt ? { model: job.model, prompt: job.prompt } : { model: job.model };
@@ -143,21 +149,21 @@ export function bodyOf(job, model = null) {
     delete body.width; // 0 of sounds; those of a mesh's thumbnail, which requests cannot choose
     delete body.height;
   }
-  if (job.audio) body.audio = job.audio.id;
+  if (job.audio) body.audio = inputName(job.audio);
   // Presigned URLs are shown without their signatures: they cannot be used again.
   const { bucket, prefix } = job.output ?? {};
   if (bucket) body.output = prefix ? { bucket, prefix } : { bucket };
-  if (job.images.length === 1) body.image = job.images[0].id;
-  if (job.images.length > 1) body.images = job.images.map((image) => image.id);
-  if (job.mask) body.mask = job.mask.id;
-  if (job.last_image) body.last_image = job.last_image.id;
-  if (job.video) body.video = job.video.id;
-  if (job.face_video) body.face_video = job.face_video.id;
+  if (job.images.length === 1) body.image = inputName(job.images[0]);
+  if (job.images.length > 1) body.images = job.images.map(inputName);
+  if (job.mask) body.mask = inputName(job.mask);
+  if (job.last_image) body.last_image = inputName(job.last_image);
+  if (job.video) body.video = inputName(job.video);
+  if (job.face_video) body.face_video = inputName(job.face_video);
   if (job.adapters.length) body.adapters = job.adapters.map(({ id, scale }) => ({ id, scale }));
   if (job.controls.length) {
     body.controls = job.controls.map(({ id, image, scale, start, end }) => ({
       id,
-      image: image.id,
+      image: inputName(image),
       scale,
       start,
       end,

@@ -67,6 +67,7 @@ function Enlargeable({ job, artifact, others, size = "" }) {
 export function useInputUrl(id) {
   const [url, setUrl] = useState(null);
   useEffect(() => {
+    if (!id.startsWith("in_")) return; // it is an artifact, which its own job shows
     const path = `v1/inputs/${id}/content`;
     if (!hasKey()) return setUrl(new URL(path, document.baseURI).href);
     let made = null;
@@ -87,6 +88,7 @@ export function useInputUrl(id) {
 
 /** An input of a job; that of another tenant's is only named, as the service gives it to nobody else. */
 export function InputImage({ image, name, isForeign }) {
+  if (image.job) return html`<figure class="input-image"><figcaption>${name} · ${sizeText(image)} of <a class="mono" href=${jobHref({ id: image.job })}>${image.job}</a></figcaption></figure>`;
   if (isForeign) return html`<figure class="input-image"><figcaption>${name} · ${sizeText(image)} <span class="mono">${image.id}</span></figcaption></figure>`;
   return html`<${OwnInput} image=${image} name=${name} />`;
 }

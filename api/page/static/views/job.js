@@ -277,7 +277,7 @@ function Request({ job }) {
       <div class="prompt-text"><p>${job.prompt || words(job.task)}</p>
         ${job.negative_prompt && html`<p class="hint">without: ${job.negative_prompt}</p>`}</div>
       ${inputs.length > 0 && html`<div class="inputs">
-        ${inputs.map(([name, image]) => html`<${InputImage} key=${name + image.id} name=${name} image=${image} isForeign=${isForeign(job.tenant)} />`)}
+        ${inputs.map(([name, image]) => html`<${InputImage} key=${name + (image.id ?? image.job)} name=${name} image=${image} isForeign=${isForeign(job.tenant)} />`)}
         </div>`}
       <${Facts} facts=${{
         Tenant: job.tenant,

@@ -205,8 +205,9 @@ class BatchRunner:
         with tracing.new_trace("submit"):
             request = await self._with_adapters(request)
             job = await job_builder.build_job(resolved, request, context, base_url=batch.base_url)
-        if job.after:
-            raise InvalidRequest("after: a line of a batch cannot wait for other jobs", param="after")
+        if job.parents:
+            param = "after" if job.after else next(name for name, ref in job.inputs.items() if ref.source is not None)
+            raise InvalidRequest(f"{param}: a line of a batch cannot wait for other jobs", param=param)
         left_ms = batch.expires_at_ms - max(self._clock.now_ms(), job.not_before_ms or 0)
         if job.not_before_ms is not None and left_ms <= 0:
             raise InvalidRequest("not_before is after the end of the batch", param="not_before")

@@ -1,16 +1,16 @@
--- NEEDS children events inputs later place footprint latest_start spending groups
+-- NEEDS children events inputs later place footprint latest_start spending groups sources
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
 --          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
 --          and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
---          `sync_call`: 'digest process' of a request that waits for the job
+--          `sync_call`: 'digest process' of a request that waits for the job; `after`: its parents, among them its `sources`
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
 --          limit of queued jobs, ms between the ends of jobs | ''}, {'quota', its name, when it resets (ms) | ''}, or
 --          {'parent', place of the one in `after` that it cannot wait for, its state | 'gone' | 'full'}
 -- Fields of the job's hash that are left out when empty. `deadline` is now, or when a job for later is due,
 -- plus the time limit.
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps', 'group', 'parents', 'on_parent',
-  'limit'}
+  'limit', 'sources'}
 local now = clock_ms()
 local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0)
 total = total + redis.call('ZCARD', key.paused) + redis.call('ZCARD', key.later)
@@ -181,6 +181,7 @@ local function enter(job)
   if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
   if job.group ~= '' then note_group(job) end
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
+  sources.hold(job.id, job.sources, now)
   total, of_tenant[job.tenant] = total + 1, of_tenant[job.tenant] + 1
 end
 
@@ -191,10 +192,12 @@ local function wrong_parent(job)
   for parent in string.gmatch(job.after, '%S+') do
     local known = redis.call('HMGET', key.job(parent), 'state', 'tenant')
     local state = known[2] == job.tenant and known[1] or 'gone'
+    local is_source = sources.has(job.sources, parent)
+    if is_source and redis.call('ZCARD', key.dependents(parent)) >= conf.max_children then return at, 'full' end
     if state == 'queued' or state == 'running' then
       if redis.call('ZCARD', key.children(parent)) >= conf.max_children then return at, 'full' end
       table.insert(left, parent)
-    elseif state == 'gone' or (state ~= 'succeeded' and job.on_parent ~= 'run') then
+    elseif state == 'gone' or (state ~= 'succeeded' and (is_source or job.on_parent ~= 'run')) then
       return at, state
     end
     at = at + 1

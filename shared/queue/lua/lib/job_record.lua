@@ -5,7 +5,7 @@ local job_record = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
   'charged', 'size', 'start_by', 'on_deadline', 'steps', 'checkpoint', 'checkpoint_size', 'left', 'paused', 'group',
-  'wait_until', 'parents'}
+  'wait_until', 'parents', 'sources'}
 
 -- The fields of a job that scripts need, or nil.
 function job_record.load(id)

@@ -1,4 +1,4 @@
--- NEEDS events inputs batch_turns children dead_letters job_record later paused queue latest_start usage groups
+-- NEEDS events inputs batch_turns children dead_letters job_record later paused queue latest_start usage groups sources
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
@@ -33,9 +33,10 @@ function job_state.finish(id, job, state, now, keep_ms)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged', 'paused', 'wait_until', 'window',
     'max_batch', 'parents', 'on_parent', 'limit')
   if job.parents then children.unlink(id, job.parents) end
+  if job.sources then sources.release(id, job.sources, now) end
   children.note_end(id, state, event, now)
   if job.paused then paused.remove(id, job) end
-  redis.call('PEXPIRE', key.job(id), keep)
+  if not sources.is_needed(id) then redis.call('PEXPIRE', key.job(id), keep) end
   latest_start.unlist(id, job)
   local place = (job.batch or '') .. (job.group and '/' .. job.group or '') -- as `EndedJob.row`
   local row = table.concat({'job', job.tenant, id, place, job.size or ''}, '|')

@@ -1,4 +1,4 @@
--- NEEDS children job_record job_state later
+-- NEEDS children job_record job_state later sources
 -- Part of the scripts that tell jobs of the end of those that they wait for.
 
 local parents = {}
@@ -11,8 +11,8 @@ local function fail(id, job, parent, state, now)
   job_state.finish(id, job, 'failed', now)
 end
 
--- Tell a waiting job that one of its parents has ended. It fails if that has not succeeded, unless it is to run all the same;
--- after the last parent it is due, or at its own time.
+-- Tell a waiting job that one of its parents has ended. It fails if that has not succeeded, unless it is to run all the same
+-- and does not start from its result; after the last parent it is due, or at its own time.
 function parents.tell(id, parent, state, now)
   local job = job_record.load(id)
   if not job or job.state ~= 'queued' or not job.parents then return end
@@ -20,7 +20,8 @@ function parents.tell(id, parent, state, now)
   for one in string.gmatch(job.parents, '%S+') do if one ~= parent then table.insert(left, one) end end
   local rest = table.concat(left, ' ')
   if rest == job.parents then return end
-  if state ~= 'succeeded' and redis.call('HGET', key.job(id), 'on_parent') ~= 'run' then
+  local runs_anyway = redis.call('HGET', key.job(id), 'on_parent') == 'run' and not sources.has(job.sources, parent)
+  if state ~= 'succeeded' and not runs_anyway then
     return fail(id, job, parent, state, now)
   end
   children.unlink(id, parent)

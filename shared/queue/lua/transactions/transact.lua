@@ -1,5 +1,5 @@
 -- NEEDS batch_turns dead_letters events footprint inputs job_record job_state lane_changes latest_start queue tenants
--- NEEDS children groups later parents paused usage wakeups
+-- NEEDS children groups later parents paused sources usage wakeups
 -- Run what the caller has decided, if what it has read is still the same.
 -- args     when_full, fences, writes, added...
 --          `when_full`: also while Redis is full; `fences`: JSON list of commands with their replies by read_replies;
@@ -48,6 +48,8 @@ function FUNCTIONS.wait_for_parents(id, ended)
   local job = job_record.load(id)
   if job and job.parents then children.link(id, job.parents, now) end
 end
+
+function FUNCTIONS.hold_sources(id, ids) sources.hold(id, ids, now) end
 
 function FUNCTIONS.requeue(id, src)
   local job = job_record.load(id)

@@ -81,8 +81,10 @@ async def test_a_job_without_a_usable_image_is_refused_with_its_state(
     api: httpx.AsyncClient, fake_queue: Queue, acme: dict[str, str]
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY, headers=acme)).json()["id"]
-    queued = await api.post("/v1/jobs", json={**BODY, "image": job_id}, headers=acme)
-    assert queued.json()["detail"].startswith(f"image: job {job_id} is queued")
+    canceled = (await api.post("/v1/jobs", json=BODY, headers=acme)).json()["id"]
+    await api.post(f"/v1/jobs/{canceled}/cancel", headers=acme)
+    without = await api.post("/v1/jobs", json={**BODY, "image": canceled}, headers=acme)
+    assert without.json()["detail"].startswith(f"image: job {canceled} is canceled and has 0 artifacts")
     claim = await claimed(fake_queue, job_id)
     video = Artifact(
         index=0, kind="video", key="a.mp4", content_type="video/mp4", bytes=9, width=64, height=64, seed=1, frames=5
