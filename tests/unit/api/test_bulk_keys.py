@@ -79,10 +79,20 @@ async def test_an_image_names_an_earlier_line_too(api: httpx.AsyncClient, param:
     assert (refused["error"]["code"], refused["error"]["param"]) == ("parent_refused", param)
 
 
-async def test_an_image_is_the_result_of_an_earlier_line(
+async def test_a_graph_of_images_is_submitted_at_once(api: httpx.AsyncClient) -> None:
+    lines = [{"key": "a", "n": 2}, {"key": "b", "image": {"job": "a", "artifact": 1}}, {"image": {"job": "b"}}]
+    results = await send(api, *({"strength": 0.5 if "image" in line else None, **line} for line in lines))
+    a, b, c = await jobs(api, results)
+    assert (b["image"]["job"], b["image"]["artifact"], c["image"]["job"]) == (a["id"], 1, b["id"])
+    assert [job["queue"]["reason"] == "waiting" for job in (a, b, c)] == [False, True, True]
+    again = await send(api, {"key": "a"}, {"image": {"job": "a", "artifact": 1}, "strength": 0.5})
+    assert (again[1]["error"]["code"], again[1]["error"]["param"]) == ("invalid_input_image", "image")
+
+
+async def test_an_image_is_the_result_of_a_line_that_was_sent_before(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
-    """Also where the job of that line has ended before, in a request that is sent again."""
+    """Whose job has ended since."""
     lines = [{"key": "a"}, {"image": {"job": "a"}, "strength": 0.5}]
     (first,) = await send(api, *lines[:1], name="n")
     data = await finish(fake_queue, tmp_path, first["id"])
