@@ -355,6 +355,8 @@ def _submit_args(submission: Submission, process: str) -> SubmitArgs | InvalidRe
 
 def _written(submission: Submission, process: str) -> SubmitArgs:
     job = submission.job
+    inputs = {ref.id for ref in job.inputs.values()}
+    sources = job.sources if "" in inputs else ()  # most have none, and their inputs are read once
     idempotency = ""
     if submission.idempotency_key is not None:
         idempotency = f"{_digest(submission.idempotency_key)} {submission.fingerprint or ''}"
@@ -371,11 +373,11 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         created=job.created_at_ms,
         time_limit_ms=job.time_limit_ms,
         not_before=job.not_before_ms,
-        after=" ".join(job.parents),
+        after=" ".join(job.parents if sources else job.after),
         on_parent="" if job.on_parent_failure is OnParentFailure.FAIL else job.on_parent_failure.value,
         batch=job.batch_id or "",
-        sources=" ".join(job.sources),
-        input=" ".join(sorted({*(ref.id for ref in job.inputs.values() if ref.id), *uploaded_ids(job.adapters)})),
+        sources=" ".join(sources),
+        input=" ".join(sorted({*(inputs - {""}), *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
         video=1 if job.task.makes_video else None,

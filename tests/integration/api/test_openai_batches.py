@@ -238,6 +238,17 @@ async def test_a_line_for_later_starts_and_ends_within_the_window_of_its_batch(
     assert [row["error"]["param"] for row in read_lines(client, ended.error_file_id)] == ["not_before", "after"]
 
 
+async def test_a_line_cannot_start_from_a_job_that_has_not_ended(client: openai.OpenAI, context: BatchContext) -> None:
+    """Its deadline, the end of the batch, would count from an unknown time."""
+    job = client.post("/jobs", body={"model": "demo", "prompt": "x"}, cast_to=object)
+    assert isinstance(job, dict)
+    batch = create(client, [line(1, "/v1/jobs", image={"job": job["id"]}, strength=0.5)], "/v1/jobs")
+    await advance(context, batch.id)
+    (row,) = read_lines(client, client.batches.retrieve(batch.id).error_file_id)
+    assert row["error"]["param"] == "image"
+    assert "cannot wait" in row["error"]["message"]
+
+
 async def test_urls_in_the_output_of_a_keyed_service_need_no_key(serve: Callable[..., ApiThread]) -> None:
     """Of images and of jobs, until the images expire; a base64 image is the default, as in synchronous calls."""
     server = serve(auth="keys", presign_expires_s=60)
