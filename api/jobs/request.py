@@ -56,7 +56,8 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
     image: InputSource | None = Field(
         None,
         description="Start from this image: an id of `POST /v1/inputs`, a job's id for its first image, an object of "
-        "`job` and the index of its `artifact`, the URL of an artifact, a data URL or an https URL.",
+        "`job` and the index of its `artifact`, the URL of an artifact, a data URL or an https URL. A job "
+        "that has not ended is waited for.",
     )
     images: tuple[InputSource, ...] | None = Field(
         None,

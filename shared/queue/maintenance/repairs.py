@@ -191,14 +191,13 @@ class Repairs(QueueComponent):
 
     def _sources(self, job_id: str, sources: str) -> _Check:
         """Check that a job is among those for which each of its sources is kept, as far as they are there."""
-        reads: list[Command] = []
-        for source in sources.split():
-            reads += [("EXISTS", self._keys.job(source)), ("ZSCORE", self._keys.dependents(source), job_id)]
+        pairs = [(self._keys.job(one), self._keys.dependents(one)) for one in sources.split()]
+        reads = [read for job, dependents in pairs for read in (("EXISTS", job), ("ZSCORE", dependents, job_id))]
 
-        def fails(*found: Any) -> bool:
+        def is_missing(*found: Any) -> bool:
             return any(exists and since is None for exists, since in zip(found[::2], found[1::2], strict=True))
 
-        return _Check(reads, fails, lambda transaction, _: transaction.call("hold_sources", job_id, sources))
+        return _Check(reads, is_missing, lambda tr, _: tr.call("hold_sources", job_id, sources))
 
     def _deadline(self, job_id: str, job: dict[str, str]) -> Iterator[_Check]:
         if "start_by" in job or ("deadline" in job and job.get("on_deadline") != "run"):
@@ -227,8 +226,7 @@ class Repairs(QueueComponent):
         reads: list[Command] = [("TTL", name), ("EXISTS", self._keys.dependents(job_id))]
 
         def change(transaction: Transaction, replies: Sequence[Any]) -> None:
-            command = ("PERSIST", name) if replies[1] else ("PEXPIRE", name, kept_ms)
-            transaction.write(*command)
+            transaction.write(*(("PERSIST", name) if replies[1] else ("PEXPIRE", name, kept_ms)))
 
         return _Check(reads, lambda ttl, needed: ttl >= 0 if needed else ttl == -1, change)
 

@@ -261,6 +261,7 @@ REQUESTS = """async () => {
         refined: again({ refiner_start: 0.6 }).refiner_start,
         without_refiner: again({}).refiner_start ?? "none",
         again: bodyFrom(valuesFrom(again({}), [model]), model),
+        of_a_source: again({ images: [0, 2].map(artifact => ({ id: null, job: "job_1", artifact })) }).images,
         result: bodyFrom(valuesFrom(bodyFromResult(job, model), [model]), model),
         video: bodyFromResult({ ...job, task: "text_to_video", images: [], artifacts: [{ kind: "video" }] }, model),
     };
@@ -282,6 +283,10 @@ def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: 
     again, result = found["again"], found["result"]
     assert (again["negative_prompt"], again["output_quality"], again["images"]) == ("", 50, ["in_1", "in_2"])
     assert again["clip_skip"] == 2, "the form has no input for it"
+    assert [image.removeprefix(working.url) for image in found["of_a_source"]] == [
+        "job_1",
+        "/v1/jobs/job_1/artifacts/2",
+    ]
     assert again["output"] == result["output"] == {"bucket": "results", "prefix": "acme"}
     assert (result["image"], result.get("images")) == (job_id, None)
     video = found["video"]

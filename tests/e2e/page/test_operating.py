@@ -207,6 +207,16 @@ def test_a_dead_letter_shows_its_cause_and_is_redriven(open_page: Any, waiting: 
     waiting.client.post(f"/v1/jobs/{job_id}/cancel")
 
 
+def test_a_job_that_starts_from_one_that_has_not_run_links_it(open_page: Any, waiting: Any) -> None:
+    source = waiting.submit(prompt="a circle")
+    child = waiting.submit(prompt="a square", image={"job": source}, strength=0.5)
+    page = open_page(waiting.url, f"#/jobs/{child}")
+    page.locator(".input-image").get_by_role("link", name=source).click()
+    expect(page).to_have_url(re.compile(f"#/jobs/{source}$"))
+    for job_id in (child, source):
+        waiting.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
 def test_a_job_that_is_redriven_is_open_again_on_its_page(open_page: Any, waiting: Any, dead_letter: Any) -> None:
     job_id = dead_letter("a prompt that is tried again")
     page = open_page(waiting.url, f"#/jobs/{job_id}")
