@@ -30,7 +30,7 @@ from api.http.streaming import RESPONSE_PIECES
 from api.jobs.job_builder import JobTemplates
 from api.keys_required import KeysRequired
 from api.learned_models import LearnedModels
-from api.page import assets, live, session
+from api.page import assets, graph, live, session
 from api.protocols.served import PROTOCOLS
 from api.protocols.served_protocol import ServedProtocol
 from api.readiness import CHECK_TIMEOUT_S, Readiness
@@ -213,7 +213,7 @@ def _routers(protocols: tuple[ServedProtocol, ...]) -> Iterator[tuple[APIRouter,
     # They require the scope, which `tenant` changes.
     for router in (
         jobs.reads,
-        *(module.router for module in (job_lists, job_changes, matching_jobs, usage, groups, group_archives)),
+        *(module.router for module in (job_lists, job_changes, matching_jobs, usage, groups, group_archives, graph)),
     ):
         yield router, []
     for module in (operations, dead_letters, pauses, cost_curves, tenants, keys):

@@ -7,7 +7,7 @@ import typer
 from cli.client_options import Json, Key, Url, connected, name_option
 from cli.messages import print_error
 from cli.submit import JobId, print_job
-from fusequeue import Job, JobState, QueueDepth, WorkerInfo
+from fusequeue import Job, JobFilters, JobState, QueueDepth, WorkerInfo
 
 WORKER_COLUMNS = ("id", "state", "device", "slots in use", "memory", "rows per forward", "models")
 OfTenant = Annotated[
@@ -29,6 +29,9 @@ def jobs(
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
     batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
     group: Annotated[str | None, typer.Option(help="Only jobs of this group.", callback=name_option)] = None,
+    parent: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only jobs that wait or waited for it.", callback=name_option)
+    ] = None,
     tenant: OfTenant = None,
     prompt: Annotated[
         str | None, typer.Option(help="Only with this in their prompts, in any case.", callback=name_option)
@@ -41,9 +44,8 @@ def jobs(
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
         states = None if status is None else cast(list[JobState], status.split(","))  # the service checks them
-        listed = client.jobs(
-            limit=limit, status=states, model=model, batch_id=batch, group=group, prompt=prompt, tenant=tenant
-        )
+        filters: JobFilters = {"model": model, "batch_id": batch, "group": group, "parent": parent, "prompt": prompt}
+        listed = client.jobs(limit=limit, status=states, tenant=tenant, **filters)
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 

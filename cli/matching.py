@@ -30,6 +30,9 @@ JOB_FILTERS: dict[str, Any] = {
     "model": Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)],
     "batch_id": Annotated[str | None, typer.Option("--batch", help="Only jobs of this batch.", callback=name_option)],
     "group": Annotated[str | None, typer.Option(help="Only jobs of this group.", callback=name_option)],
+    "parent": Annotated[
+        str | None, typer.Option(metavar="ID", help="Only jobs that wait or waited for it.", callback=name_option)
+    ],
     "prompt": Annotated[str | None, typer.Option(help="A part of their prompts, in any case.", callback=name_option)],
     "metadata": Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=_METADATA, callback=name_option)],
     "created_after": Annotated[str | None, typer.Option(help=f"{TIME}; inclusive.", callback=name_option)],

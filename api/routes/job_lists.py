@@ -18,7 +18,7 @@ from api.jobs.job_object import JobObject, job_object
 from shared.config.catalog import Catalog
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
-from shared.job_fields import GROUP_NAME
+from shared.job_fields import GROUP_NAME, JobId
 
 router = APIRouter(tags=["jobs"])
 
@@ -34,6 +34,9 @@ class JobFilters(BaseModel):
     model: str | None = Field(None, max_length=128)
     batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     group: str | None = Field(None, pattern=GROUP_NAME)
+    parent: JobId | None = Field(
+        None, description="A job in their `after`; of at most the 10,000 last ones, as long as that job is kept."
+    )
     prompt: str | None = Field(None, min_length=1, max_length=200, description="A part of the prompt, in any case.")
     created_after: datetime | None = Field(
         None, description="ISO 8601 or epoch seconds; inclusive.", json_schema_extra=TIME_SCHEMA
@@ -106,10 +109,10 @@ class Selection:
     @property
     def is_filtered(self) -> bool:
         """Whether jobs must be read to find those that match: no index has their status, model, prompt, metadata, nor
-        both their batch and their group."""
+        two of their batch, their group and their parent."""
         filters = self.filters
-        both = filters.batch_id is not None and filters.group is not None
-        return bool(self.states or filters.model is not None or filters.prompt or self.metadata or both)
+        indexed = sum(one is not None for one in (filters.batch_id, filters.group, filters.parent))
+        return bool(self.states or filters.model is not None or filters.prompt or self.metadata or indexed > 1)
 
     @property
     def is_empty(self) -> bool:
@@ -130,6 +133,7 @@ class Selection:
             and self.filters.model in (None, job.model)
             and self.filters.batch_id in (None, job.batch_id)
             and self.filters.group in (None, job.group)
+            and self.filters.parent in (None, *job.after)
             and (self.filters.prompt or "").casefold() in job.prompt.casefold()
             and self.metadata.items() <= job.metadata.items()
         )
@@ -148,6 +152,7 @@ class Selection:
                 context.tenant,
                 batch_id=self.filters.batch_id,
                 group=self.filters.group,
+                parent=self.filters.parent,
                 after=cursor,
                 limit=SCAN_PAGE_SIZE if self.is_filtered else limit,
                 created_ms=created_ms,

@@ -218,8 +218,8 @@ async def _change(
     jobs = Selection.of(query, request, context.services.catalog, newest_first=change.newest_first)
     if jobs.is_empty:
         raise InvalidRequest(
-            "status: send at least one filter: status, model, batch_id, group, prompt, created_after, created_before "
-            "or metadata.KEY",
+            "status: send at least one filter: status, model, batch_id, group, parent, prompt, created_after, "
+            "created_before or metadata.KEY",
             param="status",
         )
     after, end_ms = await _piece_after(query, jobs, context, key) if change.makes_jobs else (query.after, math.inf)

@@ -27,6 +27,8 @@ class JobFilters(TypedDict, total=False):
     model: Model | str | None
     batch_id: str | None
     group: str | None
+    parent: str | None
+    """The id of a job in their `after`."""
     prompt: str | None
     """A part of the prompt, in any case."""
     created_after: Time

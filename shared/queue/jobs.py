@@ -138,18 +138,19 @@ class Jobs(QueueComponent):
         *,
         batch_id: str | None = None,
         group: str | None = None,
+        parent: str | None = None,
         after: str | None = None,
         limit: int = 20,
         created_ms: tuple[float, float] = (0, math.inf),
         newest_first: bool = True,
     ) -> tuple[list[JobRecord], str | None]:
-        """Return up to `limit` jobs of a tenant, of one of its groups or batches, and the cursor `after` of the next
-        page, if any.
+        """Return up to `limit` jobs of a tenant, of one of its groups or batches or of the children of one of its jobs,
+        and the cursor `after` of the next page, if any.
 
         `after` is the id of the last job seen, which can have been deleted; a page can be empty although another one
         follows, where many have expired. `created_ms`: first, and end.
         """
-        index = self._index(tenant, batch_id, group)
+        index = self._index(tenant, batch_id, group, parent)
         limit = max(1, min(limit, MAX_LISTED))
         with translated():
             start = await self._start(index, after, created_ms, newest_first)
@@ -169,8 +170,10 @@ class Jobs(QueueComponent):
             return shown, None
         return shown, shown[-1].job.id if shown else after
 
-    def _index(self, tenant: str, batch_id: str | None, group: str | None) -> str:
-        """Return the smallest index with the jobs of a group, a batch or a tenant; only that of the group, of both."""
+    def _index(self, tenant: str, batch_id: str | None, group: str | None, parent: str | None) -> str:
+        """Return the index with the jobs of a parent, a group, a batch or a tenant: of the first that is named."""
+        if parent is not None:
+            return self._keys.child_jobs(tenant, parent)
         if group is not None:
             return self._keys.group_jobs(tenant, group)
         return self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)

@@ -10,6 +10,7 @@ from shared.queue.client import QueueClient
 from shared.queue.connections.redis_traits import RedisTrait, examine
 from shared.queue.files import Files
 from shared.queue.groups import Groups
+from shared.queue.job_graphs import JobGraphs
 from shared.queue.jobs import Jobs
 from shared.queue.maintenance import DeadLetters, Maintenance
 from shared.queue.maintenance.actions import ActionLog
@@ -50,6 +51,7 @@ class Queue:
         self.batches = Batches(client)
         self.files = Files(client)
         self.groups = Groups(client)
+        self.graphs = JobGraphs(client)
         self.adapters = Adapters(client)
         self.webhooks = Webhooks(client)
         self.previews = Previews(client)

@@ -98,6 +98,7 @@ class RedisKeys:
     later = _Single("zset", live="jobs for later, by when they are due")
     later_jobs = _Family("tenant", "set", live="jobs for later")
     children = _Family("id", "zset", live="jobs that wait for the end of a job: 10,000")
+    child_jobs = _Family("tenant id", "zset", bound="the last 10,000; deleted with the job")  # also ended ones
     told = _Family("event", "zset", live="those of a job that has ended, until they are told")
     dependents = _Family("id", "zset", live="jobs that start from an artifact of a job, and have not ended: 10,000")
     ended_parents = _Single("zset", live="jobs that have ended and have such, by when; `state|id|event`")

@@ -46,8 +46,8 @@ class EndedJob(NamedTuple):
         return f"job|{self.tenant}|{self.id}|{self.place}|{self.size if size is None else size}"
 
     def delete(self, transaction: Transaction, keys: RedisKeys) -> None:
-        """Delete its record and its dead letter, and remove it from the indexes."""
-        transaction.write("DEL", keys.job(self.id), keys.dead_letter(self.id))
+        """Delete its record, its dead letter and the index of its children, and remove it from the other indexes."""
+        transaction.write("DEL", keys.job(self.id), keys.dead_letter(self.id), keys.child_jobs(self.tenant, self.id))
         transaction.write("ZREM", keys.dead_letters, self.id)
         transaction.write("ZREM", keys.jobs(self.tenant), self.id)
         transaction.write("ZREM", keys.videos(self.tenant), self.id)

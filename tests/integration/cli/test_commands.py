@@ -204,6 +204,14 @@ async def test_jobs_are_canceled_retried_and_deleted_by_filter(run: Run) -> None
     assert left == {job["id"], changes["new_ids"][second]}
 
 
+async def test_the_children_of_a_job_are_listed_and_canceled(run: Run) -> None:
+    (parent,) = lines(await run("submit", PROMPT, "--no-wait", "--json"))
+    (child,) = lines(await run("submit", PROMPT, "--after", parent["id"], "--no-wait", "--json"))
+    assert [job["id"] for job in lines(await run("jobs", "--parent", parent["id"], "--json"))] == [child["id"]]
+    (changes,) = lines(await run("cancel", "--parent", parent["id"], "--json"))
+    assert changes["ids"] == [child["id"]]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

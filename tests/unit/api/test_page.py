@@ -257,6 +257,38 @@ async def test_jobs_of_another_tenant_are_gone(fake_queue: Queue, tmp_path: Path
     assert unread.status_code == 401
 
 
+async def test_the_graph_of_a_job_has_its_parents_and_children(api: httpx.AsyncClient) -> None:
+    parent = (await api.post("/v1/jobs", json={**BODY, "prompt": "x" * 300})).json()["id"]
+    child, sibling = [(await api.post("/v1/jobs", json={**BODY, "after": [parent]})).json()["id"] for _ in range(2)]
+    await api.post(f"/v1/jobs/{child}/cancel")
+    graph = (await api.get("/page/graph", params={"job": child})).json()
+    nodes = {node["id"]: node for node in graph["data"]}
+    assert (list(nodes), graph["has_more"]) == ([child, parent, sibling], False)
+    assert (nodes[child]["status"], nodes[child]["after"], nodes[sibling]["after"]) == ("canceled", [parent], [parent])
+    assert len(nodes[parent]["prompt"]) < 300
+
+
+async def test_the_graph_of_a_job_is_its_tenant_s(fake_queue: Queue, tmp_path: Path) -> None:
+    """Or of an operator, who names the tenant."""
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        own = await bearer(fake_queue, "acme", (Scope.JOBS_READ, Scope.JOBS_WRITE))
+        job_id = (await api.post("/v1/jobs", json=BODY, headers=own)).json()["id"]
+        other = await bearer(fake_queue, "other", (Scope.JOBS_READ,))
+        operator = await bearer(fake_queue, "ops", (Scope.ADMIN,))
+        statuses = [
+            (await api.get("/page/graph", params={"job": job_id, **tenant}, headers=headers)).status_code
+            for headers, tenant in (
+                (own, {}),
+                (other, {}),
+                (other, {"tenant": "acme"}),
+                (operator, {"tenant": "acme"}),
+                (operator, {}),
+                ({}, {}),
+            )
+        ]
+    assert statuses == [200, 404, 403, 200, 403, 401]
+
+
 async def test_the_number_of_jobs_in_a_stream_is_bounded(api: httpx.AsyncClient) -> None:
     response = await api.get("/page/live", params={"jobs": ",".join(f"job_{n}" for n in range(65))})
     assert (response.status_code, response.json()["error"]["param"]) == (422, "jobs")

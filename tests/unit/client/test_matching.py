@@ -36,6 +36,13 @@ async def test_a_job_is_paused_until_it_is_resumed(api: AsyncClient, work: Work)
     assert (await api.pause(job)).status == "succeeded"
 
 
+async def test_the_children_of_a_job_are_listed_and_changed(api: AsyncClient) -> None:
+    parent = await api.submit("demo", "a red circle")
+    child = await api.submit("demo", "a blue circle", after=[parent.id])
+    assert [job.id async for job in api.jobs(parent=parent.id)] == [child.id]
+    assert (await api.matching.cancel(parent=parent.id)).ids == [child.id]
+
+
 async def test_an_update_that_changes_nothing_is_refused_before_it_is_sent(api: AsyncClient) -> None:
     for change in ({}, {"deadline_s": 5, "remove_deadline": True}, {"deadline_s": float("inf")}):
         with pytest.raises(InvalidArgument):

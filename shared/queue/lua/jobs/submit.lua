@@ -15,7 +15,7 @@ local now = clock_ms()
 local total = (tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0)
 total = total + redis.call('ZCARD', key.paused) + redis.call('ZCARD', key.later)
 local of_tenant, most_of, spent, kept, kept_more = {}, {}, {}, {}, {}
-local added, arrivals, indexed, grouped, deadlines, out = {}, {}, {}, {}, {}, {}
+local added, arrivals, indexed, families, grouped, deadlines, out = {}, {}, {}, {}, {}, {}, {}
 
 local function queued_of(tenant)
   if not of_tenant[tenant] then
@@ -101,6 +101,15 @@ local function note(index, job)
   table.insert(indexed[index], job.id)
 end
 
+-- Note a job among those of each job in its `after`, which can have ended.
+local function note_child(job)
+  for parent in string.gmatch(job.after, '%S+') do
+    local name = key.child_jobs(job.tenant, parent)
+    families[name] = true
+    note(name, job)
+  end
+end
+
 -- Append the entry of a job to the stream of its lane; returns the entry and the job's arrival.
 local function append(job, lane, group)
   group.number = (group.number or queue.last_number(lane)) + 1
@@ -180,6 +189,7 @@ local function enter(job)
   if job.video then note(key.videos(job.tenant), job) end
   if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
   if job.group ~= '' then note_group(job) end
+  note_child(job)
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
   sources.hold(job.id, job.sources, now)
   total, of_tenant[job.tenant] = total + 1, of_tenant[job.tenant] + 1
@@ -248,6 +258,7 @@ end
 for at, job in ipairs(args.jobs) do out[at] = submit(job) end
 for tenant, more in pairs(kept_more) do footprint.add(tenant, more) end
 for index, rows in pairs(indexed) do queue.add_all(index, rows) end
+for name in pairs(families) do redis.call('ZREMRANGEBYRANK', name, 0, -conf.max_children - 1) end
 for _, one in pairs(grouped) do groups.add(one.tenant, one.group, one.rows, now) end
 for _, job in ipairs(arrivals) do
   -- The signature's field `batch` is max_batch.

@@ -70,6 +70,24 @@ async def test_jobs_are_listed_by_a_part_of_their_prompt(api: httpx.AsyncClient)
     assert canceled["ids"] == [mine]
 
 
+async def test_jobs_are_listed_and_changed_by_the_job_that_they_wait_for(api: httpx.AsyncClient) -> None:
+    """Together with other filters, of which another index has the group."""
+    parent, other = await submit(api), await submit(api)
+    first = await submit(api, after=[parent, other])
+    second = await submit(api, after=[parent], group="nightly", prompt="a green cross")
+    await submit(api, group="nightly")
+    assert await pages(api, parent=parent) == [[second, first]]
+    assert await pages(api, parent=parent, limit=1) == [[second], [first]]
+    assert await pages(api, parent=other) == [[first]]
+    assert await pages(api, parent=first) == [[]]
+    assert await pages(api, parent=parent, group="nightly") == [[second]]
+    assert await pages(api, parent=parent, prompt="circle") == [[first]]
+    refused = await api.get("/v1/jobs", params={"parent": "first"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "parent")
+    assert (await api.post("/v1/jobs:cancel", params={"parent": other})).json()["ids"] == [first]
+    assert await pages(api, parent=parent, status="canceled") == [[first]]
+
+
 async def test_filters_find_all_jobs_over_all_pages(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_lists, "SCAN_PAGE_SIZE", 4)
     monkeypatch.setattr(job_lists, "MAX_SCANNED", 8)

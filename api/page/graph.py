@@ -1,0 +1,42 @@
+"""Route for the graph of a job: those connected with it, as a node each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from api.context import ReadContext, RequestContext
+from api.http.lists import known_parameters
+from api.jobs.job_object import job_object
+from shared.job import JobRecord
+
+router = APIRouter(prefix="/page", include_in_schema=False)
+
+MAX_NODES = 50
+MAX_PROMPT = 200
+SHOWN = {
+    *("id", "status", "paused_at", "cancel_requested", "phase", "progress", "model", "task", "prompt", "artifacts"),
+    *("created_at", "after", "on_parent_failure"),
+}
+
+
+class Graph(BaseModel):
+    """Jobs with the fields `SHOWN`, the nearest first; `has_more` if others are connected with them."""
+
+    data: list[dict[str, Any]]
+    has_more: bool
+
+
+@router.get("/graph", dependencies=[known_parameters("job", "tenant")])
+async def get_graph(context: ReadContext, job: Annotated[str, Query(max_length=64)]) -> Graph:
+    """Return the jobs that are connected with a job by their `after`, up to `MAX_NODES`, with it first."""
+    start = await context.find_job(job)
+    graph = await context.services.queue.graphs.around(start, MAX_NODES)
+    return Graph(data=[_node(record, context) for record in graph.records], has_more=graph.has_more)
+
+
+def _node(record: JobRecord, context: RequestContext) -> dict[str, Any]:
+    job = job_object(record, context.base_url, sign=context.sign).model_dump(mode="json", include=SHOWN)
+    return {**job, "prompt": job["prompt"][:MAX_PROMPT], "artifacts": job["artifacts"][:1]}
