@@ -11,19 +11,22 @@ from api.context import ReadContext, RequestContext
 from api.http.lists import known_parameters
 from api.jobs.job_object import job_object
 from shared.job import JobRecord
+from shared.job_fields import OnParentFailure
 
 router = APIRouter(prefix="/page", include_in_schema=False)
 
 MAX_NODES = 50
 MAX_PROMPT = 200
 SHOWN = {
-    *("id", "status", "paused_at", "cancel_requested", "phase", "progress", "model", "task", "prompt", "artifacts"),
-    *("created_at", "after", "on_parent_failure"),
+    *("id", "status", "paused_at", "cancel_requested", "phase", "progress", "model", "task", "prompt", "artifacts")
 }
 
 
 class Graph(BaseModel):
-    """Jobs with the fields `SHOWN`, the nearest first; `has_more` if others are connected with them."""
+    """Jobs with the fields `SHOWN`, the nearest first; `has_more` if others are connected with them.
+
+    `parents` of each are those that it waits or has waited for; it fails if one of `fails_with` does not succeed.
+    """
 
     data: list[dict[str, Any]]
     has_more: bool
@@ -38,5 +41,12 @@ async def get_graph(context: ReadContext, job: Annotated[str, Query(max_length=6
 
 
 def _node(record: JobRecord, context: RequestContext) -> dict[str, Any]:
-    job = job_object(record, context.base_url, sign=context.sign).model_dump(mode="json", include=SHOWN)
-    return {**job, "prompt": job["prompt"][:MAX_PROMPT], "artifacts": job["artifacts"][:1]}
+    job, parents = record.job, record.job.after
+    node = job_object(record, context.base_url, sign=context.sign).model_dump(mode="json", include=SHOWN)
+    return {
+        **node,
+        "prompt": job.prompt[:MAX_PROMPT],
+        "artifacts": node["artifacts"][:1],
+        "parents": parents,
+        "fails_with": () if job.on_parent_failure is OnParentFailure.RUN else parents,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -40,9 +41,18 @@ def full(waiting: Any, dead_letter: Any) -> Any:
     return waiting
 
 
-def test_every_view_is_accessible(open_page: Any, full: Any) -> None:
+@pytest.fixture(scope="module")
+def views(full: Any) -> tuple[tuple[str, str, str], ...]:
+    """All views, with that of a job in a graph of six columns."""
+    job_id = full.submit(prompt="the first of a graph")
+    for _ in range(5):
+        job_id = full.submit(prompt="one after another", after=[job_id])
+    return (*VIEWS, ("Job", f"#/jobs/{job_id}", ".graph li"))
+
+
+def test_every_view_is_accessible(open_page: Any, full: Any, views: Any) -> None:
     page = open_page(full.url)
-    for name, address, ready in VIEWS:
+    for name, address, ready in views:
         page.set_viewport_size(WIDE)
         page.goto(f"{full.url}/{address}")
         expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
@@ -57,7 +67,7 @@ OVERFLOW = """() => {
     const scrolls = one => one && (/auto|scroll/.test(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
     const out = [...document.querySelectorAll("body *")].filter(one => {
         const { right, width } = one.getBoundingClientRect();
-        return width > 0 && right > innerWidth + 1 && !scrolls(one.closest("table, pre"));
+        return width > 0 && right > innerWidth + 1 && !scrolls(one.closest("table, pre, .graph"));
     });
     return [document.documentElement.scrollWidth - innerWidth, out.slice(0, 5).map(one => one.outerHTML.slice(0, 120))];
 }"""
@@ -69,10 +79,10 @@ def _tasks(page: Page) -> list[str]:
     return [] if field.count() == 0 else field.locator("option").evaluate_all("all => all.map(one => one.value)")
 
 
-def test_no_view_is_wider_than_its_window(open_page: Any, full: Any) -> None:
+def test_no_view_is_wider_than_its_window(open_page: Any, full: Any, views: Any) -> None:
     page = open_page(full.url)
     faults = []
-    for name, address, ready in VIEWS:
+    for name, address, ready in views:
         page.goto(f"{full.url}/{address}")
         expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
         expect(page.locator(ready).first).to_be_visible()
@@ -115,13 +125,13 @@ def _lengthen(route: Route) -> None:
     return route.fulfill(response=response, json=_longer(response.json()))
 
 
-def test_long_names_and_errors_fit_each_width(open_page: Any, full: Any, dead_letter: Any) -> None:
+def test_long_names_and_errors_fit_each_width(open_page: Any, full: Any, views: Any, dead_letter: Any) -> None:
     """Also on the page of a failed job."""
     failed = dead_letter("another prompt that ends its worker")
     page = open_page(full.url)
-    page.route("**/v1/**", _lengthen)
+    page.route(re.compile("/(v1|page/graph)"), _lengthen)
     faults = []
-    for name, address, ready in (*VIEWS, ("Job", f"#/jobs/{failed}", ".note.is-failed")):
+    for name, address, ready in (*views, ("Job", f"#/jobs/{failed}", ".note.is-failed")):
         page.set_viewport_size({"width": WIDTHS[0], "height": 900})
         page.goto(f"{full.url}/{address}")
         expect(page.locator("h1")).to_contain_text(name)

@@ -264,8 +264,13 @@ async def test_the_graph_of_a_job_has_its_parents_and_children(api: httpx.AsyncC
     graph = (await api.get("/page/graph", params={"job": child})).json()
     nodes = {node["id"]: node for node in graph["data"]}
     assert (list(nodes), graph["has_more"]) == ([child, parent, sibling], False)
-    assert (nodes[child]["status"], nodes[child]["after"], nodes[sibling]["after"]) == ("canceled", [parent], [parent])
+    assert {node["id"]: node["parents"] for node in graph["data"]} == {child: [parent], parent: [], sibling: [parent]}
+    assert (nodes[child]["status"], nodes[parent]["status"]) == ("canceled", "queued")
     assert len(nodes[parent]["prompt"]) < 300
+    anyway = {**BODY, "after": [parent], "on_parent_failure": "run"}
+    other = (await api.post("/v1/jobs", json=anyway)).json()["id"]
+    nodes = {node["id"]: node for node in (await api.get("/page/graph", params={"job": other})).json()["data"]}
+    assert (nodes[other]["fails_with"], nodes[sibling]["fails_with"]) == ([], [parent])
 
 
 async def test_the_graph_of_a_job_is_its_tenant_s(fake_queue: Queue, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ const COUNTED = 2_000; // jobs that a confirmation counts exactly
 const PAUSES = 6;
 
 /** Filters as the API's lists take them, or an error for one that cannot be read: without it, more jobs would match. */
-export function queryOf({ tenant, status, model, batch_id, group, prompt, after_time, before_time, metadata: text }) {
+export function queryOf({ tenant, status, model, batch_id, group, parent, prompt, after_time, before_time, metadata: text }) {
   const { metadata, fault } = readMetadata(text);
   if (fault) throw new Error(fault);
   const times = { created_after: instant(after_time), created_before: instant(before_time) };
-  const query = { tenant, status, model, batch_id, group, prompt, ...times };
+  const query = { tenant, status, model, batch_id, group, parent, prompt, ...times };
   for (const [key, value] of Object.entries(metadata)) query[`metadata.${key}`] = value;
   return query;
 }

@@ -8,7 +8,7 @@ import { mayOperate, session } from "../core/session.js";
 import { Icon } from "../parts/icons.js";
 import { Button } from "../parts/ui.js";
 
-export const FILTERS = ["status", "prompt", "model", "batch_id", "group", "metadata", "after_time", "before_time", "tenant"];
+export const FILTERS = ["status", "prompt", "model", "batch_id", "group", "parent", "metadata", "after_time", "before_time", "tenant"];
 
 const SHOWN = ["status", "prompt"]; // also on a phone, where the others are behind a button
 
@@ -46,6 +46,7 @@ export function Filters({ filters, change }) {
       <${Typed} label="Metadata" name="metadata" placeholder="key=value" filters=${filters} change=${change} />
       <${Typed} label="Batch" name="batch_id" placeholder="any" filters=${filters} change=${change} />
       <${Typed} label="Group" name="group" placeholder="any" filters=${filters} change=${change} />
+      <${Typed} label="Parent" name="parent" placeholder="any" maxlength="30" filters=${filters} change=${change} />
       ${mayOperate() && html`<${OfTenant} filters=${filters} change=${change} />`}
       <${Typed} label="From" name="after_time" type="datetime-local" filters=${filters} change=${change} />
       <${Typed} label="To" name="before_time" type="datetime-local" filters=${filters} change=${change} />

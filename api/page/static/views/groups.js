@@ -19,7 +19,7 @@ const CHANGES = {
   cancel: {
     verb: "Cancel",
     past: "Canceled",
-    text: "Queued jobs end at once, running ones at their next step.",
+    text: "Queued jobs end at once, running ones at their next step. Jobs that wait for one of them fail.",
     danger: true,
   },
   retry: {

@@ -14,6 +14,7 @@ import {
   withoutSeed,
 } from "../core/actions.js";
 import { clock, dateTime, duration, ended, figure, jobHref, makesSound, makesVideo, mediumOf, NAMES, plural, REASONS, remedy, sizeText, stateText, words } from "../core/format.js";
+import { failingWith } from "../core/graph.js";
 import { go, useLoaded, useStore } from "../core/hooks.js";
 import { metadataText } from "../core/metadata.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -23,7 +24,8 @@ import { RowsPlot } from "../parts/plots.js";
 import { confirm } from "../parts/dialogs.js";
 import { ArtifactView, download, InputImage } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
-import { Ago, Badge, Button, Coded, Copy, ErrorNote, Facts, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
+import { Ago, Badge, Button, Coded, Copy, ErrorNote, Facts, JobLink, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
+import { GraphPanel, useGraph } from "./graph.js";
 import { choosePriority } from "./job_actions.js";
 
 const MOST_EVENTS = 60;
@@ -35,6 +37,7 @@ export function JobPage({ id, tenant }) {
   const models = useLoaded((signal) => call("v1/models", { signal }), []).data?.data;
   useEffect(() => (tenant ? undefined : follow([id])), [id, tenant]); // the stream has the key's own jobs only
   const events = useEvents(id, tenant ? data : jobs.get(id));
+  const graph = useGraph(id, tenant);
   if (loading && !data) return html`<${Skeleton} rows=${6} />`;
   if (!data || error?.status === 404) return html`<${ErrorNote} error=${error} retry=${reload} />`;
   const job = { ...current(data), tenant };
@@ -48,7 +51,7 @@ export function JobPage({ id, tenant }) {
       <${Badge} state=${job.status}>${stateText(job)}<//>
       <span class="job-id"><span class="mono cut">${job.id}</span><${Copy} text=${job.id} label="Copy the id" /></span>
       <span class="grow"></span>
-      <${Actions} job=${job} tenant=${tenant} body=${body} reload=${reload} />
+      <${Actions} job=${job} graph=${graph} tenant=${tenant} body=${body} reload=${reload} />
     </div>
     ${job.status === "queued" && html`<${Waiting} job=${job} />`}
     ${job.error && html`<${Failure} error=${job.error} />`}
@@ -56,6 +59,7 @@ export function JobPage({ id, tenant }) {
     <div class="columns job">
       <div class="column">
         <${Images} job=${job} previews=${jobs.get(id)?.previews ?? []} />
+        <${GraphPanel} id=${id} graph=${graph} />
         <${Timeline} job=${job} />
         <${Panel} title="Events" note=${events.length && !ended(data.status) ? "since this page was opened" : ""}>
           <ol class="events">${events.map((event) => html`<li key=${event.key}><time class="mono hint">
@@ -93,8 +97,9 @@ function useEvents(id, now) {
   return events;
 }
 
-function Waiting({ job: { paused_at, queue } }) {
-  const reason = queue?.reason ? REASONS[queue.reason] : "It waits.";
+function Waiting({ job: { paused_at, queue, after, not_before } }) {
+  const later = after.length ? "It waits for other jobs to end." : `It is for later: ${dateTime(not_before)}.`;
+  const reason = queue?.reason === "waiting" ? later : queue?.reason ? REASONS[queue.reason] : "It waits.";
   return html`
     <p class="note is-queued" role="status"><span>
       ${paused_at ? html`It was paused <${Ago} time=${paused_at} />, and goes on when it is resumed.` : reason}
@@ -113,7 +118,17 @@ const Failure = ({ error }) => html`
 /** Whether jobs are of another tenant than the key: their inputs cannot be used in jobs of its own. */
 const isForeign = (tenant) => Boolean(tenant) && tenant !== session.value.tenant;
 
-function Actions({ job, tenant, body, reload }) {
+/** Cancel a job for which others wait, after a question that says how many fail with it. */
+const confirmCancel = (job, failing, hasMore, tenant) =>
+  confirm({
+    title: "Cancel this job?",
+    text: `${hasMore ? "At least " : ""}${plural(failing.length, "job")} that ${failing.length > 1 ? "wait" : "waits"} for its result ${failing.length > 1 ? "fail" : "fails"} with it (parent_failed).`,
+    verb: "Cancel",
+    danger: true,
+    run: async () => (await cancelJob(job.id, tenant), true),
+  });
+
+function Actions({ job, graph, tenant, body, reload }) {
   const again = async () => go(jobHref(await submit(withoutSeed(body))));
   const retry = async () => go(jobHref({ ...(await retryJob(job.id, tenant)), tenant }));
   const update = async () => {
@@ -128,7 +143,9 @@ function Actions({ job, tenant, body, reload }) {
     reload();
   };
   const cancel = async () => {
-    await cancelJob(job.id, tenant);
+    const failing = failingWith(job.id, graph.jobs);
+    if (failing.length) await confirmCancel(job, failing, graph.has_more, tenant);
+    else await cancelJob(job.id, tenant);
     reload();
   };
   const pause = async () => {
@@ -300,6 +317,10 @@ function Request({ job }) {
         Reproducible: job.reproducible && "yes",
         Format: `${job.output_format}${["png", "wav", "flac", "glb"].includes(job.output_format) ? "" : ` at ${job.output_quality}`}`,
         Priority: job.priority,
+        After:
+          job.after.length > 0 &&
+          job.after.map((parent, at) => html`${at > 0 && ", "}<${JobLink} key=${parent} id=${parent} tenant=${job.tenant} />`),
+        "If one fails": job.after.length > 0 && (job.on_parent_failure === "run" ? "it runs all the same" : "it fails"),
         Group: job.group && html`<a href=${withQuery("#/jobs", { tenant: job.tenant, group: job.group })}>${job.group}</a>`,
         Batch: job.batch_id && html`<a href=${withQuery("#/jobs", { tenant: job.tenant, batch_id: job.batch_id })}>${job.batch_id}</a>`,
         Metadata:

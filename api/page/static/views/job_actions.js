@@ -33,7 +33,7 @@ const ALL = {
   cancel: {
     verb: "Cancel",
     past: "Canceled",
-    text: "Queued jobs end at once, running ones at their next step.",
+    text: "Queued jobs end at once, running ones at their next step. Jobs that wait for one of them fail.",
     states: OPEN,
     danger: true,
   },
