@@ -38,7 +38,8 @@ Fields = Annotated[
     dict[str, Any] | None,
     Field(
         description="Other fields of a job by name: width, height, steps, guidance_scale, negative_prompt, n (images), "
-        "image (a URL to start from), strength, controls, frames and fps (of a video), output_format, ..."
+        "image (a URL to start from), strength, controls, frames and fps (of a video), output_format, best_of (more "
+        "images begin than are kept), not_before (a time), after (ids of jobs that are to end before), ..."
     ),
 ]
 Model = Annotated[str | None, Field(description="Needed where the service has several models; an error lists them.")]

@@ -13,6 +13,7 @@ WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 VIEWS = (
     ("Now", "", ".tiles"),
     ("Playground", "#/playground", "textarea"),
+    ("Playground", f"#/playground?after=job_{'0' * 26}", "[name=after]"),
     ("Jobs", "#/jobs", "tbody tr"),
     ("Jobs", "#/jobs?view=gallery", ".gallery li"),
     ("Jobs", "#/jobs?status=expired", ".empty"),

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from harness.http_server import png
-from playwright.sync_api import expect
+import pytest
+from harness.http_server import ROOT, png
+from playwright.sync_api import Page, expect
 from tiny.safetensors_file import demo_lora
+
+
+@pytest.fixture(scope="module")
+def waiting(chromium: str, make_shared_stack: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A service without workers, whose model has a scorer."""
+    file = tmp_path_factory.mktemp("models") / "models.toml"
+    text = (ROOT / "models.toml").read_text("utf-8").replace('"demo/', f'"{ROOT}/demo/')
+    file.write_text(text.replace("# scorer = ", "scorer = "), encoding="utf-8")
+    return make_shared_stack(models=str(file)).start(workers=0)
+
+
+def generate(page: Page, prompt: str) -> dict[str, Any]:
+    """Submit the form with a prompt, and return the job."""
+    page.locator("textarea[name=prompt]").fill(prompt)
+    with page.expect_response("**/page/jobs") as response:
+        page.get_by_role("button", name=re.compile("^Generate")).click()
+    return dict(response.value.json())
+
+
+def is_refused(page: Page, field: str, fault: str) -> None:
+    """Check that a fault is shown beside its field, and that nothing can be sent."""
+    expect(page.locator(".is-faulty").filter(has_text=field).get_by_role("alert")).to_have_text(fault)
+    expect(page.get_by_role("button", name=re.compile("^Generate"))).to_be_disabled()
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_sent(open_page: Any, waiting: Any, tmp_path: Path) -> None:
@@ -61,3 +88,67 @@ def test_an_adapter_is_uploaded_used_and_deleted(open_page: Any, waiting: Any, t
     page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     expect(adapters.get_by_role("checkbox")).to_have_count(0)
     assert waiting.read("/v1/adapters")["data"] == []
+
+
+def test_candidates_are_checked_sent_and_kept_in_a_duplicate(open_page: Any, waiting: Any) -> None:
+    """Only for images; the number of images is that of those kept."""
+    page = open_page(waiting.url, "#/playground")
+    page.get_by_role("textbox", name="Prompt").fill("a circle")
+    images = page.get_by_role("spinbutton", name="Images")
+    images.fill("3")
+    page.get_by_role("checkbox", name="Begin more images than are kept").check()
+    expect(images).to_have_count(0)
+    begin, keep = [page.get_by_role("spinbutton", name=name) for name in ("Begin", "Keep")]
+    shares = page.get_by_role("textbox", name="Compare after these shares")
+    begin.fill("9")
+    is_refused(page, "Begin", "from 2 to 8")
+    begin.fill("8")
+    keep.fill("8")
+    is_refused(page, "Keep", "at least 1, and fewer than begin")
+    keep.fill("2")
+    for wrong in ("", "0.5, 0.25", "half", "0.5, 1.5"):
+        shares.fill(wrong)
+        is_refused(page, "Compare after", "1 to 8 rising shares above 0, at most 1")
+    shares.fill("0.1, 0.5")
+    group = page.get_by_role("group", name="Candidates", exact=True)
+    expect(group).to_contain_text("8 images begin; 4 after 10%, 2 after 50% of the steps go on.")
+    job = generate(page, "the best circles")
+    assert (job["best_of"], job["n"]) == ({"candidates": 8, "keep": 2, "at": [0.1, 0.5]}, 2)
+    page.goto(f"{waiting.url}/#/playground?from={job['id']}")
+    page.get_by_role("checkbox", name="Begin more images than are kept").uncheck()
+    expect(images).to_have_value("2")
+    page.get_by_role("checkbox", name="Begin more images than are kept").check()
+    begin.fill("3")
+    assert generate(page, "better circles")["best_of"]["candidates"] == 3
+
+
+def test_a_job_is_for_later_and_after_others(open_page: Any, waiting: Any) -> None:
+    """Named by hand, chosen from the open ones, or from the page of one."""
+    first, second = [waiting.submit(prompt=f"a {name} parent") for name in ("first", "second")]
+    page = open_page(waiting.url, f"#/jobs/{first}")
+    page.get_by_role("link", name="New job after it").click()
+    after = page.get_by_role("textbox", name="After the end of these jobs")
+    expect(after).to_have_value(first)
+    page.locator("textarea[name=prompt]").fill("a child")
+    choice = page.get_by_role("combobox", name="Add an open job")
+    choice.focus()
+    option = choice.locator("option").filter(has_text="a second parent")
+    expect(option).to_have_count(1)
+    choice.select_option(value=second)
+    expect(after).to_have_value(f"{first}, {second}")
+    after.fill(f"{first} job_1")
+    is_refused(page, "After the end", "job_1 is not the id of a job")
+    after.fill(f"{first} {second}")
+    page.get_by_role("combobox", name="If one of them").select_option("run")
+    start = page.get_by_label("Not before")
+    start.fill((datetime.now() + timedelta(days=31)).strftime("%Y-%m-%dT%H:%M"))
+    is_refused(page, "Not before", "at most 30 days from now")
+    page.get_by_role("button", name="in 8 h").click()
+    job = generate(page, "a child for later")
+    assert (job["after"], job["on_parent_failure"]) == ([first, second], "run")
+    wait = datetime.fromisoformat(job["not_before"]) - datetime.now(UTC)
+    assert timedelta(hours=7) < wait <= timedelta(hours=8)
+    page.get_by_role("button", name="at once").click()
+    after.fill("")
+    job = generate(page, "a child no more")
+    assert (job["after"], job["on_parent_failure"], job["not_before"]) == ([], "fail", None)

@@ -8,8 +8,10 @@ import { Drop, Drops } from "../parts/drop.js";
 import { PaintMask } from "../parts/mask.js";
 import { Check, Field, Range, Select, Text } from "../parts/fields.js";
 import { Adapters } from "./adapters.js";
+import { Candidates } from "./candidates.js";
 import { limitFaults } from "./limits.js";
 import { blank, fieldsOf, formFaults, needsPrompt, newControl, usualStrength } from "./request.js";
+import { Start } from "./start.js";
 
 const RATIOS = [
   ["1:1", 1],
@@ -43,6 +45,8 @@ export function Form({ models, model, values, setValues, fault, generate }) {
     onChange: (value) => set({ [name]: value }),
   });
   const isNeeded = needsPrompt(values, model);
+  const best = has.candidates ? values.best_of : null;
+  const count = best ? best.keep : values.n;
   const tooLong = values.prompt.length > limits.max_prompt_chars;
   const lacksPrompt = has.prompt && (tooLong || (isNeeded && !values.prompt.trim()));
   const isRefused = !mayWrite() || lacksPrompt || Object.values(own).some(Boolean);
@@ -98,7 +102,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
         <${Range} label="Guidance" ...${field("guidance_scale")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />
         ${values.guidance_scale_2 !== null && html`<${Range} label="Guidance, less noisy steps" ...${field("guidance_scale_2")} min=${0} max=${limits.max_guidance_scale} step=${0.1} />`}
         ${has.strength && html`<${Range} label="Strength" ...${field("strength")} min=${0.05} max=${1} step=${0.05} />`}
-        <${Range} label=${NAMES[has.medium]} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />
+        ${!best && html`<${Range} label=${NAMES[has.medium]} ...${field("n")} min=${1} max=${limits.max_images} step=${1} />`}
         ${
           has.frames &&
           html`
@@ -114,6 +118,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
           </div>
         <//>
       </div>
+      ${has.candidates && html`<${Candidates} model=${model} values=${values} set=${set} faults=${own} fault=${faultOf("best_of")} />`}
       ${has.medium !== "mesh" && html`<${Adapters} key=${model.id} model=${model} values=${values} set=${set} fault=${faultOf("adapters")} />`}
       ${has.structure && html`<${Structure} control=${has.structure} values=${values} set=${set} fault=${faultOf("controls")} />`}
       ${has.controls && !has.structure && html`<${Controls} model=${model} values=${values} set=${set} fault=${faultOf("controls")} />`}
@@ -123,7 +128,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
           .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : value}`)
           .join(", ")}. <${Button} kind="quiet" action=${() => set({ others: {} })}>Leave it out<//></p>`
       }
-      <details>
+      <details open=${Boolean(values.after || values.not_before)}>
         <summary>More</summary>
         <div class="form-stack">
           ${has.prompt && html`<${Text} label="Negative prompt" ...${field("negative_prompt")} />`}
@@ -146,6 +151,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
             }
             <${Text} label="Metadata" ...${field("metadata")} placeholder="key=value, …" />
           </div>
+          <${Start} values=${values} set=${set} field=${field} />
           <${Check} label="Write the parameters into the files" ...${field("embed_parameters")} />
           ${
             values.output &&
@@ -158,7 +164,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${unnamed && html`<p class="fault" role="alert">${fault.message}</p>`}
       <footer class="form-footer">
         <${Button} ref=${button} kind="primary large" icon="playground" action=${generate} disabled=${isRefused}>
-          Generate${values.n > 1 ? ` ${plural(values.n, { audio: "sound", mesh: "mesh" }[has.medium] ?? "image")}` : ""}
+          Generate${count > 1 ? ` ${plural(count, { audio: "sound", mesh: "mesh" }[has.medium] ?? "image")}` : ""}
         <//>
         <span class="hint">${mayWrite() ? html`<kbd>Ctrl</kbd> <kbd>Enter</kbd>` : "This key may not submit jobs."}
           </span>

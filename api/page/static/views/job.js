@@ -176,6 +176,7 @@ function Actions({ job, graph, tenant, body, reload }) {
       ${["failed", "canceled", "expired"].includes(job.status) && html`<${Button} icon="redo" action=${retry}>Retry<//>`}
       ${!isForeign(tenant) && mayWrite() && html`<${Button} icon="dice" action=${again}>Another seed<//>
       <a class="button primary" href="#/playground?from=${job.id}">Duplicate and edit</a>`}
+      ${!ended(job.status) && !isForeign(tenant) && mayWrite() && html`<a class="button" href="#/playground?after=${job.id}">New job after it</a>`}
       ${ended(job.status) && html`<${Button} icon="trash" label="Delete" action=${remove} />`}
     </div>
   `;

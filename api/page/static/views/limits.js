@@ -1,5 +1,6 @@
 // What a request's values exceed of its model's limits, found before it is sent.
 
+import { bestOfFaults } from "./candidates.js";
 import { fieldsOf } from "./request.js";
 
 /** The faults of numbers by field. The service checks them too, and what depends on files. */
@@ -11,6 +12,7 @@ export function limitFaults(values, model) {
     guidance_scale: outside(values.guidance_scale, 0, limits.max_guidance_scale),
     guidance_scale_2: outside(values.guidance_scale_2, 0, limits.max_guidance_scale),
     n: outside(values.n, 1, limits.max_images),
+    ...(has.candidates && values.best_of ? bestOfFaults(values.best_of, limits) : {}),
     strength: has.strength && !(values.strength > 0 && values.strength <= 1) ? "above 0, at most 1" : null,
     frames: has.frames ? notOfFrames(values.frames, limits) : null,
     duration_s: has.duration ? outside(values.duration_s, limits.min_duration_s, limits.max_duration_s) : null,

@@ -52,6 +52,10 @@ function Desk({ models, params }) {
   useEffect(() => {
     if (named && named !== values.model) setValues(blank(models.find((one) => one.id === named) ?? models[0], values, model));
   }, [named]);
+  const after = params.get("after");
+  useEffect(() => {
+    if (after) setValues((before) => ({ ...before, after }));
+  }, [after]);
   const all = useStore(runs);
   const body = bodyFrom(values, model);
   const start = async (request) => {

@@ -3,6 +3,8 @@
 import { metadataText, readMetadata } from "../core/metadata.js";
 import { makesSound, makesVideo, mediumOf } from "../core/format.js";
 import { session } from "../core/session.js";
+import { bestOf, bestOfValues } from "./candidates.js";
+import { startFaults, startFields } from "./start.js";
 
 const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "upscale", "image_to_video", "animate", "image_to_mesh"];
 const WITH_VIDEO = ["video_to_video", "extend_video", "animate"];
@@ -45,6 +47,7 @@ export function fieldsOf(task, model) {
     strength: WITH_STRENGTH.includes(task),
     frames: video,
     layers: model.limits.max_layers > 0 && !sound,
+    candidates: Boolean(model.scorer) && mediumOf(task) === "image" && model.limits.max_images > 1,
     controls: model.controls.length > 0 && ["text_to_image", "image_to_image", "inpaint"].includes(task),
     // Beside the image to change: each job has it, the model has no other control.
     structure: WITH_IMAGE.includes(task) && task !== "edit" && model.controls.find((control) => control.kind === "structure"),
@@ -90,8 +93,12 @@ export function blank(model, before = null, modelBefore = null) {
     video: before?.video ?? null,
     face_video: null,
     output_format: "",
+    best_of: null,
     deadline_s: "",
     on_deadline: "expire",
+    not_before: "",
+    after: "",
+    on_parent_failure: "fail",
     metadata: "",
     others: {},
   };
@@ -131,6 +138,10 @@ export function bodyFrom(values, model) {
   put("seed", values.seed === "" ? "" : Number(values.seed));
   put("guidance_scale_2", values.guidance_scale_2, defaults.guidance_scale_2);
   for (const [name, usual] of Object.entries(USUAL)) put(name, values[name], usual);
+  if (has.candidates && values.best_of) {
+    body.best_of = bestOf(values.best_of);
+    delete body.n; // it is what is kept
+  }
   if (has.strength) put("strength", values.strength, usualStrength(values.task, model));
   if (has.frames) {
     put("frames", values.frames, defaults.frames);
@@ -153,17 +164,18 @@ export function bodyFrom(values, model) {
     body.deadline_s = Number.isFinite(seconds) ? seconds : values.deadline_s; // the service refuses a text
     put("on_deadline", values.on_deadline, "expire");
   }
-  Object.assign(body, values.others);
+  Object.assign(body, startFields(values), values.others);
   const { metadata } = readMetadata(values.metadata);
   if (Object.keys(metadata).length) body.metadata = metadata;
   if (isAmbiguous(values.task, body, model)) body.task = values.task;
   return body;
 }
 
-/** What the service cannot refuse, by field: metadata without a pair, and a seed that JavaScript rounds. */
+/** What is wrong whatever the model is, by field, such as metadata without a pair and a seed that JavaScript rounds. */
 export function formFaults(values) {
   const isRounded = Number(values.seed) > Number.MAX_SAFE_INTEGER;
   return {
+    ...startFaults(values),
     seed: isRounded ? `seed is at most ${Number.MAX_SAFE_INTEGER} here; the API takes larger ones` : null,
     metadata: readMetadata(values.metadata).fault,
   };
@@ -219,6 +231,7 @@ export function valuesFrom(body, models) {
   values.adapters = Object.fromEntries((body.adapters ?? []).map(({ id, scale }) => [id, scale]));
   values.controls = (body.controls ?? []).map((one) => newControl({ ...one, image: reference(one.image) }));
   values.output = body.output ?? null;
+  values.best_of = bestOfValues(body.best_of ?? null);
   values.metadata = metadataText(body.metadata ?? {});
   if (!body.task && values.video) {
     const wanted = values.images.length ? ["animate"] : ["video_to_video", "extend_video"];
