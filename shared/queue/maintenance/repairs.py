@@ -5,7 +5,7 @@ Facts are read of many at once. What looks wrong is read again, and repaired if 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -24,6 +24,7 @@ _FIELDS = (
     *("state", "tenant", "sig", "model", "rank", "src", "entry", "slots", "solo"),
     *("deadline", "start_by", "on_deadline", "group", "parents", "sources"),
 )
+_PARENTS = _FIELDS.index("parents")
 _PAUSED = ("state", "src")
 _RETURNED = {"solo": "solo", "dated": "dated"}
 """Places of jobs outside of lanes with a set of their own; the others are in `front`."""
@@ -57,8 +58,7 @@ class Repairs(QueueComponent):
     async def check_jobs(self, job_ids: Sequence[str]) -> int:
         """Repair jobs, and return how many faults they had."""
         transaction = Transaction(self._client)
-        rows = await transaction.read(*(("HMGET", self._keys.job(job_id), *_FIELDS) for job_id in job_ids))
-        checks = [list(self._checks_of(job_id, row)) for job_id, row in zip(job_ids, rows, strict=True)]
+        checks = await self._job_checks(transaction, job_ids)
         suspect = await _suspects(transaction, checks)
         repaired = 0
         for job_id in (one for one, fails in zip(job_ids, suspect, strict=True) if fails):
@@ -106,15 +106,23 @@ class Repairs(QueueComponent):
         return 1
 
     async def _repair_job(self, job_id: str, transaction: Transaction) -> int:
-        (row,) = await transaction.read(("HMGET", self._keys.job(job_id), *_FIELDS))
-        return await _repair(transaction, self._checks_of(job_id, row))
+        (checks,) = await self._job_checks(transaction, [job_id])
+        return await _repair(transaction, checks)
 
     async def _repair_lane(self, lane: _Lane, transaction: Transaction) -> int:
         return await _repair(transaction, await self._lane_checks(transaction, [lane]))
 
     # Jobs
 
-    def _checks_of(self, job_id: str, row: Sequence[str | None]) -> Iterator[_Check]:
+    async def _job_checks(self, transaction: Transaction, job_ids: Sequence[str]) -> list[list[_Check]]:
+        """Return the checks of jobs; what they wait for is read first: its last event names those yet to be told."""
+        rows = await transaction.read(*(("HMGET", self._keys.job(job_id), *_FIELDS) for job_id in job_ids))
+        parents = list(dict.fromkeys(parent for row in rows for parent in (row[_PARENTS] or "").split()))
+        events = await transaction.read(*(("HGET", self._keys.job(parent), "event") for parent in parents))
+        known = dict(zip(parents, events, strict=True))
+        return [list(self._checks_of(job_id, row, known)) for job_id, row in zip(job_ids, rows, strict=True)]
+
+    def _checks_of(self, job_id: str, row: Sequence[str | None], events: Mapping[str, str | None]) -> Iterator[_Check]:
         job = {name: value for name, value in zip(_FIELDS, row, strict=True) if value}
         state = job.get("state") if {"tenant", "sig"} <= job.keys() else None
         if state and "group" in job:
@@ -125,7 +133,7 @@ class Repairs(QueueComponent):
             lane = _Lane(job["sig"], RANKS[int(job["rank"])], job["tenant"])
             yield self._place(job_id, job, lane)
             if "parents" in job:
-                yield self._parents(job_id, job["parents"].split())
+                yield self._parents(job_id, {parent: events[parent] or "" for parent in job["parents"].split()})
             if job.get("src") == "waiting":
                 return
             yield from self._deadline(job_id, job)
@@ -170,24 +178,34 @@ class Repairs(QueueComponent):
             outside = "dated" if place == "dated" else "front"
             transaction.call("requeue", job_id, "solo" if "solo" in job else outside)
 
-        return _Check(reads, lambda *found: not all(found), requeue, last=True)
+        # Those outside of lanes can have lost their parents as well.
+        return _Check(reads, lambda *found: not all(found), requeue, last=place not in ("paused", "waiting"))
 
-    def _parents(self, job_id: str, parents: Sequence[str]) -> _Check:
-        """Check that a job is among those that wait for each of its parents, unless some are yet to be told."""
+    def _parents(self, job_id: str, events: Mapping[str, str]) -> _Check:
+        """Check that a job is among those that wait for each of its parents, or yet to be told of its end: `events`
+        has their last ones. Of a deleted parent it is unknown until all are told."""
         keys = self._keys
         reads: list[Command] = [("EXISTS", keys.ended_parents)]
-        for parent in parents:
-            reads += [("HGET", keys.job(parent), "state"), ("ZSCORE", keys.children(parent), job_id)]
+        for parent, event in events.items():
+            reads += [
+                ("HGET", keys.job(parent), "state"),
+                ("ZSCORE", keys.children(parent), job_id),
+                ("ZSCORE", keys.told(event), job_id),
+            ]
+
+        def fails(telling: int, *found: str | None) -> bool:
+            parents = list(zip(*[iter(found)] * 3, strict=True))
+            is_unknown = telling and any(state is None for state, _, _ in parents)
+            return not is_unknown and any(
+                (waits if state in UNFINISHED else told) is None for state, waits, told in parents
+            )
 
         def link(transaction: Transaction, replies: Sequence[Any]) -> None:
-            ended = {
-                parent: state or "gone"
-                for parent, state in zip(parents, replies[1::2], strict=True)
-                if state not in UNFINISHED
-            }
-            transaction.call("wait_for_parents", job_id, " ".join(f"{one}={state}" for one, state in ended.items()))
+            states = zip(events, replies[1::3], strict=True)
+            ended = [f"{parent}={state or 'gone'}" for parent, state in states if state not in UNFINISHED]
+            transaction.call("wait_for_parents", job_id, " ".join(ended))
 
-        return _Check(reads, lambda told, *found: not told and not all(found[1::2]), link)
+        return _Check(reads, fails, link)
 
     def _sources(self, job_id: str, sources: str) -> _Check:
         """Check that a job is among those for which each of its sources is kept, as far as they are there."""

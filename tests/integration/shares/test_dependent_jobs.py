@@ -196,3 +196,48 @@ async def test_a_link_that_a_failover_has_lost_is_repaired(
         assert await claim_ids(queue) == [child]
     else:
         assert await state_of(queue, child) is State.FAILED
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("parent_state", [None, State.SUCCEEDED, State.FAILED])
+async def test_a_job_that_has_lost_its_place_and_its_link_is_repaired_at_once(
+    queue: Queue, make_submission: Make, parent_state: State | None, paused: bool
+) -> None:
+    """One run repairs both: the next one is ten minutes later."""
+    (parent,) = await put(queue, make_submission())
+    (child,) = await put(queue, make_submission(after=(parent,)))
+    if paused:
+        await queue.jobs.pause(child)
+    keys, redis = queue.client.redis_keys, queue.client.redis
+    sets = (keys.later, keys.later_jobs("default"), keys.paused, keys.paused_jobs("default"))
+    await redis.delete(keys.children(parent), *sets)
+    if parent_state is not None:
+        (one,) = await claim(queue)
+        await end(queue, one, state=parent_state)
+    await queue.maintenance.reconcile()
+    await queue.maintenance.queue_due()
+    assert await queue.maintenance.reconcile() == 0
+    if parent_state is None:
+        (one,) = await claim(queue)
+        await end(queue, one)
+    if parent_state is State.FAILED:
+        assert await state_of(queue, child) is State.FAILED
+        return
+    await queue.jobs.resume(child)
+    assert await claim_ids(queue) == [child]
+
+
+async def test_a_lost_link_is_repaired_while_children_of_others_are_to_be_told(
+    queue: Queue, make_submission: Make
+) -> None:
+    """Where many jobs wait for others, some are always yet to be told; that is no fault."""
+    parent, other = await put(queue, make_submission(), make_submission())
+    (child, _) = await put(queue, make_submission(after=(parent,)), make_submission(after=(other,)))
+    keys, redis = queue.client.redis_keys, queue.client.redis
+    await redis.delete(keys.children(parent))
+    await queue.jobs.cancel(other)
+    await queue.jobs.cancel(parent)
+    assert await redis.exists(keys.ended_parents)
+    assert await queue.maintenance.reconcile() == 1
+    assert await state_of(queue, child) is State.FAILED
+    assert await queue.maintenance.reconcile() == 0
