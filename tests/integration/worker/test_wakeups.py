@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.queue import put
+from harness.queue import claim_ids, put
 from harness.stub_engine import StubFleet
 
 from shared.auth import TenantLimits
@@ -105,9 +106,15 @@ async def test_jobs_that_no_worker_can_claim_cost_few_scripts(
 
 
 async def test_slots_that_become_free_while_nothing_is_queued_cost_no_script(
-    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, scripts: Counter[str]
+    queue: Queue,
+    tmp_path: Path,
+    make_job: MakeJob,
+    eventually: Eventually,
+    scripts: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker waits for a wake-up, and the next job gets one: before, each end of a job cost two attempts."""
+    monkeypatch.setattr(claim_policy, "MAX_PAUSE_S", 600.0)  # it does not look by itself
     async with idle_fleet(queue, tmp_path, 1, "demo", job_s=1.0) as fleet:
         jobs = [make_job() for _ in range(5)]
         for job in jobs[:4]:
@@ -118,12 +125,9 @@ async def test_slots_that_become_free_while_nothing_is_queued_cost_no_script(
         assert scripts["read_lanes"] <= 2, scripts
         await fleet.submit(jobs[4])
         await eventually(lambda: ended(queue, jobs), "all jobs have ended")
-        record = await queue.jobs.get(jobs[4].id)
-        assert record is not None
-        assert (record.timings.queue_ms or 0) < 500
 
 
-async def test_a_job_whose_woken_worker_crashed_is_claimed_within_two_seconds(
+async def test_a_job_whose_woken_worker_crashed_is_claimed_by_another(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
 ) -> None:
     """The worker that waited first is gone; the others find the job by themselves."""
@@ -134,10 +138,7 @@ async def test_a_job_whose_woken_worker_crashed_is_claimed_within_two_seconds(
             job = make_job()
             await fleet.submit(job)
             assert await queue.claims.wait_wakeup("crashed", 1) is not None
-            await eventually(lambda: ended(queue, [job]), "the job has ended", timeout_s=10)
-            record = await queue.jobs.get(job.id)
-            assert record is not None
-            assert (record.timings.queue_ms or 0) < 2500
+            await eventually(lambda: ended(queue, [job]), "the job has ended")
 
 
 async def lose_next_wakeup(queue: Queue) -> None:
@@ -150,7 +151,7 @@ async def lose_next_wakeup(queue: Queue) -> None:
 async def test_a_lost_wakeup_is_repaired_however_long_idle_workers_pause(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a burst many pause at once, and for long: before, a job waited for up to 11 s with 60 workers."""
+    """By heartbeats: after a burst many pause at once, and for long, 11 s with 60 workers."""
     monkeypatch.setattr(claim_policy, "MAX_PAUSE_S", 600.0)  # no worker looks by itself
     async with idle_fleet(queue, tmp_path, 5, "demo", job_s=0.05) as fleet:
         for _ in range(2):
@@ -158,10 +159,7 @@ async def test_a_lost_wakeup_is_repaired_however_long_idle_workers_pause(
             job = make_job()
             await fleet.submit(job)
             assert await queue.claims.wait_wakeup("crashed", 1) is not None
-            await eventually(lambda job=job: ended(queue, [job]), "the job has ended", timeout_s=10)
-            record = await queue.jobs.get(job.id)
-            assert record is not None
-            assert (record.timings.queue_ms or 0) < 2500
+            await eventually(lambda job=job: ended(queue, [job]), "the job has ended")
 
 
 async def test_a_wakeup_that_its_worker_cannot_use_is_passed_on(
@@ -179,14 +177,31 @@ async def test_a_wakeup_that_its_worker_cannot_use_is_passed_on(
     assert await queue.claims.wait_wakeup("next", 1) is not None
 
 
+async def test_each_claim_that_leaves_ready_jobs_wakes_the_next_worker(queue: Queue, make_job: MakeJob) -> None:
+    """At once, and no more than that one."""
+    workers = ("first", "second", "third")
+    for number, worker in enumerate(workers):
+        await queue.claims.list_as_waiting(worker, ["demo"], wait_s=60)
+        first = queue.client.redis_keys.waiting_workers("any", "demo")
+        await queue.client.redis.zincrby(first, number, worker)  # also if they are listed in one millisecond
+    await put(queue, *(Submission(make_job(), "s", 0, 8) for _ in range(16)))
+    for worker, following in pairwise(workers):
+        assert await queue.claims.wait_wakeup(worker, 1) is not None
+        assert await queue.claims.wait_wakeup(following, 0.05) is None
+        assert len(await claim_ids(queue, worker=worker)) == 8
+    assert await queue.claims.wait_wakeup("third", 0.05) is None, "nothing is left"
+
+
 async def test_many_jobs_wake_as_many_workers_as_they_need(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
 ) -> None:
-    """Each claim that leaves ready jobs wakes the next worker, at once."""
-    async with idle_fleet(queue, tmp_path, 4, "demo", job_s=1.0) as fleet:
+    async with idle_fleet(queue, tmp_path, 4, "demo") as fleet:
         jobs = [make_job() for _ in range(32)]
         await fleet.submit(*jobs)
+        await eventually(
+            lambda: [len(engine.requests) for engine in fleet.engines] == [8] * 4, "each worker has a full batch"
+        )
+        for engine in fleet.engines:
+            for claim_key in tuple(engine.requests):
+                engine.finish(claim_key)
         await eventually(lambda: ended(queue, jobs), "all jobs have ended")
-        records = await queue.jobs.get_many([job.id for job in jobs])
-        assert max(record.timings.queue_ms or 0 for record in records if record) < 900
-        assert Counter(record.worker for record in records if record) == {worker.name: 8 for worker in fleet.workers}
