@@ -16,6 +16,7 @@ from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.groups import has_state
 from shared.queue.maintenance.dependents import UNFINISHED
+from shared.queue.maintenance.parent_links import ended_parents, is_link_lost, link_reads
 from shared.queue.records import RANKS
 from shared.queue.transactions import Command, TooManyConflicts, Transaction
 
@@ -115,7 +116,7 @@ class Repairs(QueueComponent):
     # Jobs
 
     async def _job_checks(self, transaction: Transaction, job_ids: Sequence[str]) -> list[list[_Check]]:
-        """Return the checks of jobs; what they wait for is read first: its last event names those yet to be told."""
+        """Return the checks of jobs; the last event of a job names those that are to be told of its end."""
         rows = await transaction.read(*(("HMGET", self._keys.job(job_id), *_FIELDS) for job_id in job_ids))
         parents = list(dict.fromkeys(parent for row in rows for parent in (row[_PARENTS] or "").split()))
         events = await transaction.read(*(("HGET", self._keys.job(parent), "event") for parent in parents))
@@ -182,30 +183,12 @@ class Repairs(QueueComponent):
         return _Check(reads, lambda *found: not all(found), requeue, last=place not in ("paused", "waiting"))
 
     def _parents(self, job_id: str, events: Mapping[str, str]) -> _Check:
-        """Check that a job is among those that wait for each of its parents, or yet to be told of its end: `events`
-        has their last ones. Of a deleted parent it is unknown until all are told."""
-        keys = self._keys
-        reads: list[Command] = [("EXISTS", keys.ended_parents)]
-        for parent, event in events.items():
-            reads += [
-                ("HGET", keys.job(parent), "state"),
-                ("ZSCORE", keys.children(parent), job_id),
-                ("ZSCORE", keys.told(event), job_id),
-            ]
-
-        def fails(telling: int, *found: str | None) -> bool:
-            parents = list(zip(*[iter(found)] * 3, strict=True))
-            is_unknown = telling and any(state is None for state, _, _ in parents)
-            return not is_unknown and any(
-                (waits if state in UNFINISHED else told) is None for state, waits, told in parents
-            )
+        """Check that a job waits for each of its parents, or is yet to be told of the end of one."""
 
         def link(transaction: Transaction, replies: Sequence[Any]) -> None:
-            states = zip(events, replies[1::3], strict=True)
-            ended = [f"{parent}={state or 'gone'}" for parent, state in states if state not in UNFINISHED]
-            transaction.call("wait_for_parents", job_id, " ".join(ended))
+            transaction.call("wait_for_parents", job_id, ended_parents(events, replies))
 
-        return _Check(reads, fails, link)
+        return _Check(link_reads(self._keys, job_id, events), is_link_lost, link)
 
     def _sources(self, job_id: str, sources: str) -> _Check:
         """Check that a job is among those for which each of its sources is kept, as far as they are there."""
