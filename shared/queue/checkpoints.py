@@ -21,8 +21,8 @@ class StoredImage(BaseModel):
 
     @property
     def left(self) -> float:
-        """The part of its steps that is left, at least one of them: what follows the last step is left, too."""
-        return max(1, self.total - self.step) / self.total if self.total else 1.0
+        """The part of its steps that is left."""
+        return (self.total - self.step) / self.total if self.total else 1.0
 
 
 class JobCheckpoint(BaseModel):
@@ -57,8 +57,12 @@ class JobCheckpoint(BaseModel):
 
     @property
     def left(self) -> float:
-        """The part of the job's steps that is left, as far as the image with most: its images run together."""
-        return max((1.0 if image is None else image.left for image in self.images), default=1.0)
+        """The part of the job's steps that is left, as far as the image with most: its images run together.
+
+        At least one step, as what follows the last one is left, too. A dropped candidate has none.
+        """
+        one_step = 1 / max((1, *(image.total for image in self.stored)))
+        return max((one_step, *(1.0 if image is None else image.left for image in self.images)))
 
     def wire(self) -> str:
         return self.model_dump_json()

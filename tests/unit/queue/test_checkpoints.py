@@ -28,6 +28,8 @@ def image_at(step: int, total: int) -> StoredImage:
         ((image_at(5, 20), image_at(15, 20)), 0.75),  # they run together: the one with most counts
         ((image_at(15, 20), None), 1.0),  # it begins anew
         ((image_at(20, 20),), 0.05),  # its decode is left
+        ((image_at(2, 2), image_at(15, 20)), 0.25),  # the first is a candidate that was dropped
+        ((image_at(2, 2), image_at(20, 20)), 0.05),
         ((IMAGE,), 1.0),  # an earlier version wrote no total
     ],
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from worker.engine.checkpoints.mark_state import MarkState
+
 Json = Any
 
 
@@ -30,7 +32,7 @@ class Checkpoint:
     """State of an image after `step` of `total` steps; `state` refers to `tensors`, which are on the host.
 
     `calls` are those of denoisers and control nets so far, `steps` those of noise schedulers. The tensors may be read
-    once `ready` has been waited for.
+    once `ready` has been waited for. `marks` are those of a candidate's job.
     """
 
     step: int
@@ -38,6 +40,7 @@ class Checkpoint:
     state: Mapping[str, Json]
     tensors: Mapping[str, torch.Tensor]
     ready: Any = None  # event of a GPU
+    marks: MarkState | None = None
 
     def wait(self) -> None:
         """Wait until the tensors have been copied to the host."""

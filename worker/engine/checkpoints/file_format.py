@@ -11,9 +11,11 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from worker.engine.checkpoints.checkpoint import Checkpoint, Identity
+from worker.engine.checkpoints.mark_state import MarkState
 
 FORMAT = 1
 """Version of the file's form; files of any other are refused."""
@@ -22,6 +24,8 @@ _FORM_KEY, _HEADER_KEY, _DIGEST_KEY = "fusequeue_checkpoint", "header", "digest"
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 4 * 1024 * 1024
 _STATE = {"forms": list, "calls": list, "steps": list, "outputs": dict, "schedulers": list, "generators": dict}
+_PREDICTED = "predicted"
+"""Part of the state of a candidate that has not been compared since its last step."""
 
 
 class CheckpointRefused(Exception):
@@ -31,21 +35,26 @@ class CheckpointRefused(Exception):
 def write(checkpoint: Checkpoint, identity: Identity) -> bytes:
     """Return the file of a checkpoint; waits until its tensors are on the host."""
     checkpoint.wait()
-    header = json.dumps(
-        {
-            "identity": asdict(identity),
-            "step": checkpoint.step,
-            "total": checkpoint.total,
-            "state": checkpoint.state,
-        },
-        separators=(",", ":"),
-    )
+    parts = {
+        "identity": asdict(identity),
+        "step": checkpoint.step,
+        "total": checkpoint.total,
+        "state": checkpoint.state,
+    }
+    if checkpoint.marks is not None:
+        parts["marks"] = checkpoint.marks.model_dump(mode="json")
+    header = json.dumps(parts, separators=(",", ":"))
     metadata = {
         _FORM_KEY: str(FORMAT),
         _HEADER_KEY: header,
         _DIGEST_KEY: _digest(header, checkpoint.tensors),
     }
     return safetensors.torch.save(dict(checkpoint.tensors), metadata)
+
+
+def of_dropped(step: int, marks: MarkState) -> Checkpoint:
+    """Return the checkpoint of a candidate that was dropped after `step`: nothing of it is computed any more."""
+    return Checkpoint(step, step, {name: kind() for name, kind in _STATE.items()}, {}, marks=marks)
 
 
 def read(data: bytes, identity: Identity) -> Checkpoint:
@@ -107,13 +116,22 @@ def _checked(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
             pass
         case _:
             raise CheckpointRefused("is damaged: its state is incomplete")
-    if state.keys() != _STATE.keys() or any(not isinstance(state[name], kind) for name, kind in _STATE.items()):
+    if state.keys() - {_PREDICTED} != _STATE.keys() or any(
+        not isinstance(state[name], kind) for name, kind in _STATE.items()
+    ):
         raise CheckpointRefused("is damaged: its state has other parts")
     forms, schedulers = range(len(state["forms"])), range(len(state["schedulers"]))
     calls_known = all(isinstance(call, list) and len(call) == 2 and call[1] in forms for call in state["calls"])
     if not calls_known or not all(number in schedulers for number in state["steps"]):
         raise CheckpointRefused("is damaged: its state refers to what it does not have")
-    return Checkpoint(step, total, state, tensors)
+    return Checkpoint(step, total, state, tensors, marks=_marks(header.get("marks")))
+
+
+def _marks(found: Any) -> MarkState | None:
+    try:
+        return None if found is None else MarkState.model_validate(found)
+    except ValidationError:
+        raise CheckpointRefused("is damaged: its candidates are not those of a job") from None
 
 
 def _digest(header: str, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -21,7 +21,7 @@ class Replay:
     """Answers the first `calls` of denoisers and control nets, and the first `steps` of noise schedulers."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._state = checkpoint.state
         self._device = device
         self.calls = len(self._state["calls"])
@@ -40,22 +40,29 @@ class Replay:
             raise ReplayFailed(f"step {at} is of scheduler {scheduler.number}, and was of another one")
         own = self._state["schedulers"][scheduler.number]
         if own["last_step"] == at:
-            scheduler.restore(own["attributes"], self._checkpoint.tensors, self._device)
+            scheduler.restore(own["attributes"], self.checkpoint.tensors, self._device)
         kept = self._state["outputs"].get(str(at))
         if kept is None:
             return output
-        values = unpack(kept, self._checkpoint.tensors, self._device)
+        values = unpack(kept, self.checkpoint.tensors, self._device)
         likes = list(tensors_of(output))
         if [(one.shape, one.dtype) for one in values] != [(one.shape, one.dtype) for one in likes]:
             raise ReplayFailed(f"step {at} of {type(scheduler.scheduler).__name__} returns other shapes")
         left: Iterator[torch.Tensor] = iter(values)
         return map_tensors(output, lambda like: next(left).to(like.device))
 
+    @property
+    def predicted(self) -> torch.Tensor | None:
+        """The predicted latents of the last step, if they were still to be compared with those of other candidates."""
+        packed = self._state.get("predicted")
+        values: torch.Tensor | None = None if packed is None else unpack(packed, self.checkpoint.tensors, self._device)
+        return values
+
     def restore_rng(self, calls: int, generators: Sequence[Any]) -> None:
         """Set the states of the random generators after the last step, before which there were `calls`."""
         if calls != self.calls:
             raise ReplayFailed(f"there are {calls} calls before the last step, and were {self.calls}")
-        states = unpack(self._state["generators"], self._checkpoint.tensors, torch.device("cpu"))
+        states = unpack(self._state["generators"], self.checkpoint.tensors, torch.device("cpu"))
         if len(states) != len(generators):
             raise ReplayFailed("there are other random generators")
         for generator, state in zip(generators, states, strict=True):

@@ -53,6 +53,7 @@ class TaskRecord:
         self._loop_ends: dict[int, Any] = {}  # outputs of the last steps of earlier loops, by the step's number
         self._calls_before_step = 0
         self._rng: list[torch.Tensor] = []
+        self._predicted: torch.Tensor | None = None  # of a candidate, by its last step
 
     def use_generator(self, generator: torch.Generator | None) -> None:
         """Keep the state of the generator of the pipeline's call."""
@@ -67,6 +68,11 @@ class TaskRecord:
     def replaying(self) -> bool:
         """Whether no forward has been computed yet that follows the checkpoint."""
         return self._resumed_steps is None
+
+    @property
+    def replayed(self) -> Checkpoint | None:
+        """The checkpoint that the image continues from, while it replays."""
+        return self._replay.checkpoint if self._replay is not None and self.replaying else None
 
     @property
     def resumed_steps(self) -> int:
@@ -84,6 +90,15 @@ class TaskRecord:
             output = compute()
         self._calls.append((method, self._number_of_form(output)))
         return output
+
+    def keep_predicted(self, latents: torch.Tensor | None) -> torch.Tensor | None:
+        """Keep the latents that a candidate's denoiser predicts in the next step, and return them.
+
+        In a replay they are those of the checkpoint: its denoiser's outputs are zeros.
+        """
+        replays = self._replay is not None and len(self._steps) < self._replay.steps
+        self._predicted = self._replay.predicted if self._replay is not None and replays else latents
+        return self._predicted
 
     def step(self, scheduler: Any, run: Callable[[], Any]) -> Any:
         """Return the output of a noise scheduler's step, which `run` returns."""
@@ -131,6 +146,8 @@ class TaskRecord:
             "schedulers": packed_states(self._schedulers.values(), tensors),
             "generators": pack(list(self._rng), "generators", tensors),
         }
+        if self._predicted is not None:
+            state["predicted"] = pack(self._predicted, "predicted", tensors)
         host, ready = _to_host(tensors)
         return Checkpoint(self._progress.step, self._progress.total, state, host, ready)
 

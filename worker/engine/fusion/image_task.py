@@ -63,7 +63,7 @@ class ImageTask:
 
     @property
     def done(self) -> bool:
-        return self._greenlet is not None and self._greenlet.dead
+        return self._aborted or (self._greenlet is not None and self._greenlet.dead)
 
     def start(self, device: torch.device) -> None:
         """Run up to the first parked call."""
@@ -86,10 +86,12 @@ class ImageTask:
         self._solo_methods.add(shared_method)
 
     def abort(self) -> None:
-        """End the task at its parked call and free its memory."""
+        """End the task at its parked call, or before its start, and free its memory."""
         self.parked_call = self.scored_step = None
-        if self._greenlet is not None and not self._greenlet.dead:
-            self._aborted = True
+        if self.done:
+            return
+        self._aborted = True
+        if self._greenlet is not None:
             # No `Exception`: pipelines do not catch it.
             self._watched(self._greenlet, greenlet.GreenletExit())
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import greenlet
 
 if TYPE_CHECKING:
+    import torch
+
     from worker.engine.fusion.step_caching import StepCache
 
 
@@ -27,6 +29,8 @@ class StepRecord(Protocol):
     def answer(self, method: str, compute: Callable[[], Any]) -> Any: ...
 
     def step(self, scheduler: Any, run: Callable[[], Any]) -> Any: ...
+
+    def keep_predicted(self, latents: torch.Tensor | None) -> torch.Tensor | None: ...
 
 
 class ScoredStep(NamedTuple):

@@ -1,12 +1,14 @@
 """The marks of a candidate: steps after which its predicted image is scored, and it waits for the others' scores.
 
 Everything happens in the candidate's greenlet: the noise scheduler's step shows the predicted image before the mark,
-and the pipeline's callback decodes it small, scores it and parks.
+and the pipeline's callback decodes it small, scores it and parks. An image that continues from a checkpoint, or begins
+anew, passes the marks at which its job has been compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ import torch
 from shared.config.candidates import BestOf
 from shared.errors import InferenceFailed
 from shared.job import Job
-from worker.engine.fusion.task_greenlet import ScoredStep, current_task, park
+from worker.engine.fusion.task_greenlet import ScoredStep, StepRecord, current_task, park
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.latent_previews import decode_small
 from worker.engine.pipelines.scoring import Scorer, takes_marks
@@ -34,7 +36,7 @@ def add_marks(
     marks = _Marks(pipeline, job, job.best_of, steps, scorer)
     task = current_task()
     if task is not None:
-        task.on_step = marks.before_step
+        task.on_step = partial(marks.before_step, task.record)
         arguments["callback_on_step_end"] = marks.followed_by(arguments.get("callback_on_step_end"))
 
 
@@ -54,10 +56,11 @@ class _Marks:
         total = getattr(self._pipeline, "num_timesteps", None) or self._job.steps
         return self._best_of.marks(int(total))
 
-    def before_step(self, scheduler: Any, output: Any, time: Any, sample: Any) -> None:
-        """Keep the predicted latents if a mark follows this step."""
+    def before_step(self, record: StepRecord | None, scheduler: Any, output: Any, time: Any, sample: Any) -> None:
+        """Keep the predicted latents if a mark follows this step, also in the checkpoints until the next step."""
         self._begun += 1
-        self._predicted = predicted(scheduler, output, time, sample) if self._begun in self._marks else None
+        latents = predicted(scheduler, output, time, sample) if self._begun in self._marks else None
+        self._predicted = latents if record is None else record.keep_predicted(latents)
 
     def followed_by(self, other: Callback | None) -> Callback:
         """Return the callback of the pipeline: another one, and then a mark."""
@@ -65,7 +68,7 @@ class _Marks:
         def after_step(pipeline: Any, index: int, time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
             changed = {} if other is None else other(pipeline, index, time, tensors)
             left = self._marks.get(index + 1)
-            if left is not None:
+            if left is not None and index + 1 > self._steps.last_mark:
                 latents = tensors.get("latents") if self._predicted is None else self._predicted
                 self._predicted = None
                 park(ScoredStep(index + 1, left, self._score(pipeline, latents)))

@@ -30,7 +30,7 @@ class StepCounter:
     It has the part of tqdm's interface that pipelines use. A pipeline can have several loops over steps: the present
     one began at step `loop_start` and has `loop_steps`; `planned` are the steps of all loops, where that is known
     before they begin. `previews` are not yet delivered; `previewing` is True while
-    one is decoded.
+    one is decoded. `last_mark` is the step after which the job's candidates were compared last.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -40,6 +40,7 @@ class StepCounter:
         self.loop_start = self.loop_steps = 0
         self.previews: list[Any] = []
         self.previewing = False
+        self.last_mark = 0
         self._on_change = on_change
 
     @property

@@ -246,8 +246,6 @@ class LoadedModel:
             return "its refiner makes the last steps in a call of its own"
         if job.task.makes_mesh:
             return "meshes have none"
-        if job.best_of is not None:
-            return "its candidates are compared with each other, and begin anew together"
         if job.reproducible and job.step_cache is not None:
             return "step caching computes its first steps after a checkpoint again, which reproducible jobs must not"
         changed = {id(module) for module in self.watch.changed_modules}

@@ -204,12 +204,14 @@ class BatchScheduler:
             log.error("job_not_started", error=type(error).__name__)  # the message can quote a prompt
             engine_job.tasks.clear()
             return self.finish(engine_job, as_job_error(error))
-        started = self._timer.begin_own_code()
-        for task in engine_job.tasks:
+        started, running = self._timer.begin_own_code(), [task for task in engine_job.tasks if not task.done]
+        if len(running) < len(engine_job.tasks):  # its checkpoint knows which candidates were dropped
+            self._events.on_event(protocol.CandidatesDropped(engine_job.claim_key, len(running)))
+        for task in running:
             task.start(self._device)
             self._resume_cached(engine_job, task)
         self._timer.end_own_code(started, partial(_record_own_code, [engine_job], None))
-        for task in engine_job.tasks:
+        for task in running:
             self._after_resume(engine_job, task)
 
     def _report_loading(self, engine_job: EngineJob) -> None:
@@ -348,8 +350,8 @@ class BatchScheduler:
             if not candidates.is_settled or len(outputs) > 1:
                 message = "best_of: its images ended before they could be compared"
                 return self.finish(engine_job, InferenceFailed(message, param="best_of"))
-            first_index = candidates.kept.index(number)
-            outputs = [replace(one, candidate=number, score=candidates.scores[number]) for one in outputs]
+            first_index, score = candidates.state.kept.index(number), candidates.state.score_of(number)
+            outputs = [replace(one, candidate=number, score=score) for one in outputs]
         self._report_progress([engine_job])
         for index, output in enumerate(outputs, first_index):
             self._events.on_event(protocol.OutputReady(engine_job.claim_key, index, output))
@@ -359,12 +361,9 @@ class BatchScheduler:
 
     def _compare(self, engine_job: EngineJob) -> None:
         """Drop the worst candidates of a job if all wait for it, and continue the others."""
-        candidates, tasks = engine_job.candidates, engine_job.tasks
-        verdict = None if candidates is None else candidates.compare(tasks)
+        tasks, verdict = engine_job.tasks, engine_job.compare_candidates()
         if verdict is None:
             return
-        for number in verdict.dropped:
-            tasks[number].abort()
         self._events.on_event(protocol.CandidatesDropped(engine_job.claim_key, len(verdict.kept)))
         for number in verdict.kept:
             tasks[number].resume(self._device)

@@ -2,15 +2,18 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
+from shared.config.candidates import Verdict
 from shared.errors import JobError
 from shared.job import MAX_ROW_CHANGES, BatchingStats, FieldWarning
 from shared.signature import signature
-from worker.engine.checkpoints.file_format import CheckpointRefused, read
+from worker.engine.checkpoints.checkpoint import Checkpoint
+from worker.engine.checkpoints.file_format import CheckpointRefused, of_dropped, read
 from worker.engine.checkpoints.identity import identity_of
+from worker.engine.checkpoints.mark_state import latest
 from worker.engine.checkpoints.policy import is_due
 from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.fusion.image_task import ImageTask
@@ -96,31 +99,68 @@ class EngineJob:
         self._warnings += model.warnings(self.job)
         for warning in model.adapters.warnings(self.adapter):
             self._warnings += (FieldWarning(param="adapters", message=f"adapters: {warning}"),)
-        for index in range(self.job.slots):
-            steps = StepCounter(self._note_progress)
+        for index, checkpoint in enumerate(self._checkpoints(model)):
+            steps, record = StepCounter(self._note_progress), None
+            if self.checkpoint_fault is None:
+                record = TaskRecord(model.device, steps, checkpoint)
             self.steps.append(steps)
-            self.records.append(self._record(index, steps, model))
-            self.tasks.append(model.image_task(self.job, index, self.inputs, steps, self.records[-1]))
+            self.records.append(record)
+            self.tasks.append(model.image_task(self.job, index, self.inputs, steps, record))
+        self._pass_marks()
 
-    def _record(self, index: int, steps: StepCounter, model: LoadedModel) -> TaskRecord | None:
-        """Return the record of an image, which continues from its checkpoint; None if it has none, and can have none.
+    def _checkpoints(self, model: LoadedModel) -> list[Checkpoint | None]:
+        """Return the checkpoints from which the images continue, None for one that begins anew.
 
-        The reason is in `checkpoint_fault`.
+        Why the job can have none is in `checkpoint_fault`.
         """
-        data = self.request.checkpoints[index] if index < len(self.request.checkpoints) else None
-        if data is None and self.request.checkpoint_s is None:
+        files = [*self.request.checkpoints, *[None] * self.job.slots][: self.job.slots]
+        self.checkpoint_fault = model.resume_fault(self.job)
+        if self.request.checkpoint_s is None and not any(files):
             self.checkpoint_fault = "its request has no checkpoint_s"
-            return None
-        refusal = self.checkpoint_fault = model.resume_fault(self.job)
-        checkpoint = None
-        if data is not None and refusal is None:
+        found = [None if file is None else self._read(index, file, model) for index, file in enumerate(files)]
+        return found if self.candidates is None else self._of_last_mark(found, self.candidates)
+
+    def _read(self, index: int, file: bytes, model: LoadedModel) -> Checkpoint | None:
+        reason = self.checkpoint_fault
+        if reason is None:
             try:
-                checkpoint = read(data, identity_of(model.fingerprint, self.job, index, model.device))
+                return read(file, identity_of(model.fingerprint, self.job, index, model.device))
             except CheckpointRefused as error:
-                refusal = f"the checkpoint {error}"
-        if data is not None and refusal is not None:
-            log.warning("checkpoint_refused", job_id=self.job.id, image=index, reason=refusal)
-        return None if self.checkpoint_fault is not None else TaskRecord(model.device, steps, checkpoint)
+                reason = f"the checkpoint {error}"
+        self._log_refusal(index, reason)
+        return None
+
+    def _log_refusal(self, index: int, reason: str) -> None:
+        log.warning("checkpoint_refused", job_id=self.job.id, image=index, reason=reason)
+
+    def _of_last_mark(self, found: Sequence[Checkpoint | None], candidates: JobCandidates) -> list[Checkpoint | None]:
+        """Continue after the last mark that any checkpoint knows; those that know of other scores are refused."""
+        known = latest([None if one is None else one.marks for one in found], self.job.slots)
+        state = candidates.state = known or candidates.state
+        agreeing = list(found)
+        for index, one in enumerate(found):
+            if index in state.dropped_steps:
+                agreeing[index] = of_dropped(state.dropped_steps[index], state)
+            elif one is not None and one.marks != state:
+                self._log_refusal(index, "the checkpoint has other marks than that of another candidate")
+                agreeing[index] = None
+        return agreeing
+
+    def _pass_marks(self) -> None:
+        """End the candidates that have been dropped; the others do not wait at marks that are past."""
+        if self.candidates is None:
+            return
+        for steps in self.steps:
+            steps.last_mark = self.candidates.state.step
+        for number in self.candidates.state.dropped_steps:
+            self.tasks[number].abort()
+
+    def compare_candidates(self) -> Verdict | None:
+        """Drop the worst candidates if all wait for it, and return which go on; None otherwise."""
+        verdict = None if self.candidates is None else self.candidates.compare(self.tasks)
+        if verdict is not None:
+            self._pass_marks()
+        return verdict
 
     @property
     def checkpoint_due(self) -> bool:
@@ -135,10 +175,16 @@ class EngineJob:
     @property
     def resumed_steps(self) -> int:
         """Steps of all images that were not computed again."""
-        return sum(record.resumed_steps for record in self.records if record is not None)
+        ended, records = self._ended, [(at, record) for at, record in enumerate(self.records) if record is not None]
+        return sum(ended[at] if at in ended and record.replaying else record.resumed_steps for at, record in records)
 
     def _note_progress(self) -> None:
         self.progressed = True
+
+    @property
+    def _ended(self) -> Mapping[int, int]:
+        """The steps of the candidates that were dropped."""
+        return {} if self.candidates is None else self.candidates.state.dropped_steps
 
     def progress(self) -> tuple[int, int]:
         """Return the steps done and all steps, over all images; an image that has not begun counts like the longest.
@@ -146,7 +192,7 @@ class EngineJob:
         Of candidates that were dropped, all steps are those done.
         """
         longest = max((steps.total for steps in self.steps), default=0)
-        ended = {} if self.candidates is None else {one.candidate: one.step for one in self.candidates.dropped}
+        ended = self._ended
         done = [ended.get(index, steps.step) for index, steps in enumerate(self.steps)]
         return sum(done), sum(ended.get(index, steps.total or longest) for index, steps in enumerate(self.steps))
 
@@ -157,7 +203,7 @@ class EngineJob:
         """
         images: Sequence[int] = range(len(self.steps))
         if self.candidates is not None:
-            images = self.candidates.kept if self.candidates.is_settled else ()
+            images = self.candidates.state.kept if self.candidates.is_settled else ()
         previews = [(at, pixels) for at, image in enumerate(images) for pixels in self.steps[image].previews]
         for steps in self.steps:
             steps.previews.clear()
@@ -189,7 +235,7 @@ class EngineJob:
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
             skipped_steps=skipped,
             rows_by_forward=tuple(self._rows_by_forward[:MAX_ROW_CHANGES]),
-            dropped=() if self.candidates is None else tuple(self.candidates.dropped),
+            dropped=() if self.candidates is None else self.candidates.state.dropped,
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
         return JobFinished(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
 
 from shared.job import Job
 from worker.engine.checkpoints.checkpoint import Checkpoint, Identity
-from worker.engine.checkpoints.file_format import write
+from worker.engine.checkpoints.file_format import of_dropped, write
 from worker.engine.checkpoints.identity import identity_of
 from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.checkpoints.trees import NotStorable
@@ -55,8 +56,8 @@ class JobCheckpoints:
         """Take the checkpoints of a job's images, and report them once they are written."""
         engine_job.note_checkpoint()
         reason, taken = self._fault(engine_job), list[_Taken | None]()
-        for index, record in enumerate(engine_job.records):
-            checkpoint = None if reason is not None or record is None else _of(record)
+        for index in range(len(engine_job.tasks)):
+            checkpoint = None if reason is not None else _of(engine_job, index)
             if isinstance(checkpoint, str):
                 reason, checkpoint = checkpoint, None
             if checkpoint is None or engine_job.model is None:
@@ -94,8 +95,24 @@ class JobCheckpoints:
         self._post(lambda: self._report(written))
 
 
-def _of(record: TaskRecord) -> Checkpoint | str | None:
-    """Return the checkpoint of an image, None if there is nothing newer, or why it cannot be taken."""
+def _of(engine_job: EngineJob, index: int) -> Checkpoint | str | None:
+    """Return the checkpoint of an image, None if there is nothing newer, or why it cannot be taken.
+
+    Those of candidates are all of the present marks: also of one that replays, or was dropped.
+    """
+    record, candidates = engine_job.records[index], engine_job.candidates
+    if record is None:
+        return None
+    if candidates is None:
+        return _newest(record)
+    dropped_after = candidates.state.dropped_steps.get(index)
+    if dropped_after is not None:
+        return of_dropped(dropped_after, candidates.state)
+    taken = record.replayed or _newest(record)
+    return replace(taken, marks=candidates.state) if isinstance(taken, Checkpoint) else taken
+
+
+def _newest(record: TaskRecord) -> Checkpoint | str | None:
     try:
         return None if record.replaying else record.take()
     except NotStorable as error:

@@ -11,9 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from shared.config.candidates import DroppedCandidate
 from worker.engine.checkpoints import file_format
 from worker.engine.checkpoints.checkpoint import Checkpoint, Identity
-from worker.engine.checkpoints.file_format import CheckpointRefused, read, write
+from worker.engine.checkpoints.file_format import CheckpointRefused, of_dropped, read, write
+from worker.engine.checkpoints.mark_state import MarkState
 
 IDENTITY = Identity("model", "job", 1, "cpu", "torch 2, diffusers 0")
 STATE = {
@@ -39,6 +41,21 @@ def test_a_file_gives_back_what_was_written() -> None:
     for name, tensor in TENSORS.items():
         assert torch.equal(found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)), name
         assert found.tensors[name].dtype == tensor.dtype
+
+
+MARKS = MarkState(step=2, kept=(2, 0), scores=(0.5, None), dropped=(DroppedCandidate(candidate=1, step=2, score=0.25),))
+
+
+@pytest.mark.parametrize("checkpoint", [replace(CHECKPOINT, marks=MARKS), of_dropped(2, MARKS)])
+def test_a_file_of_a_candidate_has_the_scores_of_its_job(checkpoint: Checkpoint) -> None:
+    found = read(write(checkpoint, IDENTITY), IDENTITY)
+    assert (found.step, found.total, found.marks) == (checkpoint.step, checkpoint.total, MARKS)
+
+
+def test_a_file_whose_candidates_are_not_those_of_a_job_is_refused() -> None:
+    marks = MARKS.model_copy(update={"kept": (2, 1)})
+    with pytest.raises(CheckpointRefused, match="is damaged: its candidates are not those of a job"):
+        read(write(replace(CHECKPOINT, marks=marks), IDENTITY), IDENTITY)
 
 
 def test_its_tensors_can_be_read_by_any_program() -> None:

@@ -258,6 +258,12 @@ def test_an_aborted_task_unwinds_without_an_error(proxy: ModuleProxy) -> None:
     assert task.error is None
 
 
+def test_a_task_that_is_aborted_before_its_start_is_done() -> None:
+    task = ImageTask(lambda: pytest.fail("it runs"))
+    task.abort()
+    assert (task.done, task.started, task.error) == (True, False, None)
+
+
 def test_a_lost_device_is_not_the_error_of_a_task(proxy: ModuleProxy, doubler: Doubler) -> None:
     """It ends the engine's thread."""
 
