@@ -389,7 +389,7 @@ def test_now_shows_the_latest_results_while_thousands_are_queued(open_page: Any,
 
 
 def test_a_group_is_paused_resumed_and_downloaded(open_page: Any, working: Any) -> None:
-    """Its progress, its jobs by a link, and the archive of its files."""
+    """Its progress, its jobs by a link, and the archive of its files with their manifest."""
     working.client.put("/v1/pauses/models/demo", json={"reason": "so that they stay queued"}).raise_for_status()
     ids = [working.submit(prompt=f"a ring of group {n}", steps=2, group="nightly") for n in range(2)]
     page = open_page(working.url, "#/groups")
@@ -409,7 +409,7 @@ def test_a_group_is_paused_resumed_and_downloaded(open_page: Any, working: Any) 
         group.get_by_role("button", name="Download").click()
     assert started.value.suggested_filename == "nightly.zip"
     names = zipfile.ZipFile(started.value.path()).namelist()
-    assert [name.partition("-")[0] for name in names] == ids
+    assert [name.partition("-")[0] for name in names] == [*ids, "manifest.jsonl"]
     group.get_by_role("link", name="its jobs").click()
     expect(page.locator("tbody tr")).to_have_count(2)
 
