@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from chaos.sleeping_engine import EPOCH_STEPS, Forward, color_of, read_journal
 from shared.job import JobRecord, State
 from shared.queue.records import record
 
+PARENT_FAILED = "parent_failed"
 _CHUNK = 500
 _SHOWN = 3
 
@@ -71,6 +73,9 @@ PROMISES = (
     "webhook events doubled",
     "taken from living workers",
     "ran while paused",
+    "ran before a parent ended",
+    "ran after a failed parent",
+    "failed for no parent",
     "left in the queue",
 )
 """Kinds of problems; each must be empty."""
@@ -79,7 +84,8 @@ PROMISES = (
 def check(evidence: Evidence) -> Report:
     """Return the report of a run."""
     report = Report()
-    for part in (_check_requests, _check_ends, _check_results, _check_forwards, _check_pauses, _check_webhooks):
+    parts = (_check_requests, _check_ends, _check_parents, _check_results, _check_forwards, _check_pauses)
+    for part in (*parts, _check_webhooks):
         part(evidence, report)
     for kind, found in (
         ("stale progress", evidence.monitor.stale_progress),
@@ -120,7 +126,7 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
                 report.problems["lost"].append(f"{job_id}: {known.state if known else 'no record'}")
                 continue
             states[known.state] += 1
-            if known.state is State.FAILED and not request.planned.fails:
+            if not _is_planned(request, known):
                 report.problems["failed unplanned"].append(f"{job_id}: {known.error.code if known.error else '?'}")
             if (request.canceled and known.state is not State.CANCELED) or (
                 request.cancel_accepted and known.state is State.SUCCEEDED
@@ -135,10 +141,75 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
         "succeeded": states[State.SUCCEEDED],
         "failed as planned": states[State.FAILED] - len(report.problems.get("failed unplanned", ())),
         "canceled": states[State.CANCELED],
+        "expired": states[State.EXPIRED],
         "dead letters": evidence.dead_letters,
         "answered canceled": sum(request.canceled for request in evidence.requests),
         "cancellation accepted": sum(request.cancel_accepted for request in evidence.requests),
     }
+
+
+def _is_planned(request: Request, known: JobRecord) -> bool:
+    """Return whether a job may end so; `_check_parents` checks those that failed for a parent."""
+    if known.state is State.FAILED:
+        return request.planned.fails or (bool(request.parents) and _failed_for_parent(known))
+    return known.state is not State.EXPIRED or "deadline_s" in request.planned.body
+
+
+def _failed_for_parent(known: JobRecord) -> bool:
+    return known.error is not None and known.error.code == PARENT_FAILED
+
+
+def _check_parents(evidence: Evidence, report: Report) -> None:
+    """Check that no job ran before the ends of its parents, and each failed if it was to fail with one of them."""
+    places, counts = evidence.monitor.places, Counter[str]()
+    for request in evidence.requests:
+        if request.forgotten:
+            continue
+        if request.refused_parent:
+            _check_refusal(request, evidence, report)
+        for job_id in request.job_ids:
+            known = evidence.records.get(job_id)
+            if known is None or not known.job.after:
+                continue
+            began = places.get((job_id, State.RUNNING), math.inf)
+            ends = {parent: _end_of(parent, evidence) for parent in known.job.after}
+            failed = [parent for parent, (state, _) in ends.items() if state is not State.SUCCEEDED]
+            ended_for_one = known.state is State.CANCELED or _failed_for_parent(known)
+            must_fail = failed and not request.planned.runs_anyway
+            if early := [parent for parent, (_, place) in ends.items() if began < place]:
+                report.problems["ran before a parent ended"].append(f"{job_id}: {early}")
+            if must_fail and (began < math.inf or not ended_for_one):
+                report.problems["ran after a failed parent"].append(f"{job_id}: {known.state} after {failed}")
+            if _failed_for_parent(known) and not (must_fail and _names(known, failed)):
+                report.problems["failed for no parent"].append(f"{job_id}: {failed}")
+            counts["children"] += 1
+            counts["failed for a parent"] += _failed_for_parent(known)
+            counts["ran after a failed parent"] += bool(failed) and began < math.inf
+    report.counts |= counts
+
+
+def _check_refusal(request: Request, evidence: Evidence, report: Report) -> None:
+    """Check that a job was refused for a parent that Redis has forgotten or that has not succeeded, and is none."""
+    state, _ = _end_of(request.refused_parent, evidence)
+    is_forgotten = any(parent.forgotten for parent in request.parents)
+    is_right = state is not State.SUCCEEDED and (
+        is_forgotten or (state is not None and not request.planned.runs_anyway)
+    )
+    if request.job_ids or not is_right:
+        text = f"{request.planned.token}: refused for {request.refused_parent}, {state}"
+        report.problems["client saw"].append(text)
+
+
+def _end_of(job_id: str, evidence: Evidence) -> tuple[State | None, float]:
+    """Return the state in which a job ended and the place of that event; None and infinity if it has not."""
+    known = evidence.records.get(job_id)
+    if known is None or not known.state.terminal:
+        return None, math.inf
+    return known.state, evidence.monitor.places.get((job_id, known.state), math.inf)
+
+
+def _names(known: JobRecord, parents: Sequence[str]) -> bool:
+    return known.error is not None and any(parent in known.error.message for parent in parents)
 
 
 def _check_results(evidence: Evidence, report: Report) -> None:
@@ -267,7 +338,9 @@ def _leftovers(connection: Any, cluster: Cluster) -> list[str]:
     """Return the indexes of queued and running jobs that are not empty although all jobs have ended."""
     keys = cluster.keys
     names = [keys.leases, keys.claimed_jobs, keys.queued_jobs, keys.deadlines, keys.signatures, keys.running_slots]
-    names += [keys.paused, *connection.scan_iter(match=f"{keys.paused_jobs('')}*", count=1000)]
+    names += [keys.paused, keys.later, keys.ended_parents]
+    for family in (keys.paused_jobs, keys.later_jobs, keys.children, keys.told):
+        names += connection.scan_iter(match=f"{family('')}*", count=1000)
     return [str(name) for name in names if connection.exists(name)]
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,11 @@ class Request:
 
     planned: PlannedJob
     job_ids: set[str] = field(default_factory=set)
+    parents: tuple[Request, ...] = ()
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client sends this request no more."""
+    refused_parent: str = ""
+    """The job for whose failure it was refused."""
     refused: int = 0
     unanswered: int = 0
     canceled: bool = False
@@ -41,6 +47,22 @@ class Request:
     forgotten: bool = False
     """Redis lost everything after this request had been sent."""
 
+    @property
+    def after(self) -> list[str]:
+        """Return the jobs that it waits for, one of each parent that has a job."""
+        return [min(parent.job_ids) for parent in self.parents if parent.job_ids]
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {**self.planned.body, "after": self.after}
+
+    def is_refused(self, problem: Mapping[str, Any]) -> bool:
+        """Return whether a response refuses it because a parent has failed or is forgotten, and note which."""
+        place = str(problem.get("param", "")).partition("after.")[2]
+        if place.isdecimal():
+            self.refused_parent = self.after[int(place)]
+        return bool(self.refused_parent)
+
 
 class Client:
     """Submits jobs at `url`; a request with a key is repeated until it is answered."""
@@ -48,9 +70,10 @@ class Client:
     def __init__(self, url: str) -> None:
         self.url = url
         self.requests: list[Request] = []
+        self._by_number: dict[int, Request] = {}
         self.statuses: Counter[int] = Counter()
         self.faults: list[str] = []
-        self.given_up = 0  # requests without a response, which would submit a second job if they were sent again
+        self.given_up = 0  # requests that are refused, or without a response: they could submit a second job
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
@@ -90,14 +113,18 @@ class Client:
 
     async def submit(self, *jobs: PlannedJob) -> None:
         """Submit one job as often as planned, or several in a bulk request; start what the client does afterwards."""
-        requests = [Request(planned) for planned in jobs]
+        requests = [Request(one, parents=tuple(self._by_number[number] for number in one.after)) for one in jobs]
         self.requests += requests
+        self._by_number |= {request.planned.number: request for request in requests}
+        for parent in {id(parent): parent for request in requests for parent in request.parents}.values():
+            await parent.answered.wait()
         if len(requests) > 1:
             await self._submit_bulk(requests)
         else:
             for _ in range(jobs[0].sends):
                 await self._submit(requests[0])
         for request in requests:
+            request.answered.set()
             self._follow(request)
 
     def _follow(self, request: Request) -> None:
@@ -125,29 +152,34 @@ class Client:
         headers = {"Idempotency-Key": request.planned.token} if request.planned.key else {}
         deadline = time.monotonic() + GIVE_UP_S
         while time.monotonic() < deadline:
-            status, body = await self._call("POST", "/v1/jobs", json=dict(request.planned.body), headers=headers)
+            status, body = await self._call("POST", "/v1/jobs", json=request.body, headers=headers)
             if status in (200, 202):
                 request.job_ids.add(str(body["id"]))
                 return
             request.refused += status in _RETRIED
             request.unanswered += status == 0
+            if status == 422 and request.is_refused(body["error"]):
+                return self._give_up(request)
             if status not in (0, *_RETRIED):
                 if not (request.forgotten and status == 409):  # the job of its key is gone
                     self.faults.append(f"submit {request.planned.token}: {status} {body}")
                 return
             if not request.planned.key:
-                self.given_up += 1
-                return
+                return self._give_up(request)
             await asyncio.sleep(random.uniform(0.1, 0.4))
         self.faults.append(f"submit {request.planned.token}: no answer for {GIVE_UP_S:g} s")
 
+    def _give_up(self, request: Request) -> None:
+        if not request.forgotten and not request.job_ids:
+            self.given_up += 1
+
     async def _submit_bulk(self, requests: list[Request]) -> None:
         """Repeat a bulk request, which has one key for all lines, until each line has been accepted."""
-        body = b"".join(json.dumps(dict(request.planned.body)).encode() + b"\n" for request in requests)
+        body = b"".join(json.dumps(request.body).encode() + b"\n" for request in requests)
         headers = {"Idempotency-Key": f"bulk-{requests[0].planned.token}", "Content-Type": "application/x-ndjson"}
         deadline = time.monotonic() + GIVE_UP_S
         assert self._session is not None
-        while not all(request.job_ids for request in requests):
+        while not all(request.job_ids or request.refused_parent for request in requests):
             if time.monotonic() > deadline:
                 self.faults.append(f"bulk {requests[0].planned.token}: not accepted for {GIVE_UP_S:g} s")
                 return
@@ -157,16 +189,19 @@ class Client:
                         self._bulk_result(requests, json.loads(line))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 for request in requests:
-                    request.unanswered += not request.job_ids
+                    request.unanswered += not (request.job_ids or request.refused_parent)
             await asyncio.sleep(random.uniform(0.1, 0.4))
 
     def _bulk_result(self, requests: list[Request], result: dict[str, Any]) -> None:
+        request = requests[result["line"] - 1] if result["line"] else requests[0]
         if "error" not in result:
-            requests[result["line"] - 1].job_ids.add(str(result["id"]))
-        elif result["error"]["status"] not in _RETRIED:
+            request.job_ids.add(str(result["id"]))
+        elif result["error"]["status"] in _RETRIED:
+            request.refused += bool(result["line"])
+        elif not request.refused_parent and request.is_refused(result["error"]):
+            self._give_up(request)
+        elif not request.refused_parent:
             self.faults.append(f"bulk {requests[0].planned.token}: {result}")
-        elif result["line"]:
-            requests[result["line"] - 1].refused += 1
 
     async def _call(self, method: str, path: str, **options: Any) -> tuple[int, dict[str, Any]]:
         """Return status and body; status 0: no response."""

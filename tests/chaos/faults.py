@@ -24,7 +24,7 @@ HOOK_TIMEOUT_S = 30.0
 
 INDEXES = (
     *("ready", "lanes", "signature", "front", "solo", "dated", "returned"),
-    *("lane_order", "tenant_order", "tenant_signatures", "paused_jobs"),
+    *("lane_order", "tenant_order", "tenant_signatures", "paused_jobs", "later_jobs", "children"),
 )
 """Families of keys that reconciling makes from the jobs' records and lanes."""
 
@@ -207,6 +207,7 @@ async def lose_indexes(stage: Stage, rng: random.Random) -> None:
     keys = stage.cluster.keys
     with stage.cluster.redis.client as client:
         names = [keys.leases, keys.signatures, keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.paused]
+        names.append(keys.later)
         for family in INDEXES:
             names += client.scan_iter(match=f"{keys.prefix}{family}:*", count=1000)
         client.delete(*names)

@@ -28,6 +28,9 @@ class Monitor:
         self._keys = keys
         self.ends: defaultdict[str, list[str]] = defaultdict(list)
         self.claims: defaultdict[str, int] = defaultdict(int)
+        self.places: dict[tuple[str, State], int] = {}
+        """Which event was the first of a job with this state, among those of all jobs."""
+        self._events = 0
         self.last_end_s = time.monotonic()
         self.stale_progress: list[str] = []
         self._epochs: defaultdict[str, int] = defaultdict(int)
@@ -67,6 +70,8 @@ class Monitor:
             await asyncio.sleep(0.1)
 
     def _count(self, job_id: str, state: State) -> None:
+        self._events += 1
+        self.places.setdefault((job_id, state), self._events)
         if state.terminal:
             self.ends[job_id].append(state)
             self.last_end_s = time.monotonic()

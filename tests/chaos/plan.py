@@ -13,13 +13,15 @@ from chaos.sleeping_engine import FAILS
 SIDES = tuple(range(16, 56, 8))  # 25 sizes of two models are 50 signatures
 SEEDS_PER_JOB = 16
 BULK_LINES = 20
+HUB_EVERY = 25
+"""Of so many jobs the first is a parent of many others."""
 
 
 @dataclass(frozen=True)
 class PlannedJob:
     """A job that the client submits. `key`: with an Idempotency-Key; `sends` > 1: the request is repeated.
 
-    `pauses`: seconds before each pause, and until the job is resumed.
+    `pauses`: seconds before each pause, and until the job is resumed. `after`: the numbers of its parents.
     """
 
     number: int
@@ -29,6 +31,12 @@ class PlannedJob:
     cancel_after_s: float | None = None
     watch: Literal["", "poll", "sse"] = ""
     pauses: tuple[tuple[float, float], ...] = ()
+    after: tuple[int, ...] = ()
+
+    @property
+    def runs_anyway(self) -> bool:
+        """Whether it runs also after a parent that has not succeeded."""
+        return self.body.get("on_parent_failure") == "run"
 
     @property
     def fails(self) -> bool:
@@ -60,6 +68,9 @@ class Mix:
     repeated: float = 0.1
     failing: float = 0.02
     canceled: float = 0.05
+    expiring: float = 0.01
+    children: float = 0.25
+    """Share of the jobs that wait for others: in fans, chains and what these make together."""
     paused: float = 0.0
     polled: float = 0.05
     streamed: float = 0.02
@@ -82,7 +93,7 @@ class Plan:
         rng, number = random.Random(f"jobs {self.seed}"), 0
         while True:
             count = BULK_LINES if rng.random() < self.mix.bulk else 1
-            yield [_planned_job(rng, number + at, self.mix, bulk=count > 1) for at in range(count)]
+            yield [_planned_job(rng, number + at, self.mix, number if count > 1 else None) for at in range(count)]
             number += count
 
     def faults(self) -> list[Fault]:
@@ -96,7 +107,8 @@ class Plan:
         ]
 
 
-def _planned_job(rng: random.Random, number: int, mix: Mix, *, bulk: bool) -> PlannedJob:
+def _planned_job(rng: random.Random, number: int, mix: Mix, first: int | None) -> PlannedJob:
+    """Return a job; `first` is that of its bulk request, of which no job is a parent of another."""
     place = rng.randrange(mix.signatures)
     size = place // len(MODELS)
     body: dict[str, Any] = {
@@ -110,7 +122,12 @@ def _planned_job(rng: random.Random, number: int, mix: Mix, *, bulk: bool) -> Pl
         "priority": rng.choices(("interactive", "standard", "bulk"), (1, 8, 2))[0],
         "metadata": {"token": f"r{number}"},
     }
-    key = rng.random() < mix.keyed or bulk
+    after = _parents(rng, number if first is None else first) if rng.random() < mix.children else ()
+    if after:
+        body["on_parent_failure"] = rng.choice(("fail", "fail", "run"))
+    if rng.random() < mix.expiring:
+        body["deadline_s"] = 1
+    key = rng.random() < mix.keyed or first is not None
     watch = rng.random()
     return PlannedJob(
         number,
@@ -120,7 +137,17 @@ def _planned_job(rng: random.Random, number: int, mix: Mix, *, bulk: bool) -> Pl
         cancel_after_s=rng.uniform(0, 0.5) if rng.random() < mix.canceled else None,
         watch="poll" if watch < mix.polled else "sse" if watch < mix.polled + mix.streamed else "",
         pauses=_pauses(rng) if mix.paused and rng.random() < mix.paused else (),
+        after=after,
     )
+
+
+def _parents(rng: random.Random, end: int) -> tuple[int, ...]:
+    """Return jobs before `end`: the last hub, the job just before, or several of the last ones."""
+    if not end:
+        return ()
+    hub = (end - 1) // HUB_EVERY * HUB_EVERY
+    some = tuple(sorted(rng.sample(range(max(0, end - HUB_EVERY), end), min(end, rng.randint(2, 4)))))
+    return rng.choices(((hub,), (end - 1,), some), (5, 2, 2))[0]
 
 
 def _pauses(rng: random.Random) -> tuple[tuple[float, float], ...]:

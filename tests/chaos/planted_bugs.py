@@ -28,6 +28,10 @@ BUGS = {
     "no_lease_check": PlantedBug("reclaim", r"(ZRANGEBYSCORE', key\.leases, '-inf', )[^,]+,", r"\1'+inf',"),
     # A repeated submit is a second job.
     "submit_twice": PlantedBug("submit", r"local known = redis\.call\('GET', idem\)", "local known = false"),
+    # A job starts after its first parent that ends.
+    "first_parent_is_enough": PlantedBug("parents.tell", r"if left\[1\] then return", "if false then return"),
+    # A job starts although a parent has failed.
+    "failed_parent_is_ignored": PlantedBug("parents.tell", r"if state ~= 'succeeded' and", "if false and"),
     # A fifth of the events never leave the queue.
     "lost_outbox_entry": PlantedBug(
         "add_to_outbox",

@@ -32,7 +32,7 @@ S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s
 SPOT = Scenario(
     24,
     {"kill_worker": 1},
-    mix=Mix(signatures=1, steps=(400, 400), keyed=1, failing=0, canceled=0, bulk=0),
+    mix=Mix(signatures=1, steps=(400, 400), keyed=1, failing=0, canceled=0, expiring=0, children=0, bulk=0),
     run_again=_of_lost_workers,
     every_s=5.0,
     fewest=8,

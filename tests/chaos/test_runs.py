@@ -21,6 +21,8 @@ SHORT_LEASE = {"lease_ms": 1000}
 WORKER_FAULTS = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "drain_worker"), 1)
 REDIS_FAULTS = {"kill_redis": 1, "rewrite_aof": 1, "flush_scripts": 1}
 
+GRAPHS = Mix(children=0.8, failing=0.1, expiring=0.05)
+
 WITH_BUGS = {
     "unfenced_settle": (
         Scenario(50, {"stop_at:before_settle": 1}, workers=2, step_s=0.02, settings=SHORT_LEASE),
@@ -28,6 +30,8 @@ WITH_BUGS = {
     ),
     "no_lease_check": (Scenario(50, workers=2, step_s=0.02, settings={"lease_ms": 8000}), "run again"),
     "submit_twice": (Scenario(50, workers=2, mix=Mix(keyed=1.0, repeated=1.0)), "submitted twice"),
+    "first_parent_is_enough": (Scenario(150, workers=2, mix=GRAPHS), "ran before a parent ended"),
+    "failed_parent_is_ignored": (Scenario(150, workers=2, mix=GRAPHS), "ran after a failed parent"),
     "lost_outbox_entry": (Scenario(50, workers=2, webhooks=True), "webhooks lost"),
 }
 
