@@ -156,8 +156,8 @@ async def retry_jobs(
     least one is required; those created before the first request, oldest first. A request handles a bounded number of
     jobs. One that is refused (429) has queued none; where the queue is full after some, the response has those, and
     `next_cursor`. A repetition returns the same new jobs. With an Idempotency-Key it retries none of them, even if they
-    have failed since: send one where the response can be lost. Jobs whose model or input image is gone, and those with
-    presigned URLs, are skipped."""
+    have failed since: send one where the response can be lost. Jobs with `after` wait for the retries of those jobs.
+    Jobs whose model or input image is gone, and those with presigned URLs, are skipped."""
     new_ids: dict[str, str] = {}
 
     async def retry(records: list[JobRecord]) -> _Applied:

@@ -146,3 +146,35 @@ async def test_a_job_waits_for_others_and_fails_with_them(api: httpx.AsyncClient
 async def test_what_a_job_cannot_wait_for_is_named(api: httpx.AsyncClient, after_: Any, param: str) -> None:
     refused = await api.post("/v1/jobs", json={**BODY, "after": after_})
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
+
+
+async def test_jobs_that_are_retried_together_wait_for_each_other_again(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    """The failed jobs of a group go on in their order."""
+    first = await submit(api, group="nightly")
+    second = await submit(api, group="nightly", after=[first["id"]])
+    third = await submit(api, group="nightly", after=[first["id"], second["id"]])
+    await api.post(f"/v1/jobs/{first['id']}/cancel")
+    await fake_queue.maintenance.queue_due()
+    new_ids = (await api.post("/v1/jobs:retry?group=nightly")).json()["new_ids"]
+    jobs = [(await api.get(f"/v1/jobs/{new_ids[one['id']]}")).json() for one in (first, second, third)]
+    names = [job["id"] for job in jobs]
+    assert [job["after"] for job in jobs] == [[], names[:1], names[:2]]
+    assert await claimed(fake_queue) == names[:1]
+
+
+async def test_a_retry_waits_for_earlier_retries_of_its_parents_that_have_not_ended(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    first = await submit(api)
+    second = await submit(api, after=[first["id"]])
+    third = await submit(api, after=[first["id"]])
+    await api.post(f"/v1/jobs/{first['id']}/cancel")
+    await fake_queue.maintenance.queue_due()
+    again = (await api.post(f"/v1/jobs/{first['id']}/retry")).json()
+    waiting = (await api.post(f"/v1/jobs/{second['id']}/retry")).json()
+    assert (waiting["after"], waiting["queue"]) == ([again["id"]], WAITING)
+    await api.post(f"/v1/jobs/{again['id']}/cancel")
+    at_once = (await api.post(f"/v1/jobs/{third['id']}/retry")).json()
+    assert (at_once["after"], at_once["queue"]["position"]) == ([], 0)
