@@ -12,7 +12,7 @@ from fusequeue import AsyncClient, InvalidArgument
 from fusequeue.image_sources import IMAGE_FIELDS, with_references
 
 AT_ONCE = 4  # files in memory
-MAX_BYTES = 1024**3  # the service has a limit of its own, 20 MiB by default
+MAX_BYTES = 256 * 1024 * 1024  # the service has a limit of its own, 20 MiB by default
 KEPT, KEPT_S = 10_000, 3_600.0  # ids of uploads: by default the service keeps one for a day after its last job
 
 _NAMED = frozenset((*IMAGE_FIELDS, "images", "controls"))

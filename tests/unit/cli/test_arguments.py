@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "nan.jsonl").write_text('{"prompt": "a", "guidance_scale": NaN}\n')
     (tmp_path / "large.jsonl").write_text('{"prompt": "a", "guidance_scale": 1e999}\n')
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    (tmp_path / "keys.jsonl").write_text('{"key": "a"}\n{"prompt": "b", "after": ["c"]}\n')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "backfill.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "locked").mkdir()
@@ -94,6 +95,7 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "nan.jsonl", "--out", "out"), "nan.jsonl:1: NaN is not a finite number"),
         (("backfill", "large.jsonl", "--out", "out"), "large.jsonl:1: 1e999 is not a finite number"),
         (("backfill", "deep.jsonl", "--out", "out"), "deep.jsonl:1: "),
+        (("backfill", "keys.jsonl", "--out", "out"), "'prompts': keys.jsonl:2: after.0: no line before this one has"),
         (("backfill", "prompts.txt", "--out", "out", "-s", "batch_id=b"), "'--set': batch_id: a backfill sets it"),
         (("backfill", "prompts.txt", "--out", "out", "-s", "n=2", "-n", "2"), "'--set': n: an argument or another"),
         (("backfill", "prompts.txt", "--out", "out", "-s", "model=a", "--model", "b"), "model: an argument or"),
@@ -134,10 +136,11 @@ def test_a_fault_is_one_line_that_names_the_option(arguments: tuple[str, ...], e
     assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_an_invalid_prompt_file_leaves_no_new_folder() -> None:
+@pytest.mark.parametrize("prompts", ["nan.jsonl", "keys.jsonl"])
+def test_an_invalid_prompt_file_leaves_no_new_folder(prompts: str) -> None:
     Path("mine").mkdir()
     for out in ("new", "mine"):
-        assert fusequeue("backfill", "nan.jsonl", "--out", out).exit_code == 2
+        assert fusequeue("backfill", prompts, "--out", out).exit_code == 2
     assert [Path(out).exists() for out in ("new", "mine")] == [False, True]
 
 
