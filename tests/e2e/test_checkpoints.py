@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ import pytest
 import redis
 import safetensors
 import safetensors.torch
+from harness.scorers import save_scorer
 from harness.waiting import wait_until
 from tiny import registry
 
@@ -46,6 +48,21 @@ multiple_of = 16
 max_frames = 9
 max_steps = {STEPS}
 frames_multiple = 4
+
+[[model]]
+id = "stills"
+source = "sd"
+scorer = "scorer"
+tasks = ["text_to_image"]
+max_batch = 4
+window_ms = 0
+checkpoint_s = 0.1
+[model.defaults]
+width = 64
+height = 64
+steps = 60
+[model.limits]
+max_images = 4
 """
 
 
@@ -54,6 +71,8 @@ def stack(make_shared_stack: Callable[..., Any], tmp_path_factory: pytest.TempPa
     """A drain is too short for any video."""
     folder = tmp_path_factory.mktemp("models")
     registry.save_tiny("wan-2.1-t2v", folder / "wan-2.1-t2v")
+    registry.save_tiny("sd", folder / "sd")
+    save_scorer(folder / "scorer")
     (folder / "models.toml").write_text(MODELS)
     return make_shared_stack(models=str(folder / "models.toml"), drain_timeout_s="0.1", lease_ms="4000").start()
 
@@ -62,7 +81,7 @@ def submit(stack: Any, seed: int) -> str:
     return str(stack.submit(model="film", prompt="a red circle", seed=seed, reproducible=True))
 
 
-def video(stack: Any, job_id: str) -> bytes:
+def artifact(stack: Any, job_id: str) -> bytes:
     response = stack.client.get(f"/v1/jobs/{job_id}/artifacts/0")
     assert response.status_code == 200, response.text
     return bytes(response.content)
@@ -103,7 +122,7 @@ def undisturbed(stack: Any) -> dict[int, bytes]:
     """The videos of the compared seeds."""
     jobs = {seed: submit(stack, seed) for seed in COMPARED}
     assert [stack.finish(job_id)["resumed_at_step"] for job_id in jobs.values()] == [None] * len(COMPARED)
-    return {seed: video(stack, job_id) for seed, job_id in jobs.items()}
+    return {seed: artifact(stack, job_id) for seed, job_id in jobs.items()}
 
 
 def test_a_drained_worker_leaves_at_once_and_its_videos_go_on_elsewhere(
@@ -124,7 +143,7 @@ def test_a_drained_worker_leaves_at_once_and_its_videos_go_on_elsewhere(
     resumed = [job["resumed_at_step"] or 0 for job in ended]
     assert sum(step > 0 for step in resumed) >= JOBS / 4
     assert used_steps(stack) - before == JOBS * STEPS
-    assert {seed: video(stack, jobs[seed]) for seed in COMPARED} == undisturbed
+    assert {seed: artifact(stack, jobs[seed]) for seed in COMPARED} == undisturbed
 
 
 def test_a_video_of_a_killed_worker_goes_on_from_its_last_checkpoint(stack: Any, undisturbed: dict[int, bytes]) -> None:
@@ -135,7 +154,32 @@ def test_a_video_of_a_killed_worker_goes_on_from_its_last_checkpoint(stack: Any,
     job = stack.finish(job_id)
     assert (job["status"], job["attempts"]) == ("succeeded", 2)
     assert job["resumed_at_step"] > 0
-    assert video(stack, job_id) == undisturbed[3]
+    assert artifact(stack, job_id) == undisturbed[3]
+
+
+def test_a_job_of_a_killed_worker_keeps_the_candidates_that_it_would_have_kept(stack: Any) -> None:
+    """Two are dropped before, and do not run again; two are compared after it."""
+    best_of = {"candidates": 4, "keep": 1, "at": [0.1, 0.8]}
+    request = {"model": "stills", "prompt": "a cat", "seed": 5, "best_of": best_of, "reproducible": True}
+    first = str(stack.submit(**request))
+    whole = stack.finish(first)
+    worker, job_id = only_worker(stack), str(stack.submit(**request))
+    wait_until(lambda: checkpoint_step(worker, job_id) > 4 * 6 + 2 * 6, "a checkpoint after the first mark")
+    worker.kill()
+    stack.worker()
+    job = stack.finish(job_id)
+    assert (job["status"], job["attempts"]) == ("succeeded", 2)
+    assert job["resumed_at_step"] > 4 * 6 + 2 * 6
+    assert job["batching"]["dropped"] == whole["batching"]["dropped"]
+    kept = [(one["seed"], one["score"]) for one in job["artifacts"]]
+    assert kept == [(one["seed"], one["score"]) for one in whole["artifacts"]]
+    assert artifact(stack, job_id) == artifact(stack, first)
+
+
+def checkpoint_step(worker: Any, job_id: str) -> int:
+    """Return the steps of the last checkpoint of a job in the log of its worker."""
+    steps = re.findall(rf'"job_id": "{job_id}", "step": (\d+)', worker.text())
+    return int(steps[-1]) if steps else 0
 
 
 def checkpoint_of(stack: Any, job_id: str) -> JobCheckpoint:
@@ -197,7 +241,7 @@ def test_a_checkpoint_that_is_damaged_is_refused_and_the_job_begins_anew(
     replace_file(stack, truncated, data[truncated][:-8])
     replace_file(stack, tampered, data[tampered][:-1] + bytes([data[tampered][-1] ^ 1]), in_record=False)
     begin_anew(stack, data, "it is not the file that was stored", "is damaged")
-    assert video(stack, tampered) == undisturbed[0]
+    assert artifact(stack, tampered) == undisturbed[0]
 
 
 def test_a_checkpoint_that_is_not_the_jobs_own_is_refused_and_the_job_begins_anew(
@@ -209,4 +253,4 @@ def test_a_checkpoint_that_is_not_the_jobs_own_is_refused_and_the_job_begins_ane
     replace_file(stack, old, outdated(stack.folder / "storage" / checkpoint_of(stack, old).stored[0].key))
     replace_file(stack, foreign, data[old])
     begin_anew(stack, data, "is of another job", "was made with")
-    assert video(stack, old) == undisturbed[3]
+    assert artifact(stack, old) == undisturbed[3]

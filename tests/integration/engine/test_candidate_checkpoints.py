@@ -84,6 +84,20 @@ def test_a_job_keeps_the_same_images_wherever_it_is_stopped(best_of: BestOf, spe
         assert again.finished[job.id].resumed_steps >= steps_of(event)
 
 
+def test_a_job_that_has_continued_continues_again_with_the_marks_that_it_has_passed_since(spec: ModelSpec) -> None:
+    """The candidates pass their last mark without a step of their own: each still has a file of that mark."""
+    job = a_contest(BestOf(candidates=3, keep=2, at=(1.0,)), reproducible=True, steps=3)
+    whole = run_with_checkpoints(spec, job)
+    before_mark = next(event for event in whole.checkpoints if min(steps_in(event)) == 2)
+    second = run_with_checkpoints(spec, job, checkpoints=files_of(before_mark))
+    last = distinct(second)[-1]
+    assert all(last.images)
+    third = EngineHarness(spec).run(job, checkpoints=files_of(last))
+    assert [entry[2] for entry in third.log if entry[0] == "dropped"] == [2]
+    assert (outcome(third, job), third.rows) == (outcome(whole, job), [])
+    assert same_bits(third, whole)
+
+
 def after_first_mark(recorder: EventRecorder) -> CheckpointTaken:
     """Return the first checkpoint in which all candidates that were kept at the first mark are beyond it."""
     return next(event for event in recorder.checkpoints if min(sorted(steps_in(event))[3:]) > 2 <= min(steps_in(event)))
