@@ -24,6 +24,7 @@ class SimulatedWorker:
     running: list[SimulatedJob] = field(default_factory=list)
     at_s: float = 0.0
     version: int = 0  # outdated events have an older one
+    reserved: int = 0  # slots kept for jobs of another worker
 
     @property
     def kind(self) -> JobKind | None:
@@ -37,7 +38,7 @@ class SimulatedWorker:
     @property
     def free_slots(self) -> int:
         """Free slots of the running batch."""
-        return self.running[0].kind.rows - len(self.running) if self.running else 0
+        return self.running[0].kind.rows - len(self.running) - self.reserved if self.running else 0
 
     def advance(self, now_s: float) -> list[SimulatedJob]:
         """Run until `now_s`; return the jobs that have ended."""
@@ -113,6 +114,9 @@ class Simulation:
     def job_ended(self, job: SimulatedJob) -> None:
         self._policy.ended(job, self.clock.now_s)
 
+    def forward_ended(self, worker: SimulatedWorker) -> None:
+        """Change the batch of a worker between two forwards, before it claims jobs."""
+
     def serve_all(self) -> None:
         for worker in self.workers:
             if not worker.running or (worker.free_slots > 0 and not self._by_step):
@@ -127,6 +131,7 @@ class Simulation:
             job.end_s = now_s
             self.job_ended(job)
         self._policy.expire(worker.running, now_s)
+        self.forward_ended(worker)
         if not worker.running:
             self._start(worker, self._policy.start(worker, now_s))
         elif worker.free_slots > 0:

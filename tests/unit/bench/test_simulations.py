@@ -1,10 +1,15 @@
-"""The queue's order in simulated time: short waits, more deadlines met by slack than by age, few loads of models."""
+"""The queue's order in simulated time: short waits, more deadlines met by slack than by age, few loads of models.
+
+Batches that move to other workers are simulated too.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from bench.merging import FLEETS, RULES, Outcome, arrivals
+from bench.merging import simulate as simulate_moves
 from bench.queue.deadlines import DeadlineMix, figures, main, run
 from bench.simulate import measure
 from bench.simulator.kinds import GAINS
@@ -53,3 +58,24 @@ def test_serving_models_in_memory_first_saves_loads_and_waits() -> None:
     assert len(in_memory.waits_s) == len(oldest.waits_s) == len(demand.arrivals(2))
     assert 2 * in_memory.loads < oldest.loads
     assert in_memory.wait_s(0.95) < oldest.wait_s(0.95)
+
+
+def moving(rule: str, signatures: int, curve: str = "512") -> Outcome:
+    """Return what 200 jobs of so many signatures of a model see on four workers."""
+    fleet = next(one for one in FLEETS if one.workers == 4 and len(one.models) == signatures)
+    return simulate_moves(fleet, arrivals(fleet, curve, 0.6, 200, seed=2), RULES[rule], move_s=0.1)
+
+
+def test_a_batch_moves_only_for_jobs_of_other_signatures() -> None:
+    assert moving("others queued", signatures=1) == moving("never", signatures=1)
+    assert moving("others queued", signatures=3).moves > 0
+
+
+def test_batches_that_always_move_save_device_time_and_delay_jobs() -> None:
+    never, always = moving("never", signatures=1), moving("always", signatures=1)
+    assert always.device_s < 0.9 * never.device_s
+    assert always.mean_s > never.mean_s
+
+
+def test_no_batch_moves_where_rows_gain_nothing() -> None:
+    assert moving("always", signatures=3, curve="1024").moves == 0
