@@ -77,7 +77,7 @@ class BulkRequests:
 
         text = json_text(with_jobs(body, job_of) if self._keyed else body, where)
         if refusals:
-            lines.refused[at] = LineResult(line=at, key=name, error=refusals[0])
+            lines.refused[at] = LineResult(line=at, key=name if isinstance(name, str) else None, error=refusals[0])
         else:
             lines.texts[at] = text
 

@@ -140,7 +140,7 @@ class Ledger:
         the same and some have been submitted, or if its jobs have another group, and `LinkError` for a line that names
         another one wrongly.
         """
-        digest, keys = hashlib.sha256(), links.LineKeys()
+        digest, keys = hashlib.sha256(), links.FileKeys()
         rows = []
         for number, body in lines:
             text = json.dumps(body, sort_keys=True)

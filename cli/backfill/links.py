@@ -50,7 +50,7 @@ class Links:
     digest: str = ""
 
 
-class LineKeys:
+class FileKeys:
     """The keys of a file. A line can name those of the lines before it."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from cli.backfill.ledger import Entry, EntryState, Ledger
 from cli.backfill.prompts import file_name
 from cli.backfill.uploads import Uploads
-from fusequeue import AsyncClient, Busy, InvalidArgument, Job, LineFailure, LineResult, NotFound, RefusedError
+from fusequeue import AsyncClient, Busy, Invalid, InvalidArgument, Job, LineFailure, LineResult, NotFound, RefusedError
 from fusequeue.bulk_lines import with_jobs
 from fusequeue.params import JobParams
 from fusequeue.transport import RETRIED
@@ -24,7 +24,7 @@ CHUNK_LINES = 250  # per request; a line always belongs to the same chunk, so it
 DOWNLOADS = 8  # concurrent
 MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
 SERVICE_FULL = frozenset({429, 503})  # or unavailable: no fault of a line
-NOT_OF_THE_LINE = RETRIED | {401}  # of a file: the service is full or unavailable, or refuses the API key
+NOT_OF_THE_LINE = RETRIED | {401}  # of a download: the service is full or unavailable, or refuses the API key
 RATE_LIMITED = 429  # of a whole request: it is sent again when the service allows it
 MADE_WITH = (
     *("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength"),
@@ -194,9 +194,7 @@ class Backfill:
         except InvalidArgument as error:
             message = str(error)
             return LineFailure(code="invalid_input_image", message=message, param=message.partition(":")[0])
-        except RefusedError as error:
-            if error.status in NOT_OF_THE_LINE:
-                raise
+        except Invalid as error:
             return LineFailure(code=error.code, message=str(error), param=error.param, status=error.status)
         return {"priority": "bulk", **group, **body, "batch_id": self._ledger.run_id}
 

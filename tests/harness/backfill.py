@@ -23,7 +23,8 @@ class FakeService:
     """Refuses the prompts in `refused` that many times, with -1 for good; the jobs of the others have succeeded, after
     as many failures as `failing` has.
 
-    `bodies` has the last one of each prompt, `uploads` the files that were uploaded; those in `odd` are refused.
+    `bodies` has the last one of each prompt, `uploads` the files that were uploaded. A file that is `odd` is refused,
+    and each with the status `refused_upload`.
     Requests of a path in `limited` are refused that many times.
 
     An image in `unreadable` has that status; that of the prompt `flagged` is flagged. Images are sent while
@@ -36,6 +37,7 @@ class FakeService:
         self.bodies: dict[str, dict[str, Any]] = {}
         self.uploads: list[bytes] = []
         self.odd = b"odd"
+        self.refused_upload = 0
         self.unreadable: dict[str, int] = {}
         self.flagged = ""
         self.chosen: dict[str, Any] = {}
@@ -68,6 +70,8 @@ class FakeService:
         return httpx.Response(200, content=b"png")
 
     def _upload(self, content: bytes) -> httpx.Response:
+        if self.refused_upload:
+            return httpx.Response(self.refused_upload, json={"detail": "no", "code": "permission_denied"})
         self.uploads.append(content)
         if content == self.odd:
             error = {"detail": "file: a fault", "code": "invalid_input_image", "error": {"param": "file"}}

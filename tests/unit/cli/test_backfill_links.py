@@ -14,6 +14,7 @@ from harness.backfill import FakeService, input_id, resume, rows
 from cli.backfill.ledger import Corrections, EntryState, Ledger
 from cli.backfill.links import LinkError
 from cli.backfill.pipeline import CHUNK_LINES, EveryLineRefused
+from fusequeue import Unauthorized
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -191,6 +192,17 @@ async def test_a_file_that_all_lines_name_and_that_is_missing_ends_the_run(
     with pytest.raises(EveryLineRefused, match=r"first 249 of 251 lines are refused: image: the file 'none.png'"):
         await resume(service, ledger, tmp_path, files=tmp_path)
     assert (service.prompts, ledger.is_untouched()) == ([], True)
+
+
+async def test_an_upload_that_the_key_does_not_allow_ends_the_run(
+    service: FakeService, ledger: Ledger, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+    service.refused_upload = 403
+    begin(ledger, {"prompt": "a", "image": "a.png"}, {"prompt": "b"})
+    with pytest.raises(Unauthorized):
+        await resume(service, ledger, tmp_path, files=tmp_path)
+    assert ledger.is_untouched()
 
 
 async def test_an_upload_that_the_service_has_no_room_for_is_repeated(
