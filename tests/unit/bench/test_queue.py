@@ -1,4 +1,4 @@
-"""The benchmarks of the queue: no operation does more work when more is queued, and jobs for later are queued."""
+"""The benchmarks of the queue: no operation does more work when more is queued or waits; jobs for later are queued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.queue import later
+from bench.queue import children, later
 from bench.queue.__main__ import main
 
 NOT_GROWING = ("submit", "next_ready_ms", "renew", "report_progress", "release", "settle", "cancel_jobs", "heartbeat")
@@ -33,3 +33,12 @@ def test_a_small_form_runs_and_no_operation_needs_more_commands_for_a_longer_que
 def test_jobs_for_later_are_queued_by_heartbeats() -> None:
     (figures,) = later.main(["--jobs", "400", "--workers", "2"])
     assert (figures.jobs, figures.early) == (400, 0)
+
+
+@pytest.mark.slow
+def test_no_operation_needs_more_commands_when_more_jobs_wait_for_others() -> None:
+    figures = children.main(["--waiting", "0", "2000", "--rounds", "2"])
+    few, many = [step["operations"] for step in figures["steps"]]
+    for name in few:
+        assert many[name]["max_commands"] <= 1.1 * few[name]["max_commands"] + 10, name
+    assert figures["all_told"]["told_and_queued"] == 2 * 2000
