@@ -241,3 +241,52 @@ async def test_a_lost_link_is_repaired_while_children_of_others_are_to_be_told(
     assert await queue.maintenance.reconcile() == 1
     assert await state_of(queue, child) is State.FAILED
     assert await queue.maintenance.reconcile() == 0
+
+
+async def test_a_parent_that_is_deleted_before_its_children_are_told_has_succeeded_for_them(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the repairs, to which it looks as if it had never been."""
+    (parent,) = await put(queue, make_submission())
+    (child,) = await put(queue, make_submission(after=(parent,)))
+    (one,) = await claim(queue)
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.client.scripts, "queue_due", nothing_due)  # the worker ends before it tells them
+        assert await end(queue, one)
+    assert await queue.jobs.forget(parent)
+    assert await queue.maintenance.reconcile() == 0
+    await queue.maintenance.queue_due()
+    assert await claim_ids(queue) == [child]
+
+
+async def nothing_due(limit: int) -> int:
+    return 0
+
+
+async def test_a_parent_that_is_redriven_fails_its_children_and_ends_again_for_later_ones(
+    queue: Queue, make_submission: Make
+) -> None:
+    """Also those that are told of its failure while it runs again, and are linked to it by the repairs."""
+    (parent,) = await put(queue, make_submission())
+    first, second = await put(
+        queue,
+        make_submission(after=(parent,)),
+        make_submission(after=(parent,), on_parent_failure=OnParentFailure.RUN),
+    )
+    for _ in range(queue.client.settings.max_attempts + 1):
+        assert await claim_ids(queue) == [parent]
+        await lose(queue, parent)
+        await queue.maintenance.reclaim()
+    assert await state_of(queue, parent) is State.FAILED
+    assert await queue.dead_letters.redrive(parent)
+    (third,) = await put(queue, make_submission(after=(parent,)))
+    await queue.maintenance.reconcile()
+    await queue.maintenance.queue_due()
+    assert await state_of(queue, first) is State.FAILED
+    claims = {one.job.id: one for _ in range(2) for one in await claim(queue)}
+    assert claims.keys() == {parent, second}
+    for one in claims.values():
+        await end(queue, one)
+    assert await claim_ids(queue) == [third]
+    keys = queue.client.redis_keys
+    assert not await queue.client.redis.exists(keys.ended_parents, keys.children(parent), keys.later)
