@@ -304,7 +304,11 @@ CALLS = {
 }
 
 
-UPSCALES = {"StableDiffusionUpscalePipeline": 4, "StableDiffusionLatentUpscalePipeline": 2}
+UPSCALES = {
+    "StableDiffusionUpscalePipeline": 4,
+    "StableDiffusionLatentUpscalePipeline": 2,
+    "IFSuperResolutionPipeline": 4,
+}
 """How many times as long the sides of an image get, as the documentation of diffusers says."""
 
 

@@ -37,7 +37,10 @@ REPEATS = "its result has the frames of the video that it goes on from twice"
 SOUND = "it makes sound only"
 TEXT = "it makes text only"
 OTHER_OUTPUT = "it makes neither images nor videos: meshes, maps or molecules"
-ENLARGES = "it enlarges or refines a finished image or video"
+ENLARGES_VIDEO = "it enlarges a finished video, and the task upscale is one of images"
+REFINES = "it refines a finished image or video in its own size"
+TWO_IMAGES = "it needs two images: that of the first stage, and the one that was changed there"
+ROUNDS_IMAGE = "it scales the image to multiples of 32 pixels before it enlarges it"
 OTHER_CALL = "another method must be called first"
 LISTED_IMAGES = "its call takes lists of images under another name"
 
@@ -49,11 +52,10 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("MarigoldDepthPipeline", "MarigoldIntrinsicsPipeline", "MarigoldNormalsPipeline"),
         *("RFD4ProteinaPipeline", "ShapEImg2ImgPipeline", "ShapEPipeline"),
     ),
-    ENLARGES: (
-        *("HunyuanImageRefinerPipeline", "IFImg2ImgSuperResolutionPipeline", "IFInpaintingSuperResolutionPipeline"),
-        *("IFSuperResolutionPipeline", "Kandinsky6SRPipeline", "LDMSuperResolutionPipeline"),
-        *("LTX2LatentUpsamplePipeline", "LTXLatentUpsamplePipeline", "SanaWMLTX2Refiner"),
-    ),
+    ENLARGES_VIDEO: ("Kandinsky6SRPipeline", "LTX2LatentUpsamplePipeline", "LTXLatentUpsamplePipeline"),
+    REFINES: ("HunyuanImageRefinerPipeline", "SanaWMLTX2Refiner"),
+    TWO_IMAGES: ("IFImg2ImgSuperResolutionPipeline", "IFInpaintingSuperResolutionPipeline"),
+    ROUNDS_IMAGE: ("LDMSuperResolutionPipeline",),
     VIDEO_INPUT: (
         *("CogVideoXFunControlPipeline", "EasyAnimateControlPipeline", "EasyAnimateInpaintPipeline"),
         *("LTX2DFRTemporalRefinePipeline", "LTX2HDRPipeline", "VideoToVideoSDPipeline"),

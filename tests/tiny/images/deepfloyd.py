@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -32,20 +33,17 @@ def _strict_checker() -> IFSafetyChecker:
     return checker
 
 
-def deepfloyd_if(checked: bool = False, marked: bool = False) -> IFPipeline:
-    tokenizer = tokens.t5(77)
-    watermarker = IFWatermarker()
-    watermarker.watermark_image.fill_(200.0)
+def unet(in_channels: int = 3, halvings: int = 1, **fields: Any) -> UNet2DConditionModel:
     unet = UNet2DConditionModel(
         sample_size=64,
-        in_channels=3,
+        in_channels=in_channels,
         out_channels=6,
         layers_per_block=1,
-        block_out_channels=(16, 32),
+        block_out_channels=(*(16,) * halvings, 32),
         norm_num_groups=8,
-        down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        down_block_types=(*("ResnetDownsampleBlock2D",) * halvings, "SimpleCrossAttnDownBlock2D"),
         mid_block_type="UNetMidBlock2DSimpleCrossAttn",
-        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+        up_block_types=("SimpleCrossAttnUpBlock2D", *("ResnetUpsampleBlock2D",) * halvings),
         cross_attention_dim=tokens.WIDTH,
         encoder_hid_dim=tokens.WIDTH,
         attention_head_dim=8,
@@ -54,21 +52,33 @@ def deepfloyd_if(checked: bool = False, marked: bool = False) -> IFPipeline:
         cross_attention_norm="group_norm",
         resnet_time_scale_shift="scale_shift",
         act_fn="gelu",
+        **fields,
     )
     unet.tiny_gain = 0.4  # steps in pixels amplify: at 1.0 a change of 1e-6 of the text became 0.07 of the image
+    return unet
+
+
+def scheduler() -> DDPMScheduler:
+    return DDPMScheduler(
+        beta_schedule="squaredcos_cap_v2",
+        thresholding=True,
+        dynamic_thresholding_ratio=0.95,
+        sample_max_value=1.0,
+        # What random weights predict as a variance has no bounds, and as noise is divided by almost nothing.
+        variance_type="fixed_small",
+        prediction_type="v_prediction",
+    )
+
+
+def deepfloyd_if(checked: bool = False, marked: bool = False) -> IFPipeline:
+    tokenizer = tokens.t5(77)
+    watermarker = IFWatermarker()
+    watermarker.watermark_image.fill_(200.0)
     return IFPipeline(
         tokenizer=tokenizer,
         text_encoder=components.t5_encoder(tokenizer),
-        unet=unet,
-        scheduler=DDPMScheduler(
-            beta_schedule="squaredcos_cap_v2",
-            thresholding=True,
-            dynamic_thresholding_ratio=0.95,
-            sample_max_value=1.0,
-            # What random weights predict as a variance has no bounds, and as noise is divided by almost nothing.
-            variance_type="fixed_small",
-            prediction_type="v_prediction",
-        ),
+        unet=unet(),
+        scheduler=scheduler(),
         safety_checker=_strict_checker() if checked else None,
         feature_extractor=CLIPImageProcessorPil(size=30, crop_size=30) if checked else None,
         watermarker=watermarker if marked else None,
