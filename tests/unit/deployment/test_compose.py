@@ -112,6 +112,18 @@ def test_a_key_file_that_is_missing_is_not_made_as_a_folder() -> None:
     assert volume["bind"]["create_host_path"] is False
 
 
+def test_every_process_of_ours_reads_the_models_file_of_the_operator() -> None:
+    """By default that of the repository; one that is missing is not made as a folder."""
+    (path,) = re.findall(r"FUSEQUEUE_MODELS=(\S+)", DOCKERFILE)
+    for name, service in SERVICES.items():
+        mounts = [one for one in service.get("volumes", ()) if isinstance(one, dict) and one["target"] == path]
+        assert len(mounts) == ("build" in service), name
+        for mount in mounts:
+            assert (mount["read_only"], mount["bind"]["create_host_path"]) == (True, False), name
+            (default,) = re.fullmatch(r"\$\{MODELS_FILE:-(.+)\}", mount["source"]).groups()  # type: ignore[union-attr]
+            assert (FOLDER / default).resolve() == ROOT / "models.toml"
+
+
 def test_grafana_finds_the_dashboard_and_its_source() -> None:
     """By its folder; the source is the default of the dashboard's variable."""
     providers = yaml.safe_load((FOLDER / "grafana/provisioning/dashboards/fusequeue.yaml").read_text())["providers"]
