@@ -34,19 +34,19 @@ class Graph(BaseModel):
 
 @router.get("/graph", dependencies=[known_parameters("job", "tenant")])
 async def get_graph(context: ReadContext, job: Annotated[str, Query(max_length=64)]) -> Graph:
-    """Return the jobs that are connected with a job by their `after`, up to `MAX_NODES`, with it first."""
+    """Return the jobs that are connected with a job as parents and children, up to `MAX_NODES`, with it first."""
     start = await context.find_job(job)
     graph = await context.services.queue.graphs.around(start, MAX_NODES)
     return Graph(data=[_node(record, context) for record in graph.records], has_more=graph.has_more)
 
 
 def _node(record: JobRecord, context: RequestContext) -> dict[str, Any]:
-    job, parents = record.job, record.job.after
+    job = record.job
     node = job_object(record, context.base_url, sign=context.sign).model_dump(mode="json", include=SHOWN)
     return {
         **node,
         "prompt": job.prompt[:MAX_PROMPT],
         "artifacts": node["artifacts"][:1],
-        "parents": parents,
-        "fails_with": () if job.on_parent_failure is OnParentFailure.RUN else parents,
+        "parents": job.parents,
+        "fails_with": job.sources if job.on_parent_failure is OnParentFailure.RUN else job.parents,
     }

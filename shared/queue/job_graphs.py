@@ -1,4 +1,4 @@
-"""Graphs: jobs that are connected by their `after`."""
+"""Graphs: jobs that are connected as parents and children."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobGraphs(QueueComponent):
         """Return the ids of the parents of jobs, and of their latest children, one more than `most` of each."""
         names = [self._keys.child_jobs(one.job.tenant, one.job.id) for one in records]
         children = await self._replies([("ZREVRANGE", name, 0, most) for name in names])
-        parents = [parent for one in records for parent in one.job.after]
+        parents = [parent for one in records for parent in one.job.parents]
         return list(dict.fromkeys([*parents, *(str(child) for ids in children for child in ids)]))
 
     async def _records(self, tenant: str, ids: Sequence[str]) -> list[JobRecord]:

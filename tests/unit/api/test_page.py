@@ -273,6 +273,20 @@ async def test_the_graph_of_a_job_has_its_parents_and_children(api: httpx.AsyncC
     assert (nodes[other]["fails_with"], nodes[sibling]["fails_with"]) == ([], [parent])
 
 
+async def test_the_graph_of_a_job_has_those_from_whose_results_it_starts(api: httpx.AsyncClient) -> None:
+    """It fails with these whatever it is to do after the failure of others."""
+    source, other = [(await api.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(2)]
+    body = {**BODY, "image": {"job": source}, "after": [other], "on_parent_failure": "run"}
+    child = (await api.post("/v1/jobs", json=body)).json()["id"]
+    (first, *others) = (await api.get("/page/graph", params={"job": child})).json()["data"]
+    assert (first["parents"], first["fails_with"]) == ([other, source], [source])
+    assert {node["id"] for node in others} == {source, other}
+    ids = [node["id"] for node in (await api.get("/page/graph", params={"job": source})).json()["data"]]
+    assert (ids[0], set(ids)) == (source, {source, child, other})
+    for filters in ({"parent": source}, {"parent": source, "prompt": "circle"}):
+        assert [job["id"] for job in (await api.get("/v1/jobs", params=filters)).json()["data"]] == [child]
+
+
 async def test_the_graph_of_a_job_is_its_tenant_s(fake_queue: Queue, tmp_path: Path) -> None:
     """Or of an operator, who names the tenant."""
     async with serving(fake_queue, tmp_path, auth="keys") as api:

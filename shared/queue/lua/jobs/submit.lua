@@ -101,7 +101,7 @@ local function note(index, job)
   table.insert(indexed[index], job.id)
 end
 
--- Note a job among those of each job in its `after`, which can have ended.
+-- Note a job among the children of its parents, which can have ended.
 local function note_child(job)
   for parent in string.gmatch(job.after, '%S+') do
     local name = key.child_jobs(job.tenant, parent)
