@@ -120,6 +120,29 @@ async def test_a_job_of_a_group_counts_with_its_rows_there(queue_with: QueueWith
     assert await queue.api_keys.footprint("a") == Footprint()
 
 
+async def test_a_job_counts_with_its_row_among_the_children_of_each_parent(
+    queue_with: QueueWith, make_submission: Make
+) -> None:
+    """200 bytes each, beside its text: before and after its end, until it is deleted."""
+    queue = queue_with()
+    parents = await put(queue, make_submission(tenant="a"), make_submission(tenant="a"))
+    before = (await queue.api_keys.footprint("a")).record_bytes
+    child = make_submission(tenant="a", after=tuple(parents), prompt='a "job_1"')
+    alone = make_submission(tenant="b", prompt='a "job_1"')
+    await put(queue, child, alone)
+    text = len(encode(child.job)) - len(encode(alone.job))
+    more = [(await queue.api_keys.footprint("a")).record_bytes - before]
+    for job_id in (*parents, child.job.id):
+        await queue.jobs.cancel(job_id)
+    for parent in parents:
+        assert await queue.jobs.forget(parent)
+    more.append((await queue.api_keys.footprint("a")).record_bytes)
+    assert [one - (await queue.api_keys.footprint("b")).record_bytes for one in more] == [400 + text] * 2
+    assert await is_exact(queue)
+    assert await queue.jobs.forget(child.job.id)
+    assert await queue.api_keys.footprint("a") == Footprint()
+
+
 async def test_results_count_and_running_work_ends(queue_with: QueueWith, make_submission: Make) -> None:
     """Above the quota of storage no job is accepted; those that run store what they make."""
     queue = queue_with(max_stored_bytes_per_tenant=5_000, max_stored_objects_per_tenant=100)
