@@ -36,6 +36,7 @@ def test_a_graph_has_columns_by_what_waits_and_follows_its_jobs(open_page: Any, 
     expect(page.locator(".graph li")).to_have_count(3)
     last = paused.submit(prompt="a cross at last", steps=2, after=[child])
     expect(page.locator(".graph li")).to_have_count(4)
+    expect(page.get_by_text("It waits for 2 jobs to end.")).to_be_visible()
     assert place(page, "red circle")[0] == place(page, "blue circle")[0] < place(page, "ring")[0]
     assert place(page, "ring")[0] < place(page, "cross")[0]
     expect(page.locator(".graph-picture > svg path")).to_have_count(3)

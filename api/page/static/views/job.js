@@ -53,7 +53,7 @@ export function JobPage({ id, tenant }) {
       <span class="grow"></span>
       <${Actions} job=${job} graph=${graph} tenant=${tenant} body=${body} reload=${reload} />
     </div>
-    ${job.status === "queued" && html`<${Waiting} job=${job} />`}
+    ${job.status === "queued" && html`<${Waiting} job=${job} graph=${graph} />`}
     ${job.error && html`<${Failure} error=${job.error} />`}
     ${job.warnings.map((warning) => html`<p class="note is-queued" role="status">${warning.message}</p>`)}
     <div class="columns job">
@@ -97,12 +97,18 @@ function useEvents(id, now) {
   return events;
 }
 
-function Waiting({ job: { paused_at, queue, after, not_before } }) {
-  const later = after.length ? "It waits for other jobs to end." : `It is for later: ${dateTime(not_before)}.`;
-  const reason = queue?.reason === "waiting" ? later : queue?.reason ? REASONS[queue.reason] : "It waits.";
+function Waiting({ job: { id, paused_at, queue, not_before }, graph }) {
+  const own = graph.jobs.find((one) => one.id === id);
+  const waitedFor = graph.jobs.filter((one) => own.parents.includes(one.id) && !ended(one.status)).length;
+  const why = () => {
+    if (paused_at) return html`It was paused <${Ago} time=${paused_at} />, and goes on when it is resumed.`;
+    if (waitedFor) return `It waits for ${plural(waitedFor, "job")} to end.`;
+    if (queue?.reason === "waiting" && not_before) return `It is for later: ${dateTime(not_before)}.`;
+    return queue?.reason ? REASONS[queue.reason] : "It waits.";
+  };
   return html`
     <p class="note is-queued" role="status"><span>
-      ${paused_at ? html`It was paused <${Ago} time=${paused_at} />, and goes on when it is resumed.` : reason}
+      ${why()}
       ${queue?.position ? ` ${plural(queue.position, "job")} of its signature ahead.` : ""}
       ${queue?.eta_s ? ` It should end in about ${duration(queue.eta_s * 1_000)}.` : ""}
     </span></p>
