@@ -382,3 +382,28 @@ def test_the_form_asks_for_the_image_to_follow_and_refuses_strengths_that_the_se
     assert found["followed"] == ["depth", "depth", None]
     assert found["chosen"] is None
     assert found["strengths"] == ["above 0, at most 1", None, None, "above 0, at most 1"]
+
+
+ARRANGED = """
+globalThis.document = { baseURI: "http://127.0.0.1/" };
+const { arrange, failingWith } = await import("GRAPH_JS");
+const job = (id, parents = []) => ({ id, parents, fails_with: parents, status: "queued" });
+const star = [job("a"), ...Array.from({ length: 49 }, (_, index) => job(`b${index}`, ["a"]))];
+const chain = Array.from({ length: 50 }, (_, index) => job(`c${index}`, index ? [`c${index - 1}`, "deleted"] : []));
+const size = ({ columns, rows, arrows }) => [columns, rows, arrows.length];
+console.log(JSON.stringify([
+  size(arrange(star)), size(arrange(chain.toReversed())), size(arrange([])),
+  failingWith("a", star).length, failingWith("c10", chain).length, failingWith("b1", star).length,
+]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_largest_graphs_are_arranged() -> None:
+    """In columns by the longest way, from any order, also if a parent is deleted."""
+    script = ARRANGED.replace("GRAPH_JS", (STATIC / "core/graph.js").as_uri())
+    command = ["node", "--input-type=module", "--eval", script]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    star, chain, empty, *failing = json.loads(run.stdout)
+    assert (star, chain, empty) == ([2, 49, 49], [50, 1, 49], [0, 1, 0])
+    assert failing == [49, 39, 0]

@@ -21,13 +21,14 @@ export function arrange(jobs) {
     }
     return columns.get(job.id);
   };
-  const levels = Map.groupBy(jobs, columnOf);
-  const most = Math.max(0, ...[...levels.values()].map((level) => level.length));
+  const levels = []; // none is empty: a parent of each job is in the one before
+  for (const job of jobs) (levels[columnOf(job)] ??= []).push(job);
+  const most = Math.max(0, ...levels.map((level) => level.length));
   const rows = new Map();
   const nodes = [];
-  for (let column = 0; column < levels.size; column += 1) {
+  for (const [column, unordered] of levels.entries()) {
     const place = (job) => mean(parentsIn(job, byId).map(({ id }) => rows.get(id)));
-    const level = levels.get(column).toSorted((a, b) => place(a) - place(b) || (a.id < b.id ? -1 : 1));
+    const level = unordered.toSorted((a, b) => place(a) - place(b) || (a.id < b.id ? -1 : 1));
     const shift = Math.min(MOST_SHIFT, (most - level.length) / 2);
     level.forEach((job, at) => {
       rows.set(job.id, at + shift);
@@ -36,7 +37,7 @@ export function arrange(jobs) {
   }
   const nodeOf = new Map(nodes.map((node) => [node.job.id, node]));
   const arrows = nodes.flatMap((to) => to.parents.map(({ id }) => ({ from: nodeOf.get(id), to })));
-  return { nodes, arrows, columns: levels.size, rows: Math.max(0, ...rows.values()) + 1 };
+  return { nodes, arrows, columns: levels.length, rows: Math.max(0, ...rows.values()) + 1 };
 }
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : 0);
