@@ -10,7 +10,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
 from worker.engine.engine import Engine
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.protocol import EngineEvent, EngineRequest, ForwardDone, JobFinished
 
 GUIDANCE = 5.0

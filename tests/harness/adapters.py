@@ -19,7 +19,8 @@ from shared.job import Job
 from worker.engine.lora.adapter_files import AdapterFile, locate, read
 from worker.engine.lora.fitting import check_fit, combine, move
 from worker.engine.lora.layer_update import Changes
-from worker.engine.pipelines.call_arguments import arguments_for, make_results, set_guidance
+from worker.engine.pipelines.call_arguments import arguments_for, set_guidance
+from worker.engine.pipelines.call_results import make_results
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.protocol import EngineEvent, JobFinished
 

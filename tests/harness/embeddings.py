@@ -16,7 +16,8 @@ from harness.engine import a_job, a_spec
 from shared.config.adapters import Adapter, AdapterSpec
 from shared.config.model_spec import ModelSpec
 from shared.job import Job
-from worker.engine.pipelines.call_arguments import arguments_for, make_results
+from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.call_results import make_results
 from worker.engine.pipelines.input_images import InputImages
 
 

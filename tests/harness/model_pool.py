@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from shared.config.model_spec import ModelSpec
 from worker.engine.engine import Engine
 from worker.engine.models.cpu_memory import KeptModel
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 
 MAX_MODELS = 12
 

@@ -21,7 +21,8 @@ from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.loading import LoadedModel, load
+from worker.engine.pipelines.loaded_model import LoadedModel
+from worker.engine.pipelines.loading import load
 
 CPU = torch.device("cpu")  # of generators and autocast
 # The first step of a job prepares what the others use; the last forward is followed by the decoding.

@@ -99,8 +99,8 @@ def run(cell: Cell, folder: Path, *, variants: bool = False) -> Outcome:
 def as_floats() -> Iterator[None]:
     """Return images from the engine as floats of 0 to 1: 8 bits would hide small differences."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.engine.pipelines.call_arguments.to_pixels", _floats)
-        patch.setattr("worker.engine.pipelines.call_arguments.to_frames", _floats)
+        patch.setattr("worker.engine.pipelines.call_results.to_pixels", _floats)
+        patch.setattr("worker.engine.pipelines.call_results.to_frames", _floats)
         patch.setattr(Paste, "__call__", _unpasted)  # of sample jobs, whose masks keep what they do not repaint
         yield
 

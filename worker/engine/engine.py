@@ -36,7 +36,7 @@ from worker.engine.models.model_cache import ModelCache, ModelCacheFull, PinsInT
 from worker.engine.models.order_follower import OrderFollower
 from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob

@@ -16,7 +16,7 @@ from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.fusion.module_proxy import SharedMethod
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.protocol import allowed_rows
 
 pytestmark = pytest.mark.usefixtures("shared_models")

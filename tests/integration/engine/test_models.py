@@ -23,7 +23,7 @@ from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef
 from shared.job_fields import Task
-from worker.engine.pipelines import loading
+from worker.engine.pipelines import loaded_model, loading
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -312,13 +312,13 @@ def test_a_model_saved_as_image_to_image_also_runs_text_to_image(tiny_models: Pa
 def test_slow_code_of_a_pipeline_counts_as_progress(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some pipelines compute for long before the first forward; that must not look like a hang."""
     harness, seen = EngineHarness(a_spec(tiny_models / "sd")), []
-    real = loading.arguments_for
+    real = loaded_model.arguments_for
 
     def record(*args: Any) -> dict[str, Any]:
         seen.append((harness.engine.status().activity.since_s, len(harness.recorder.forwards)))
         return real(*args)
 
-    monkeypatch.setattr(loading, "arguments_for", record)
+    monkeypatch.setattr(loaded_model, "arguments_for", record)
     monkeypatch.setattr("worker.engine.engine.run_self_check", lambda *_: None)
     harness.run(a_job("one"), a_job("two"), a_job("three"))
     (one, _), (two, _), (three, forwards) = seen

@@ -29,7 +29,7 @@ TOLERANCE = 1e-4  # of the image's range, before it becomes 8 bits
 @pytest.fixture
 def floats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output images as floats of 0 to 1, because 8 bits would hide small differences."""
-    monkeypatch.setattr("worker.engine.pipelines.call_arguments.to_pixels", as_floats)
+    monkeypatch.setattr("worker.engine.pipelines.call_results.to_pixels", as_floats)
 
 
 def as_floats(image: torch.Tensor) -> np.ndarray:

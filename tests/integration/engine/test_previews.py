@@ -15,7 +15,8 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from shared.job import Job
 from shared.job_fields import Task
 from worker.engine.pipelines import latent_previews
-from worker.engine.pipelines.call_arguments import arguments_for, to_pixels
+from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.call_results import to_pixels
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_steps
 

@@ -22,7 +22,7 @@ LONG = "a very large number of dogs, one behind the other, on their way to the s
 @pytest.fixture(autouse=True)
 def floats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output images as floats of 0 to 1, because 8 bits would hide small differences."""
-    monkeypatch.setattr("worker.engine.pipelines.call_arguments.to_pixels", lambda image: image.float().cpu().numpy())
+    monkeypatch.setattr("worker.engine.pipelines.call_results.to_pixels", lambda image: image.float().cpu().numpy())
 
 
 def run(source: Path, *names: str, **spec: Any) -> EventRecorder:

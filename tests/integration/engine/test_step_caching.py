@@ -37,7 +37,7 @@ SCHEDULES = (
 @pytest.fixture
 def floats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output images as floats of 0 to 1, because 8 bits would hide small differences."""
-    monkeypatch.setattr("worker.engine.pipelines.call_arguments.to_pixels", lambda image: image.float().cpu().numpy())
+    monkeypatch.setattr("worker.engine.pipelines.call_results.to_pixels", lambda image: image.float().cpu().numpy())
 
 
 class ScriptedRecorder(EventRecorder):

@@ -17,7 +17,7 @@ from harness.waiting import wait_until
 from shared.errors import JobError, OutOfMemory
 from worker.engine.checks import self_check
 from worker.engine.fusion.module_proxy import SharedMethod
-from worker.engine.pipelines import loading
+from worker.engine.pipelines import loaded_model
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -139,7 +139,7 @@ def test_a_self_check_without_memory_is_repeated_later(
     rows: int, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then jobs run solo with a reason; reproducible ones, which fused forwards would change, fail."""
-    monkeypatch.setattr(loading, "FIRST_RECHECK_S", 1000.0)
+    monkeypatch.setattr(loaded_model, "FIRST_RECHECK_S", 1000.0)
     memory = ScarceMemory(monkeypatch, rows)
     harness = EngineHarness(a_spec(tiny_models / "sd"))
     with harness.started() as engine:
@@ -167,13 +167,13 @@ def test_an_idle_engine_repeats_a_self_check_that_lacked_memory(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reproducible job that comes next runs."""
-    plan = loading.LoadedModel.plan_next_check
+    plan = loaded_model.LoadedModel.plan_next_check
 
-    def plan_soon(model: loading.LoadedModel) -> None:
+    def plan_soon(model: loaded_model.LoadedModel) -> None:
         model._check_interval_s = 0.3
         plan(model)
 
-    monkeypatch.setattr(loading.LoadedModel, "plan_next_check", plan_soon)
+    monkeypatch.setattr(loaded_model.LoadedModel, "plan_next_check", plan_soon)
     memory = ScarceMemory(monkeypatch, 1)
     harness = EngineHarness(a_spec(tiny_models / "sd"))
     with harness.started() as engine:

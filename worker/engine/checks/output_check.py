@@ -17,10 +17,10 @@ from shared.job_fields import Task
 from worker.engine.checks.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.errors import as_job_error
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.pipelines.call_arguments import images_of, is_flagged
+from worker.engine.pipelines.call_results import images_of, is_flagged
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
 from worker.engine.pipelines.text_cache import try_copy
 

@@ -24,7 +24,7 @@ from worker.engine.errors import as_job_error
 from worker.engine.fusion.module_proxy import Stage
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
 from worker.engine.protocol import Audio, Latents, Mesh, Output
 

@@ -20,7 +20,7 @@ from worker.engine.fusion.inferred_rules import guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.noise_schedulers import allows_host
 from worker.engine.pipelines.task_pipelines import takes_last_image
 

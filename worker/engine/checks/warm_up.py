@@ -19,7 +19,7 @@ from worker.engine.models.model_cache import empty_cache
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.compiling import compile_denoiser, end_compiling, uncompile
 from worker.engine.pipelines.input_images import decode_inputs
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 
 log = structlog.get_logger()
 

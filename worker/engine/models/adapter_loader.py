@@ -21,7 +21,7 @@ from worker.engine.lora.layer_update import Changes
 from worker.engine.lora.new_tokens import NewTokens
 from worker.engine.lora.pacing import Pace, no_pace
 from worker.engine.lora.per_row import AdapterKey
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from worker.engine.models.residency import ModelInMemory, dropped_for, why_not_kept
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 
 log = structlog.get_logger()
 

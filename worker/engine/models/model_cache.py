@@ -20,7 +20,8 @@ from shared.errors import JobError, LoadPostponed, ModelUnavailable
 from worker.engine.models.adapter_loader import AdapterLoader, Post
 from worker.engine.models.cpu_memory import KeptModel, KeptModels
 from worker.engine.models.residency import ModelInMemory, next_evicted
-from worker.engine.pipelines.loading import LoadedModel, load, load_error, locate
+from worker.engine.pipelines.loaded_model import LoadedModel
+from worker.engine.pipelines.loading import load, load_error, locate
 from worker.engine.weights.missing_packages import missing_package
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ import torch
 
 from shared.job import Job
 from worker.engine.errors import is_device_lost
-from worker.engine.pipelines.call_arguments import to_pixels
+from worker.engine.pipelines.call_results import to_pixels
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.modular import is_modular
 from worker.engine.pipelines.task_pipelines import call_parameters

@@ -17,6 +17,8 @@ from worker.engine.pipelines.extending import extends
 from worker.engine.pipelines.modular import is_modular, modular_for
 from worker.engine.pipelines.sounds import DURATIONS, does_sound
 
+Parameters = Mapping[str, inspect.Parameter]
+
 FRAME_COUNTS = ("num_frames", "frames", "video_length")
 """Names that pipelines give to their argument for the number of frames."""
 
@@ -96,7 +98,7 @@ def check_structure(spec: ModelSpec, pipelines: Mapping[Task, Pipeline]) -> None
             raise ValueError(f"{type(pipeline).__name__} {what} of kind structure for {task.value}")
 
 
-def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspect.Parameter]) -> bool:
+def _supports_video(task: Task, pipeline: Pipeline, accepted: Parameters) -> bool:
     if REFERENCES in accepted:  # with conditions too, which a sibling class takes
         return task is Task.VIDEO_TO_VIDEO
     if task is Task.EXTEND_VIDEO:
@@ -106,7 +108,7 @@ def _supports_video(task: Task, pipeline: Pipeline, accepted: Mapping[str, inspe
     return task is Task.VIDEO_TO_VIDEO and _needs_video(type(pipeline), accepted) and not _others_needed(accepted)
 
 
-def _needs_video(pipeline_class: type[Any], accepted: Mapping[str, inspect.Parameter]) -> bool:
+def _needs_video(pipeline_class: type[Any], accepted: Parameters) -> bool:
     """Return whether a call without a video fails. For some pipelines a video with default None is optional."""
     video = accepted.get("video")
     by_name = "VideoToVideo" in pipeline_class.__name__
@@ -114,7 +116,7 @@ def _needs_video(pipeline_class: type[Any], accepted: Mapping[str, inspect.Param
     return other or (video is not None and (video.default is inspect.Parameter.empty or by_name))
 
 
-def _others_needed(accepted: Mapping[str, inspect.Parameter]) -> bool:
+def _others_needed(accepted: Parameters) -> bool:
     needed = {name for name, item in accepted.items() if item.default is inspect.Parameter.empty}
     given = {"self", "prompt", "video", "controls"}
     return not needed <= given or "overlap_history" in accepted  # it continues the video
@@ -130,7 +132,7 @@ def takes_last_image(pipeline: Pipeline) -> bool | None:
     return getattr(denoiser, "pos_embed_seq_len", None) is not None
 
 
-def _needs_image(pipeline_class: type[Any], accepted: Mapping[str, inspect.Parameter]) -> bool:
+def _needs_image(pipeline_class: type[Any], accepted: Parameters) -> bool:
     """Return whether a call without an image fails. For some pipelines an image with default None is optional."""
     image = accepted.get("image")
     if image is None:
@@ -140,7 +142,7 @@ def _needs_image(pipeline_class: type[Any], accepted: Mapping[str, inspect.Param
     return required or _has_strength(accepted) or "mask_image" in accepted
 
 
-def _has_strength(accepted: Mapping[str, inspect.Parameter]) -> bool:
+def _has_strength(accepted: Parameters) -> bool:
     """Return whether a call starts from a noised image; LTX has a strength of its first frame beside that."""
     return "strength" in accepted and "denoise_strength" not in accepted
 
@@ -158,10 +160,10 @@ def rebuild(pipeline: Pipeline, other_class: Pipeline, **more: Any) -> Pipeline:
     return other_class(**{item.name: have[item.name] for item in needed if item.name in have})
 
 
-def call_parameters(pipeline: Pipeline) -> Mapping[str, inspect.Parameter]:
+def call_parameters(pipeline: Pipeline) -> Parameters:
     return _parameters(pipeline.__class__)
 
 
 @cache
-def _parameters(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
+def _parameters(pipeline_class: Any) -> Parameters:
     return inspect.signature(pipeline_class.__call__).parameters

@@ -19,8 +19,8 @@ from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.models.model_cache import ModelCache, empty_cache
-from worker.engine.pipelines.call_arguments import non_finite_error
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.call_results import non_finite_error
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.text_cache import TextCache
 from worker.engine.protocol import EngineEvents, ForwardDone
 from worker.engine.scheduling.engine_job import EngineJob

@@ -20,7 +20,7 @@ from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
 from worker.engine.scheduling.device_work import DeviceWork
 from worker.engine.scheduling.job_candidates import JobCandidates

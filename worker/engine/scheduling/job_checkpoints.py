@@ -17,7 +17,7 @@ from worker.engine.checkpoints.identity import identity_of
 from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.checkpoints.trees import NotStorable
 from worker.engine.errors import as_job_error, text_of
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.protocol import CheckpointTaken, ImageCheckpoint
 from worker.engine.scheduling.engine_job import EngineJob
 

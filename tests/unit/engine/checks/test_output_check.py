@@ -19,7 +19,7 @@ from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.lora.per_row import ModelAdapters
 from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 
 CPU = torch.device("cpu")
 

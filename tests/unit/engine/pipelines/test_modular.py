@@ -17,9 +17,11 @@ from shared.config.request_limits import Defaults
 from shared.errors import ModelUnavailable
 from shared.job_fields import Task
 from shared.model_inputs import type_fault
-from worker.engine.pipelines.call_arguments import arguments_for, ignored_fields, make_results, set_guidance
+from worker.engine.pipelines.call_arguments import arguments_for, set_guidance
+from worker.engine.pipelines.call_results import make_results
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.extra_inputs import describe_inputs, extra_arguments
+from worker.engine.pipelines.ignored_fields import ignored_fields
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.modular import modular_for, private_blocks
 

@@ -18,7 +18,7 @@ from harness.pretended_runs import fused_work, load_pretended, sample_jobs
 from bench.engine import shapes
 from worker.engine.checks import self_check
 from worker.engine.pipelines import noise_schedulers
-from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.noise_schedulers import TIMESTEPS_ON_DEVICE, TIMESTEPS_ON_HOST, avoid_waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # some schedulers, under numpy 2.4
