@@ -29,7 +29,7 @@ def configure(level: str, *, stream: TextIO | None = None) -> None:
     if not terminal:
         common.append(structlog.processors.format_exc_info)
     # The plain traceback: the one with local variables shows prompts, and takes seconds to render.
-    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    console = structlog.dev.ConsoleRenderer(timestamp_key="at", exception_formatter=structlog.dev.plain_traceback)
     rendered: Processor = console if terminal else structlog.processors.JSONRenderer()
     handler = logging.StreamHandler(stream)
     structlog.configure(
