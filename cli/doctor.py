@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -64,7 +65,7 @@ def deployment_findings() -> Iterator[Finding]:
     except FusequeueError as error:
         yield Finding("settings", FAILED, error.message, "correct the variable; docs/operations.md lists all settings")
         return
-    settings.withhold_permissions(config)  # the check of the storage can create its folder
+    settings.withhold_permissions(config)  # the check of the storage writes to its folder
     for message in settings.unknown_variables(os.environ):
         yield Finding("settings", WARNING, message, "correct its name, or unset it")
     yield from model_findings(config.models, config.batch_rules)
@@ -109,6 +110,9 @@ async def _storage(config: Settings) -> list[Finding]:
 
     name = f"bucket {config.s3_bucket}" if config.s3_bucket else f"folder {config.storage_dir}"
     variable = "FUSEQUEUE_S3_*" if config.s3_bucket else "FUSEQUEUE_STORAGE_DIR"
+    if config.s3_bucket is None and _is_missing(config.storage_dir):
+        remedy = f"the first process makes it; if the files are elsewhere, correct {variable}"
+        return [Finding("storage", WARNING, f"{name} does not exist", remedy)]
     try:
         storage = connect(config)
     except FusequeueError as error:
@@ -127,6 +131,11 @@ async def _storage(config: Settings) -> list[Finding]:
         seen = f"{name}: {free / 2**30:.1f} GiB free"
         return [Finding("storage", WARNING, seen, "free disk space, or shorten retention")]
     return [Finding("storage", OK, f"{name} is writable")]
+
+
+def _is_missing(folder: Path) -> bool:
+    """Return whether a folder does not exist, and can be made as far as its parents say."""
+    return not folder.exists() and next(parent for parent in folder.absolute().parents if parent.exists()).is_dir()
 
 
 async def _api() -> list[Finding]:

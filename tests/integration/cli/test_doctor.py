@@ -26,6 +26,7 @@ MODEL = '[[model]]\nid = "demo"\nsource = "{source}"\n'
 def deployment(durable_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
     """Return the Redis of a deployment without faults; only API and workers are missing."""
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", durable_server.url)
+    (tmp_path / "storage").mkdir(0o700)
     monkeypatch.setenv("FUSEQUEUE_STORAGE_DIR", str(tmp_path / "storage"))
     monkeypatch.setenv("FUSEQUEUE_MODELS", str(ROOT / "models.toml"))
     monkeypatch.setenv("FUSEQUEUE_URL", "http://127.0.0.1:9")
@@ -82,8 +83,11 @@ def _no_redis(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
 
 
 def _open_folder(_redis: Redis, folder: Path, _env: pytest.MonkeyPatch) -> None:
-    (folder / "storage").mkdir()
     (folder / "storage").chmod(0o755)
+
+
+def _missing_folder(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
+    env.setenv("FUSEQUEUE_STORAGE_DIR", str(folder / "mistyped" / "storage"))
 
 
 def _no_folder(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
@@ -165,6 +169,7 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         ),
         (_no_redis, ("redis", "failed", "127.0.0.1:9", "FUSEQUEUE_REDIS_URL")),
         (_open_folder, ("storage", "warning", "open to every user", "chmod o=")),
+        (_missing_folder, ("storage", "warning", "storage does not exist", "FUSEQUEUE_STORAGE_DIR")),
         (_no_folder, ("storage", "failed", "file/storage", "FUSEQUEUE_STORAGE_DIR")),
         (
             _with_file("checkpoint", file_of({"double_blocks.0.weight": ([1], [0.0])})),
@@ -211,6 +216,7 @@ def test_fault_is_reported_with_a_remedy(
     assert finding.verdict == verdict
     assert seen.lower() in finding.seen.lower()
     assert remedy in finding.remedy
+    assert not (tmp_path / "mistyped").exists(), "a check makes no folder"
 
 
 def test_an_api_that_does_not_respond_is_reported_with_the_reason(
