@@ -12,7 +12,7 @@ from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import body_schema, job_responses, problems, request_body
 from api.jobs.request import validated
 from api.responses import existing_job, job_response
-from api.submission import RETRIED, submit_retries
+from api.retries import RETRIED, submit_retries
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.job_fields import MAX_DEADLINE_S, Priority

@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 from api.context import OF_TENANT, ChangeContext, MatchingContext
 from api.http.lists import SCANS, After, known_parameters
 from api.http.openapi import problems
+from api.retries import RETRIED, submit_retries
 from api.routes.job_changes import UPDATE_BODY, delete_ended, read_update
 from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
-from api.submission import RETRIED, IdempotencyKey, idempotency, reserved_id, submit_retries
+from api.submission import IdempotencyKey, idempotency, reserved_id
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord
 from shared.queue.records import SubmitResult

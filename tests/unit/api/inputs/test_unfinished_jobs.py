@@ -186,3 +186,27 @@ async def test_a_job_fails_with_the_one_that_it_starts_from_and_a_retry_starts_f
     again = (await api.post(f"/v1/jobs/{waits['id']}/retry")).json()
     assert again["image"]["id"].startswith("in_")
     assert again["queue"] != WAITING
+
+
+async def test_retries_start_from_those_of_their_sources(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """Together or one after the other; a source that has succeeded is not made again."""
+    first = await submit(api, group="nightly")
+    child = await submit(api, image={"job": first["id"]}, task="image_to_image", group="nightly")
+    await api.post(f"/v1/jobs/{first['id']}/cancel")
+    await fake_queue.maintenance.queue_due()
+    new_ids = (await api.post("/v1/jobs:retry?group=nightly")).json()["new_ids"]
+    again = (await api.get(f"/v1/jobs/{new_ids[child['id']]}")).json()
+    assert (again["image"]["job"], again["queue"]) == (new_ids[first["id"]], WAITING)
+    await api.post(f"/v1/jobs/{again['id']}/cancel")
+    await deliver(fake_queue, tmp_path, await next_claim(fake_queue, "painter"))
+    copied = (await api.post(f"/v1/jobs/{again['id']}/retry")).json()
+    assert copied["image"]["id"].startswith("in_")
+    other = await submit(api)
+    late = await submit(api, image={"job": other["id"]}, task="image_to_image")
+    await api.post(f"/v1/jobs/{other['id']}/cancel")
+    await fake_queue.maintenance.queue_due()
+    retried = (await api.post(f"/v1/jobs/{other['id']}/retry")).json()
+    waits = (await api.post(f"/v1/jobs/{late['id']}/retry")).json()
+    assert (waits["image"]["job"], waits["queue"]) == (retried["id"], WAITING)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, WORKER, finish, png, serving, without_window
 
-from api import submission
+from api import retries
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
 from shared.errors import FusequeueError, InvalidRequest, QueueFull
@@ -273,15 +273,15 @@ async def test_each_retry_keeps_its_result_where_those_before_fail_together(
 ) -> None:
     job_ids = await submit(api, 4)
     await api.post("/v1/jobs:cancel", params={"model": "demo"})
-    submit_entries, faults = submission.submit_entries, [InvalidRequest("odd")]
+    submit_entries, faults = retries.submit_entries, [InvalidRequest("odd")]
 
     async def first_fails(*args: Any) -> Any:
         if faults:
             raise faults.pop()
         return await submit_entries(*args)
 
-    monkeypatch.setattr(submission, "submit_entries", first_fails)
-    monkeypatch.setattr(submission, "RETRIED_AT_ONCE", 2)
+    monkeypatch.setattr(retries, "submit_entries", first_fails)
+    monkeypatch.setattr(retries, "RETRIED_AT_ONCE", 2)
     piece = (await api.post("/v1/jobs:retry", params={"status": "canceled"})).json()
     assert (list(piece["new_ids"]), piece["skipped"], piece["next_cursor"]) == (job_ids[2:], 2, None)
 
