@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from shared.runtime.cores import usable_cores
+
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -92,6 +94,18 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()  # other memory is copied while the host waits
     return tensor.to(device, non_blocking=True)
+
+
+def prepare_thread(device: torch.device, threads: int | None) -> None:
+    """Set what torch keeps for the thread that runs the forwards; `threads` are those of torch on the CPU."""
+    torch.set_grad_enabled(False)
+    use_full_float32()
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif device.index is not None:
+        torch.cuda.set_device(device)  # the events that measure forwards are of the thread's current device
+    # Torch counts the machine's cores: on 64 of them, a container that may use two would run 64 threads.
+    torch.set_num_threads(threads or min(torch.get_num_threads(), usable_cores()))
 
 
 def use_full_float32() -> None:

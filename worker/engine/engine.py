@@ -3,16 +3,13 @@
 import itertools
 import math
 import queue
-import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import structlog
-import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
@@ -21,29 +18,28 @@ from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed
 from shared.job import Job
-from shared.runtime.cores import usable_cores
 from worker.engine import protocol
 from worker.engine.checks.resume_check import check_resuming
 from worker.engine.checks.self_check import run_self_check
 from worker.engine.checks.warm_up import warm_up_model
-from worker.engine.device import choose_device, device_uuid, keep_freed_memory, use_full_float32
+from worker.engine.device import choose_device, device_uuid, prepare_thread
 from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.embedding_files import published_widths
 from worker.engine.lora.fitting import adaptable_layers
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.models.adapter_loader import AdapterLoader
-from worker.engine.models.model_cache import ModelCache, ModelCacheFull, PinsInTheWay
+from worker.engine.models.load_retries import LoadRetries
+from worker.engine.models.model_cache import ModelCache, ModelCacheFull
 from worker.engine.models.order_follower import OrderFollower
 from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.loaded_model import LoadedModel
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure, MemoryOrders
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, MemoryOrders
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.job_checkpoints import JobCheckpoints
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
 from worker.engine.weights.downloads import limit_requests
-from worker.engine.weights.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 
 log = structlog.get_logger()
 
@@ -83,11 +79,9 @@ class Engine:
         self._thread = threading.Thread(target=run_on_trampoline, args=(self._run,), name="engine", daemon=True)
         self._stopping = self._failed = self._checking_model = False
         self._load_seconds: dict[str, float] = {}
-        self._load_retry_s = settings.load_retry_s
-        self._failed_loads: Counter[str] = Counter()  # in a row, by model
-        self._load_timers: dict[str, threading.Timer] = {}
-        self._unavailable: dict[str, LoadFailure] = {}
-        self._crowded_out: set[str] = set()  # unavailable because of pins
+        self._load_retries = LoadRetries(
+            settings.load_retry_s, lambda spec: self._inbox.put(lambda: self._request_model(spec))
+        )
         self._outdated_loads: set[str] = set()  # models that are being loaded for an entry that has changed
 
     def start(self) -> None:
@@ -101,8 +95,7 @@ class Engine:
     def stop(self, timeout_s: float) -> None:
         self._inbox.put(self._begin_stop)
         self._thread.join(timeout_s)
-        for timer in list(self._load_timers.values()):
-            timer.cancel()
+        self._load_retries.close()
         self._input_decoder.close()
         self._checkpoints.close()
         self._models.close()
@@ -152,20 +145,15 @@ class Engine:
             model_bytes=dict(self._models.sizes),
             awaits_jobs=self._follower.awaits_jobs,
             load_seconds=self._load_seconds | self._models.kept.move_times_s(),
-            unavailable_models=dict(self._unavailable),
+            unavailable_models=dict(self._load_retries.unavailable),
             row_limits=self._scheduler.row_limits(),
             activity=self._activity(),
             thread_time=self._thread_timer.time(time.monotonic()),
-            failure=self._lost_rank(),
+            failure=self._models.lost_rank,
         )
 
-    def _lost_rank(self) -> str | None:
-        """Return why the ranks of a model over several devices cannot run its forwards any more, None if they can."""
-        groups = [model.ranks for model in tuple(self._models.loaded.values()) if model.ranks is not None]
-        return next((group.lost for group in groups if group.lost is not None), None)
-
     def _activity(self) -> Activity:
-        if self._failed or self._lost_rank() is not None:
+        if self._failed or self._models.lost_rank is not None:
             return Activity(busy=True, since_s=float("-inf"))
         running = self._scheduler.running
         loading = self._models.loading or self._checking_model
@@ -188,14 +176,7 @@ class Engine:
     # All methods below run on the engine's thread.
 
     def _run(self) -> None:
-        torch.set_grad_enabled(False)
-        use_full_float32()
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        elif self.device.index is not None:
-            torch.cuda.set_device(self.device)  # the events that measure forwards are of the thread's current device
-        # Torch counts the machine's cores: on 64 of them, a container that may use two would run 64 threads.
-        torch.set_num_threads(self._torch_threads or min(torch.get_num_threads(), usable_cores()))
+        prepare_thread(self.device, self._torch_threads)
         try:
             while not self._stopping:
                 busy = self._scheduler.models_in_use()
@@ -274,7 +255,7 @@ class Engine:
                 self._forward_timer.begin_busy()
             if engine_job.claim_key not in self._unfinished:  # canceled while its inputs were decoded
                 self._scheduler.finish(engine_job, canceled=True)
-            elif postponed := self._postponed(engine_job.spec.id):
+            elif postponed := self._load_retries.postponed(engine_job.spec.id):
                 self._scheduler.finish(engine_job, postponed)
             else:
                 self._scheduler.admit(engine_job)
@@ -282,12 +263,8 @@ class Engine:
     def _follow(self, orders: MemoryOrders) -> None:
         ended = set(self._models.pinned) - set(orders.pinned)
         self._follower.follow(orders)
-        for model in self._crowded_out if ended else ():  # there is memory now: their jobs load them
-            self._unavailable.pop(model, None)
-            self._failed_loads.pop(model, None)
-            if timer := self._load_timers.pop(model, None):
-                timer.cancel()
-        self._crowded_out -= self._crowded_out if ended else set()
+        if ended:
+            self._load_retries.forget_pins()
 
     def _replace_models(self, catalog: Catalog, changed: Collection[str]) -> None:
         self._catalog.replace(catalog)
@@ -300,11 +277,9 @@ class Engine:
 
     def _forget(self, model: str) -> None:
         """Free a model, and forget what was learned of it; one that is being loaded is freed at the end of its load."""
-        for known in (self._unavailable, self._failed_loads, self._load_seconds, self._models.sizes):
+        for known in (self._load_seconds, self._models.sizes):
             known.pop(model, None)
-        self._crowded_out.discard(model)
-        if timer := self._load_timers.pop(model, None):
-            timer.cancel()
+        self._load_retries.forget(model)
         if self._models.is_requested(model):
             self._outdated_loads.add(model)
         else:
@@ -326,7 +301,7 @@ class Engine:
     def _request_model(self, spec: ModelSpec) -> None:
         """Load a model without a job, if there is room or it is pinned."""
         if self._follower.is_unwanted(spec.id):
-            self._unavailable.pop(spec.id, None)
+            self._load_retries.note_usable(spec.id)
         if self._models.get(spec.id) is not None or self._follower.is_unwanted(spec.id):
             self._wake_load_waiter(spec.id)
         else:
@@ -336,7 +311,6 @@ class Engine:
         if model in self._outdated_loads:
             return self._end_outdated_load(model)
         self._follower.load_ended(model)
-        self._crowded_out.discard(model)
         if isinstance(result, LoadedModel):
             if not from_cpu_memory:  # else it has been checked, and its kernels are ready
                 with self._checking():
@@ -350,45 +324,21 @@ class Engine:
             layers |= published_widths(next(iter(result.templates.values())))
             inputs = describe_inputs(result.templates)
             self._events.on_event(protocol.ModelLoaded(model, seconds, from_cpu_memory, layers, inputs, result.facts))
-            self._unavailable.pop(model, None)
-            self._failed_loads.pop(model, None)
+            self._load_retries.note_load(model)
         elif isinstance(result, ModelCacheFull):
-            self._unavailable.pop(model, None)  # its files are there
+            self._load_retries.note_usable(model)
             log.info("model_load_skipped", model=model, reason=result.message)
         else:
-            if isinstance(result, PinsInTheWay):
-                self._crowded_out.add(model)
             self._repeat_load(model, result)
         self._note_busy()  # jobs that waited for the model start
         self._scheduler.model_loaded(model, result)
         self._wake_load_waiter(model)
 
     def _repeat_load(self, model: str, error: JobError) -> None:
-        """Record a failed load, and start the next one later; one that will hardly succeed after the longest delay."""
-        permanent = not isinstance(error, LoadPostponed)
-        self._failed_loads[model] += 1
-        failures = LONGEST_DELAY_FAILURES if permanent else self._failed_loads[model]
-        delay_s = retry_delay_s(failures, self._load_retry_s, random.random())
-        self._unavailable[model] = LoadFailure(error.message, permanent, time.monotonic() + delay_s)
+        self._load_retries.note_failure(self._catalog.get(model), error)
         self._events.on_event(protocol.ModelLoadFailed(model))
-        retry_in_s = round(delay_s, 1)
-        log.error("model_unavailable", model=model, error=error.message, permanent=permanent, retry_in_s=retry_in_s)
         if isinstance(error, LoadPostponed) and error.lacks_memory:  # the budget allowed more than the device
             self._models.evict_one(self._scheduler.models_in_use(), keep=False)
-        if earlier := self._load_timers.get(model):
-            earlier.cancel()
-        spec = self._catalog.get(model)
-        timer = threading.Timer(delay_s, lambda: self._inbox.put(lambda: self._request_model(spec)))
-        timer.daemon = True
-        timer.start()
-        self._load_timers[model] = timer
-
-    def _postponed(self, model: str) -> LoadPostponed | None:
-        """Return the error of a job that came before the next load of its model; None if there is none to wait for."""
-        failure = self._unavailable.get(model)
-        if failure is None or failure.permanent or failure.retry_at_s <= time.monotonic():
-            return None
-        return LoadPostponed(failure.reason)
 
     def _check_again(self) -> None:
         """Repeat self-checks for which memory was too scarce."""

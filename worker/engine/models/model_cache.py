@@ -92,6 +92,12 @@ class ModelCache:
         """Whether models or adapters are loaded; downloads do not count: they have their own limit."""
         return bool(self._requested.keys() - self._downloading) or self.adapters.loading
 
+    @property
+    def lost_rank(self) -> str | None:
+        """Why the ranks of a model over several devices cannot run its forwards any more, None if they can."""
+        groups = [model.ranks for model in tuple(self.loaded.values()) if model.ranks is not None]
+        return next((group.lost for group in groups if group.lost is not None), None)
+
     def request_load(self, spec: ModelSpec, *, evict_others: bool = True) -> None:
         """Request a load, unless already requested; without `evict_others` the model is loaded only if it fits."""
         is_new = spec.id not in self._requested
