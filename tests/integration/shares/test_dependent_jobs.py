@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from harness.queue import claim, claim_ids, end, lose, put, state_of
+from harness.queue import claim, claim_ids, come_due, end, lose, put, state_of
 
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import State
@@ -290,3 +290,15 @@ async def test_a_parent_that_is_redriven_fails_its_children_and_ends_again_for_l
     assert await claim_ids(queue) == [third]
     keys = queue.client.redis_keys
     assert not await queue.client.redis.exists(keys.ended_parents, keys.children(parent), keys.later)
+
+
+async def test_many_children_that_are_to_be_told_delay_no_job_for_later(queue: Queue, make_submission: Make) -> None:
+    """Of another tenant, for example."""
+    (parent,) = await put(queue, make_submission())
+    children = [make_submission(after=(parent,)) for _ in range(2 * DUE_AT_ONCE)]
+    await put(queue, *children)
+    (other,) = await put(queue, make_submission(tenant="other", not_before_ms=await queue.now_ms() + 3_600_000))
+    await queue.jobs.cancel(parent)
+    await come_due(queue, other)
+    assert await queue.maintenance.queue_due(0.0) == DUE_AT_ONCE
+    assert await claim_ids(queue) == [other]

@@ -1,7 +1,7 @@
 -- NEEDS events job_record lane_changes later latest_start parents queue tenants wakeups
 -- RUNS when Redis is full
--- Tell jobs of the ends of those that they wait for, and queue jobs for later that are due, first those that were due first:
--- they arrive in their lanes when they were due.
+-- Queue jobs for later that are due, first those that were due first: they arrive in their lanes when they were due. Then tell
+-- jobs of the ends of those that they wait for, however many, and queue those that are due by that.
 -- args     limit
 -- Returns  how many were told or due
 local now, arrivals = clock_ms(), {}
@@ -20,16 +20,23 @@ local function arrive(id, job)
   arrivals[job.sig] = known
 end
 
-local told = parents.tell_children(args.limit, now)
-local due = redis.call('ZRANGEBYSCORE', key.later, '-inf', whole(now), 'LIMIT', 0, args.limit - told)
-for _, id in ipairs(due) do
-  local job = job_record.load(id)
-  if job and job.state == 'queued' and job.src == 'waiting' then
-    arrive(id, job)
-  else
-    redis.call('ZREM', key.later, id)
+-- Queue up to `most` jobs that are due, and return how many.
+local function queue_some(most)
+  local due = redis.call('ZRANGEBYSCORE', key.later, '-inf', whole(now), 'LIMIT', 0, most)
+  for _, id in ipairs(due) do
+    local job = job_record.load(id)
+    if job and job.state == 'queued' and job.src == 'waiting' then
+      arrive(id, job)
+    else
+      redis.call('ZREM', key.later, id)
+    end
   end
+  return #due
 end
+
+local done = queue_some(args.limit)
+local told = parents.tell_children(args.limit - done, now)
+done = done + told + queue_some(told > 0 and args.limit - done - told or 0)
 for sig, one in pairs(arrivals) do
   redis.call('HSET', key.signature(sig), 'model', one.model, 'window', one.window, 'batch', one.max_batch)
 end
@@ -39,4 +46,4 @@ for sig, one in pairs(arrivals) do
   local wake = queue.refresh(sig, now, true)
   if wake and one.free then wakeups.wake(sig, 0) end
 end
-return told + #due
+return done
