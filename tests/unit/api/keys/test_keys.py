@@ -425,8 +425,9 @@ async def test_no_tenant_can_read_a_checkpoint(api: httpx.AsyncClient, fake_queu
         for path in paths:
             response = await api.get(f"/v1/jobs/{job_id}/artifacts/{path}", headers=headers)
             assert (response.status_code in (404, 422), data in response.content) == (True, False), path
-        for used in (image.key, name, job_id):
+        for used in (image.key, name, f"http://test/v1/jobs/{job_id}/artifacts/{name}"):
             assert (await api.post("/v1/jobs", json={**BODY, "image": used}, headers=headers)).status_code == 422
+    assert (await api.post("/v1/jobs", json={**BODY, "image": job_id}, headers=theirs)).status_code == 422
     assert "checkpoints" not in (await api.get(f"/v1/jobs/{job_id}", headers=mine)).text
 
 
