@@ -60,7 +60,7 @@ class ImageObject(BaseModel):
     duration_s: float | None = Field(None, description="Of a sound, whose width and height are 0.")
 
 
-class VideoObject(ImageObject):
+class InputVideoObject(ImageObject):
     """A stored input video; `fps` is the mean rate of its frames."""
 
     frames: int
@@ -196,8 +196,8 @@ class JobObject(ServiceFields, CallFields, ChosenFields, PipelineFields, JobStat
     images: list[ImageObject]
     mask: ImageObject | None
     last_image: ImageObject | None
-    video: VideoObject | None = Field(description="Of it, the job uses `frames` frames from its beginning.")
-    face_video: VideoObject | None = Field(description="The faces that the person of `image` has.")
+    video: InputVideoObject | None = Field(description="Of it, the job uses `frames` frames from its beginning.")
+    face_video: InputVideoObject | None = Field(description="The faces that the person of `image` has.")
     audio: ImageObject | None = Field(description="The sound to start from.")
     controls: list[ControlObject]
     output: OutputObject | None = Field(description="Null: the artifacts are stored here, and deleted with the job.")
@@ -281,8 +281,8 @@ def _image(image: InputRef) -> ImageObject:
     return ImageObject(**_input_fields(image))
 
 
-def _video(video: InputRef) -> VideoObject:
-    return VideoObject(**_input_fields(video))
+def _video(video: InputRef) -> InputVideoObject:
+    return InputVideoObject(**_input_fields(video))
 
 
 def _input_fields(ref: InputRef) -> dict[str, Any]:

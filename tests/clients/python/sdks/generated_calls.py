@@ -14,9 +14,9 @@ from typing import Any
 import checks
 from checks import KEY, MODEL, PROMPT, URL, VIDEO_MODEL, call, check_image, check_video, same
 
-IMAGES = ("image/png", "image/jpeg", "image/webp", "image/*", "video/mp4", "application/safetensors")
+FILES = ("image/png", "image/jpeg", "image/webp", "image/*", "video/mp4", "application/safetensors", "application/zip")
 SETTINGS = {
-    "content_type_overrides": {**dict.fromkeys(IMAGES, "application/octet-stream"), "application/jsonl": "text/plain"},
+    "content_type_overrides": {**dict.fromkeys(FILES, "application/octet-stream"), "application/jsonl": "text/plain"},
     "post_hooks": [],
 }
 
