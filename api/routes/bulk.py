@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Any
@@ -168,29 +167,26 @@ class BulkSubmission:
         One script submits them, but those that name others by key: they follow when the ids of their jobs are known,
         which are those of an earlier request if this one repeats it.
         """
-        read = {line.number: self._read(line) for line in lines}
-        results: dict[int, SubmitResult | FusequeueError] = {
-            number: line for number, line in read.items() if isinstance(line, FusequeueError)
-        }
-        waiting = [line for line in read.values() if isinstance(line, JobLine)]
+        answers: dict[int, bytes] = {}
+        waiting: list[JobLine] = []
+        for line in lines:
+            try:
+                waiting.append(self._read(line))
+            except FusequeueError as error:  # kept by nothing: its traceback has this frame, with all lines
+                answers[line.number] = self._answer(line.number, None, error)
         while waiting:
-            unknown = {line.key for line in waiting}
-            ready = [line for line in waiting if unknown.isdisjoint(line.parents)]
-            for line, result in zip(ready, await self._submit(ready), strict=True):
-                results[line.number] = result
-                self._keys.settle(line, result if isinstance(result, FusequeueError) else result.job_id)
-            waiting = [line for line in waiting if line.number not in results]
-        for label, count in Counter(map(result_label, results.values())).items():
-            metrics.bulk_lines.labels(label).inc(count)
-        return b"".join(self._result_line(number, line, results[number]) for number, line in read.items())
+            unknown = {one.key for one in waiting}
+            ready = [one for one in waiting if unknown.isdisjoint(one.parents)]
+            for one, result in zip(ready, await self._submit(ready), strict=True):
+                answers[one.number] = self._answer(one.number, one.key, result)
+                self._keys.settle(one, result if isinstance(result, FusequeueError) else result.job_id)
+            waiting = [one for one in waiting if one.number not in answers]
+        return b"".join(answers[line.number] for line in lines)
 
-    def _read(self, line: Line) -> JobLine | FusequeueError:
+    def _read(self, line: Line) -> JobLine:
         if line.raw is None:
-            return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
-        try:
-            return self._keys.read(line.number, line.raw, strict_json.decode(line.raw))
-        except FusequeueError as error:
-            return error
+            raise PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
+        return self._keys.read(line.number, line.raw, strict_json.decode(line.raw))
 
     async def _submit(self, lines: list[JobLine]) -> list[SubmitResult | FusequeueError]:
         """Submit lines in one script, and return their results in order."""
@@ -237,8 +233,9 @@ class BulkSubmission:
         faults.check()
         return request
 
-    def _result_line(self, number: int, line: JobLine | FusequeueError, result: SubmitResult | FusequeueError) -> bytes:
-        key = line.key if isinstance(line, JobLine) else None
+    def _answer(self, number: int, key: str | None, result: SubmitResult | FusequeueError) -> bytes:
+        """Count the result of a line, and return its result line."""
+        metrics.bulk_lines.labels(result_label(result)).inc()
         if isinstance(result, FusequeueError):
             return error_line(number, result, key)
         url = self._context.job_url(result.job_id)

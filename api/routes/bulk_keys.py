@@ -30,10 +30,12 @@ class JobLine:
 
 @dataclass
 class _KeyedLine:
-    """The line of a key, and the id of its job or why it was refused, once that is known."""
+    """The line of a key; once known, the id of its job, or why it was refused and whether it can be sent again."""
 
     number: int
-    job: str | FusequeueError = ""
+    job: str = ""
+    refusal: str = ""
+    retryable: bool = False
 
 
 class LineKeys:
@@ -75,14 +77,20 @@ class LineKeys:
             parent = self._lines.get(holder[at])
             if parent is None:
                 continue  # one of the line's faults
-            if isinstance(parent.job, FusequeueError):
-                raise _refused(param, holder[at], parent.number, parent.job)
+            if parent.refusal:
+                raise _refused(param, holder[at], parent)
             holder[at] = parent.job
 
     def settle(self, line: JobLine, job: str | FusequeueError) -> None:
-        """Note the job of a line, or why it was refused."""
-        if line.key is not None:
-            self._lines[line.key].job = job
+        """Note the job of a line, or why it was refused; of a chain, with the reason of its first line."""
+        if line.key is None:
+            return
+        keyed = self._lines[line.key]
+        if isinstance(job, str):
+            keyed.job = job
+        else:  # not the error itself, whose traceback takes kilobytes
+            keyed.refusal = job.reason if isinstance(job, ParentRefused) else job.public
+            keyed.retryable = job.retryable
 
 
 def _named(body: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -110,8 +118,9 @@ def _list(body: dict[str, Any], name: str) -> list[Any]:
     return value if isinstance(value := body.get(name), list) else []
 
 
-def _refused(param: str, key: str, number: int, error: FusequeueError) -> ParentRefused:
-    """Return the error of a line that names a refused one; of a chain, with the reason of its first line."""
-    reason = error.reason if isinstance(error, ParentRefused) else error.public
-    kind = ParentRefusedForNow if error.retryable else ParentRefused
-    return kind(f"{param}: line {number}, {key}, was refused: {reason}", param=param, reason=reason)
+def _refused(param: str, key: str, parent: _KeyedLine) -> ParentRefused:
+    """Return the error of a line that names a refused one."""
+    kind = ParentRefusedForNow if parent.retryable else ParentRefused
+    return kind(
+        f"{param}: line {parent.number}, {key}, was refused: {parent.refusal}", param=param, reason=parent.refusal
+    )

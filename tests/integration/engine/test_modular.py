@@ -200,7 +200,7 @@ def test_inputs_without_a_field_of_their_own_are_given_by_extra(tiny_model: Call
     folder = tiny_model("modular-sdxl")
     spec = a_spec(folder, schedulers=("DDIMScheduler",), extra=("eta", "boxes"))
     jobs = [
-        a_job(name, steps=4, scheduler="DDIMScheduler", extra=extra)
+        a_job(name, steps=2, scheduler="DDIMScheduler", extra=extra)
         for name, extra in (("noisy", {"eta": 1.0}), ("quiet", None), ("wrong", {"eta": "1"}), ("none", {"boxes": []}))
     ]
     with as_floats():
