@@ -16,7 +16,7 @@ demo: $(READY)
 up: $(READY)
 	$(BIN)/fusequeue up
 
-# What models of meshes need: 112 MB of wheels. Not for every user: hy3dgen's licence excludes some countries (docs/models.md).
+# What models of meshes need: 112 MB of wheels. Not for every user: hy3dgen's licence excludes some countries (docs/models/sounds-and-meshes.md).
 mesh: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[mesh]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps hy3dgen
@@ -42,7 +42,7 @@ test-ci: $(READY)
 clients: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m clients $(ONLY)
 
-# The images and the compose file on a container engine (docs/operations.md, "Deployment"). DOCKER is its command.
+# The images and the compose file on a container engine (docs/operations/deployment.md). DOCKER is its command.
 containers: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m containers
 

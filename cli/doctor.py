@@ -63,7 +63,7 @@ def deployment_findings() -> Iterator[Finding]:
     try:
         config = settings.load()
     except FusequeueError as error:
-        yield Finding("settings", FAILED, error.message, "correct the variable; docs/operations.md lists all settings")
+        yield Finding("settings", FAILED, error.message, "correct the variable; docs/operations/settings.md lists all")
         return
     settings.withhold_permissions(config)  # the check of the storage writes to its folder
     for message in settings.unknown_variables(os.environ):

@@ -31,7 +31,7 @@ def redis_of(data_dir: Path) -> Iterator[RedisConnection]:
     if environment.REDIS_URL not in recorded:
         raise ConfigurationError(
             f"the Redis of {data_dir} is not its own, but that of FUSEQUEUE_REDIS_URL: back it up by its own means "
-            "(docs/operations.md), and copy the storage after it"
+            "(docs/operations/redis-and-backups.md), and copy the storage after it"
         )
     try:
         lock = folder_lock.lock(data_dir / "lock", "--data-dir")

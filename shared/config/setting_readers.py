@@ -1,4 +1,4 @@
-"""Which processes read each setting: the column "read by" in `docs/operations.md`."""
+"""Which processes read each setting: the column "read by" in `docs/operations/settings.md`."""
 
 from __future__ import annotations
 

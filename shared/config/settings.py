@@ -1,7 +1,7 @@
 """Settings, read from the environment once by the entry point.
 
 Variables are prefixed with `FUSEQUEUE_`. `None` means unlimited or unset; names end in their unit.
-`python -m shared.config.settings` prints the table in `docs/operations.md`.
+`python -m shared.config.settings` prints the table in `docs/operations/settings.md`.
 """
 
 import difflib

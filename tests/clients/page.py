@@ -14,7 +14,7 @@ INTRODUCTION = """# Clients, tested
 
 Written by `make clients`: unmodified clients from their registries, against a `fusequeue up` that requires keys and
 serves the demo model and a tiny video model. Each call checks what it gets: the size and format of an image, the
-beginning of a video, the class and text of an error. [How to use them](clients.md).
+beginning of a video, the class and text of an error. [How to use them](clients/README.md).
 
 | client | version | calls | result |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""The Python examples of docs/clients.md, run in their order against a whole service as a reader runs them."""
+"""The Python examples of docs/clients/python.md, run in their order against a whole service as a reader runs them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ NEEDS_ANOTHER_MODEL = ('client.run("shape"',)
 
 
 def examples() -> list[str]:
-    """Return the blocks of the section on the Python client."""
-    text = (ROOT / "docs" / "clients.md").read_text("utf-8")
-    section = text[text.index("\n## Python\n") : text.index("\n## MCP\n")]
-    blocks = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    """Return the blocks of the page."""
+    text = (ROOT / "docs/clients/python.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [block for block in blocks if not block.startswith(NEEDS_ANOTHER_MODEL)]
 
 

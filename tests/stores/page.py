@@ -12,7 +12,8 @@ PAGE = ROOT / "docs" / "stores-tested.md"
 HEAD = """# Servers tested
 
 Written by `make stores`: the tests that talk to an S3 server or to Redis, on servers from package registries, and nginx
-before an API process. What to set for them is in [operations](operations.md).
+before an API process. What to set for them: [Redis](operations/redis-and-backups.md),
+[storage](operations/storage.md), [proxies](operations/network.md#behind-a-proxy).
 
 | server | from | tests | passed | otherwise |
 |---|---|---|---|---|

@@ -199,7 +199,7 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_no_scorer, ("scorer of demo", "failed", "./none: no such folder", "`source`")),
         (_no_refiner, ("refiner of demo", "failed", "./none: no such folder", "`source`")),
         (_unknown_setting, ("settings", "warning", "FUSEQUEUE_RETENTION_S", "correct its name")),
-        (_no_number, ("settings", "failed", "FUSEQUEUE_LEASE_MS", "docs/operations.md")),
+        (_no_number, ("settings", "failed", "FUSEQUEUE_LEASE_MS", "docs/operations/settings.md")),
     ],
 )
 def test_fault_is_reported_with_a_remedy(

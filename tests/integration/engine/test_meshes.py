@@ -194,7 +194,7 @@ def test_a_missing_package_is_named_with_its_remedy(folder: Path, monkeypatch: p
         fault = missing_package(spec_of(folder), folder)
     finally:
         shape_classes.cache_clear()
-    remedy = 'pip install --no-deps hy3dgen (docs/models.md, "Meshes")'
+    remedy = "pip install --no-deps hy3dgen (docs/models/sounds-and-meshes.md)"
     assert fault == f"it needs hy3dgen, which is not installed; {remedy}"
 
 

@@ -26,7 +26,7 @@ GIB = 2**30
     [
         (23.8, "none", "ok", ""),
         (60.0, "none", "warning", "quantization"),
-        (81.0, "none", "failed", 'layerwise_casting (docs/models.md) or offload = "group"'),
+        (81.0, "none", "failed", 'layerwise_casting (docs/models/speed-and-memory.md) or offload = "group"'),
         (81.0, "group", "ok", ""),
     ],
 )

@@ -90,9 +90,11 @@ async def test_paused_jobs_are_not_startable(fake_queue: Queue, tmp_path: Path, 
 
 
 def test_every_alert_links_to_its_section_of_the_runbook() -> None:
-    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "operations.md").read_text("utf-8"), re.MULTILINE)
+    headings = re.findall(
+        r"^### (\w+)$", (ROOT / "docs/operations/troubleshooting.md").read_text("utf-8"), re.MULTILINE
+    )
     assert {alert["annotations"]["runbook"] for alert in ALERTS} == {
-        f"docs/operations.md#{alert['alert'].lower()}" for alert in ALERTS
+        f"docs/operations/troubleshooting.md#{alert['alert'].lower()}" for alert in ALERTS
     }
     assert [name for name in headings if name.startswith("Fusequeue")] == [alert["alert"] for alert in ALERTS]
 

@@ -114,7 +114,7 @@ BY_THE_API = {"worker_busy_seconds", "worker_idle_while_queued_seconds"}  # as t
 
 
 def test_every_metric_is_on_the_dashboard_and_documented() -> None:
-    dashboard, page = " ".join(queries()), (ROOT / "docs" / "operations.md").read_text("utf-8")
+    dashboard, page = " ".join(queries()), (ROOT / "docs/operations/monitoring.md").read_text("utf-8")
     families = [family for family in metrics.REGISTRY.collect() if family.name.startswith("fusequeue_")]
     assert len(families) > 30
     for family in families:

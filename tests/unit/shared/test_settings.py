@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_documented_settings_table_is_current() -> None:
-    """`docs/operations.md` ends with what `python -m shared.config.settings` prints."""
-    document = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    """`docs/operations/settings.md` ends with what `python -m shared.config.settings` prints."""
+    document = (ROOT / "docs/operations/settings.md").read_text("utf-8")
     assert document.rstrip().endswith(settings.table()), "run python -m shared.config.settings and paste its table"
 
 

@@ -32,9 +32,11 @@ def verdict_of(spec: ModelSpec, nbytes: int, most_bytes: int) -> DeviceVerdict:
     if spec.offload == "group":
         return DeviceVerdict("ok", f'{seen}; offload = "group" holds a part of them')
     if nbytes > most_bytes:
-        return DeviceVerdict("failed", seen, f'use {SMALLER} (docs/models.md) or offload = "group"')
+        return DeviceVerdict("failed", seen, f'use {SMALLER} (docs/models/speed-and-memory.md) or offload = "group"')
     if nbytes > FOR_WEIGHTS * most_bytes:
-        return DeviceVerdict("warning", f"{seen}, little of it for forwards", f"use {SMALLER} (docs/models.md)")
+        return DeviceVerdict(
+            "warning", f"{seen}, little of it for forwards", f"use {SMALLER} (docs/models/speed-and-memory.md)"
+        )
     return DeviceVerdict("ok", seen)
 
 

@@ -34,7 +34,7 @@ _INSTALLED_BY = {
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "torchvision": "'fusequeue-server[vision]'",
-    "hy3dgen": '--no-deps hy3dgen (docs/models.md, "Meshes")',  # its requirements would bring gradio and others
+    "hy3dgen": "--no-deps hy3dgen (docs/models/sounds-and-meshes.md)",  # its requirements would bring gradio and others
 }
 _MODULES = {"opencv-python": "cv2"}  # of packages that others can stand in for: opencv-python-headless has the same
 # What transformers looks for before a package: it names only the last one.
