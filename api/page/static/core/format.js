@@ -101,7 +101,8 @@ const REMEDIES = {
     "`fusequeue doctor` checks the model's files and says what to do; the worker's log has the first error.",
   adapter_unavailable: "Check the adapter's file in models.toml; the worker's log has the reason.",
   pause_expired: "It was paused for too long; retry it.",
-  parent_failed: "A job that it waited for did not succeed. A retry does not wait, and needs the result if it starts from it.",
+  parent_failed:
+    "A job that it waited for did not succeed. Retry that one first, or both together: this one then waits for it.",
   deadline_exceeded: "Submit it with a longer deadline_s, with a higher priority, or add workers.",
   upload_failed: "The storage refused the result: check it with `fusequeue doctor`, then submit the job again.",
   worker_lost:
