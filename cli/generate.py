@@ -35,7 +35,7 @@ Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu.", callbac
 
 _NUMBERED = re.compile(r"(\d{5,9})-\d+\.\w+")
 _OF_THE_SERVICE = (
-    *("priority", "deadline_s", "on_deadline", "not_before", "on_parent_failure"),
+    *("priority", "deadline_s", "on_deadline", "not_before", "after", "on_parent_failure"),
     *("batch_id", "group", "webhook", "task"),
 )
 

@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command
+
+from cli.help_texts import Command, CommandGroup
 
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
@@ -112,21 +114,6 @@ class Commands(TyperGroup):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-class Command(TyperCommand):
-    """A command that lists its options by the sections that they name; those without one are last."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            is_argument = parameter.param_type_name == "argument"
-            section = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
-            if record := parameter.get_help_record(ctx):
-                sections.setdefault(section, []).append(record)
-        for section in sorted(sections, key=lambda name: name == "Options"):
-            with formatter.section(section):
-                formatter.write_dl(sections[section])
-
-
 def load(name: str) -> Any:
     """Import a command."""
     module, _, attribute = COMMANDS[name][0].partition(":")
@@ -134,7 +121,9 @@ def load(name: str) -> Any:
     parent = typer.Typer(**OPTIONS)
     parent.callback()(lambda: None)  # a group, although of one command
     if isinstance(found, typer.Typer):
-        parent.add_typer(found, name=name)
+        for command in found.registered_commands:
+            command.cls = Command
+        parent.add_typer(found, name=name, cls=CommandGroup)
     else:
         parent.command(name, cls=Command)(found)
     return cast(TyperGroup, get_command(parent)).commands[name]

@@ -72,7 +72,7 @@ Audio = Annotated[
 Folder = Annotated[
     Path | None,
     typer.Option(
-        "--output",
+        "--out",
         "-o",
         file_okay=False,
         help="Folder for the images. Default: this one, or none where they go elsewhere.",
@@ -104,7 +104,7 @@ def submit(
     face_video: Faces = None,
     audio: Audio = None,
     field: Fields = None,
-    output: Folder = None,
+    out: Folder = None,
     output_url: PutUrls = None,
     output_bucket: Bucket = None,
     wait: Wait = True,
@@ -123,8 +123,8 @@ def submit(
     own = {"prompt": True, "model": is_given(context, "model"), "mask": mask, "output": destination}
     require_one_value(fields, [*chosen, *(name for name, value in own.items() if value)])
     with connected(url, api_key, as_json) as (client, console):
-        if wait and (output is not None or not (destination or "output" in fields)):
-            check_folder(output or Path("."))
+        if wait and (out is not None or not (destination or "output" in fields)):
+            check_folder(out or Path("."))
         job = client.submit(
             model,
             prompt,
@@ -140,7 +140,7 @@ def submit(
             print_job(console, job)
             return
         job = _wait_for_submitted(client, console, job, timeout_s)
-        files = _save(client, job, output) if output is not None or job.output is None else []
+        files = _save(client, job, out) if out is not None or job.output is None else []
         print_job(console, job, files)
         for file in files if show else ():
             webbrowser.open(file.resolve().as_uri())

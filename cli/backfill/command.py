@@ -38,8 +38,8 @@ LINE_S = 60.0  # between two lines of progress, where there is no terminal
 @takes(job_options(left_out={"batch_id", "group"}))
 def backfill(
     context: typer.Context,
-    prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv or .jsonl file.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results and the manifest.")],
+    prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv, .jsonl or .ndjson file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the results and the manifest.")],
     chosen: Chosen,
     model: Annotated[str, typer.Option(help="Model of lines that set none.")] = "demo",
     field: Fields = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def fusequeue(*arguments: str) -> Result:
         (("submit", "x", "--timeout", "-1"), "'--timeout'"),
         (("submit", "x", "--image", "folder.txt"), "'--image'"),
         (("submit", "x", "--mask", "none.png"), "'--mask'"),
-        (("submit", "x", "-o", "file"), "'-o'"),
+        (("submit", "x", "--out", "file"), "'--out'"),
         (("submit", "x", "--output-url", BYTES), "'--output-url': 'caf\\udce9' is not UTF-8"),
         (("submit", "x", "--output-url", "https://a/b", "--output-bucket", "c"), "'--output-url': send either it or"),
         (("status", LONG), "has more than 1000 characters"),
@@ -99,9 +100,10 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "prompts.txt", "--out", "out", "-s", "batch_id=b"), "'--set': batch_id: a backfill sets it"),
         (("backfill", "prompts.txt", "--out", "out", "-s", "n=2", "-n", "2"), "'--set': n: an argument or another"),
         (("backfill", "prompts.txt", "--out", "out", "-s", "model=a", "--model", "b"), "model: an argument or"),
-        (("backfill", "prompts.txt", "--out", "locked"), "locked is in use by process "),
+        (("backfill", "prompts.txt", "-o", "locked"), "locked is in use by process "),
         (("backfill", "prompts.txt", "--out", "used"), "'--out': used/backfill.sqlite: file is not a database"),
         (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
+        (("generate", "x", "--model", "none", "--after", "job_1"), "No such option: --after"),
         (("generate", "x", "--model", "none", "--out", "file/out"), "file/out: Not a directory"),
         (("generate", "x", "--model", "none", "--out", "/proc/out"), "/proc/out: No such file"),
         (("submit", "x", "-o", "file/out"), "file/out: Not a directory"),
@@ -159,6 +161,19 @@ def test_help_names_options_in_full_on_a_narrow_terminal(monkeypatch: pytest.Mon
     shown = fusequeue("submit", "--help").stdout
     for option in ("--negative", "--guidance", "--timeout", "--seed", "--steps", "--size", "-n", "--set"):
         assert option in shown
+
+
+def test_help_names_the_kinds_of_values_in_plain_words() -> None:
+    shown = fusequeue("submit", "--help").stdout
+    for words in ("prompt <text>", "--image <file>", "--seed <number>", "--guidance <number>", "--out <folder>"):
+        assert words in shown
+    assert not re.search(r"<(?:str|int|float|list|dir)\b", shown)
+
+
+def test_help_of_a_group_says_in_full_what_its_commands_do() -> None:
+    shown = " ".join(fusequeue("groups", "--help").stdout.split())
+    assert "Show a group: its jobs by state, its rate, the time left and its device time." in shown
+    assert "--limit <number>" in shown
 
 
 def test_output_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:

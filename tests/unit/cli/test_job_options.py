@@ -10,8 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.client_options import Chosen, takes
+from cli.help_texts import Command
 from cli.job_options import BY_HAND, SECTIONS, chosen_fields, job_options
-from cli.main import Command, load
+from cli.main import load
 
 OF_OBJECTS = {"scheduler_options", "metadata", "extra", "best_of"}
 FIELDS = {name: field for declared in SECTIONS for name, field in declared.model_fields.items()}
