@@ -46,16 +46,16 @@ def policy_value(settings: Settings, name: str) -> int | float:
     return value or 0
 
 
-def lua_conf(settings: Settings, constants: Mapping[str, int], body: str) -> str:
+def lua_conf(policies: Mapping[str, int | float], constants: Mapping[str, int], body: str) -> str:
     """Return the Lua table `conf` with what a script's text uses.
 
-    Policies are read from Redis; until a process has announced them, each process uses its own.
+    Policies are read from Redis; until a process has announced them, each process uses its own `policies`.
     """
     used = dict.fromkeys(re.findall(r"\bconf\.(\w+)", body))
     values = {name: str(number) for name, number in constants.items() if name in used}
     names = [name for name, policy in POLICIES.items() if policy.conf in used]
     for at, name in enumerate(names, 1):
-        policy, own = POLICIES[name], policy_value(settings, name)
+        policy, own = POLICIES[name], policies[name]
         values[policy.conf] = f"(tonumber(policy[{at}]) or {own}) * {policy.scale} + {policy.margin}"
     fields = ", ".join(f"'{name}'" for name in names)
     read = [f"local policy = redis.call('HMGET', key.policies, {fields})"] if names else []
