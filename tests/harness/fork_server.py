@@ -241,6 +241,7 @@ def _import() -> None:
     sys.modules["torch"].set_num_threads(1)
     api = sys.modules["api.app"]
     _prepare(api._routes(api.PROTOCOLS))
+    _put_scripts_together()
     gc.collect()
     gc.freeze()
 
@@ -251,6 +252,13 @@ def _prepare(routes: Sequence[Any]) -> None:
         if hasattr(route, "effective_candidates"):
             _prepare(route.effective_candidates())
             route.effective_low_priority_routes()
+
+
+def _put_scripts_together() -> None:
+    """Make the texts of the queue's scripts, which takes 0.13 s of CPU time."""
+    scripts, settings = sys.modules["shared.queue.scripts"], sys.modules["shared.config.settings"].Settings()
+    for name in vars(scripts.script_methods(None)):
+        scripts.script_text(name, settings)
 
 
 if __name__ == "__main__":
