@@ -9,6 +9,7 @@ import typer
 
 from cli.client_options import Exit, Json, Key, Url, connected, name_option
 from cli.jobs import Limit
+from cli.matching import print_changes
 from cli.messages import print_error
 from fusequeue import Changes, Client, Group, JobState
 
@@ -107,7 +108,7 @@ def _change(
         if not changes.ids and not changes.skipped:
             print_error(f"there is no job of a group {name}")
             raise typer.Exit(Exit.NOT_FOUND)
-        console.record(changes, ((f"{len(changes.ids)} jobs", done), (f"{changes.skipped} others", "match")))
+        print_changes(console, changes, done, "jobs")
 
 
 def group_row(group: Group) -> tuple[object, ...]:

@@ -1,13 +1,14 @@
 """Commands that list jobs and the service: status, jobs, queues and workers."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from cli.client_options import Json, Key, Url, connected, name_option
+from cli.client_options import Chosen, Json, Key, Url, connected, name_option, takes
+from cli.matching import JOB_FILTERS, filters_of
 from cli.messages import print_error
 from cli.submit import JobId, print_job
-from fusequeue import Job, JobFilters, JobState, QueueDepth, WorkerInfo
+from fusequeue import Job, QueueDepth, WorkerInfo
 
 WORKER_COLUMNS = ("id", "state", "device", "slots in use", "memory", "rows per forward", "models")
 OfTenant = Annotated[
@@ -22,30 +23,11 @@ def status(job_id: JobId, tenant: OfTenant = None, url: Url = None, api_key: Key
         print_job(console, client.get(job_id, tenant=tenant))
 
 
-def jobs(
-    status: Annotated[
-        str | None, typer.Option(help="Only these states, separated by commas.", callback=name_option)
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
-    batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
-    group: Annotated[str | None, typer.Option(help="Only jobs of this group.", callback=name_option)] = None,
-    parent: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only jobs that wait or waited for it.", callback=name_option)
-    ] = None,
-    tenant: OfTenant = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Only with this in their prompts, in any case.", callback=name_option)
-    ] = None,
-    limit: Limit = 20,
-    url: Url = None,
-    api_key: Key = None,
-    as_json: Json = False,
-) -> None:
+@takes(JOB_FILTERS)
+def jobs(chosen: Chosen, limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
-        states = None if status is None else cast(list[JobState], status.split(","))  # the service checks them
-        filters: JobFilters = {"model": model, "batch_id": batch, "group": group, "parent": parent, "prompt": prompt}
-        listed = client.jobs(limit=limit, status=states, tenant=tenant, **filters)
+        listed = client.jobs(limit=limit, **filters_of(chosen))
         console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 

@@ -38,11 +38,11 @@ JOB_FILTERS: dict[str, Any] = {
     "created_after": Annotated[str | None, typer.Option(help=f"{TIME}; inclusive.", callback=name_option)],
     "created_before": Annotated[str | None, typer.Option(help=f"{TIME}; exclusive.", callback=name_option)],
     "tenant": Annotated[str | None, typer.Option(help="Its jobs, as an operator.", callback=name_option)],
-    "dry_run": DRY_RUN,
 }
+JOB_CHANGES = {**JOB_FILTERS, "dry_run": DRY_RUN}
 
 
-@takes(JOB_FILTERS)
+@takes(JOB_CHANGES)
 def cancel(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Cancel jobs, by id or all that match: queued ones at once, running ones at their next step."""
     with connected(url, api_key, as_json) as (client, console):
@@ -52,7 +52,7 @@ def cancel(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key
             change_all(console, client.matching.cancel, chosen, "canceled", "jobs")
 
 
-@takes(JOB_FILTERS)
+@takes(JOB_CHANGES)
 def update(
     chosen: Chosen,
     job_ids: JobIds = None,
@@ -74,7 +74,7 @@ def update(
             change_all(console, partial(client.matching.update, **values), chosen, "updated", "jobs")
 
 
-@takes(JOB_FILTERS)
+@takes(JOB_CHANGES)
 def retry(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Queue failed, canceled and expired jobs again as new jobs, by id or all that match."""
     with connected(url, api_key, as_json) as (client, console):
@@ -84,7 +84,7 @@ def retry(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key 
             change_all(console, client.matching.retry, chosen, "retried", "jobs")
 
 
-@takes(JOB_FILTERS)
+@takes(JOB_CHANGES)
 def delete(chosen: Chosen, job_ids: JobIds = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Delete ended jobs and their images, by id or all that match."""
     with connected(url, api_key, as_json) as (client, console):
@@ -118,12 +118,21 @@ def require_no_filters(chosen: Chosen) -> None:
 
 def change_all(console: CommandConsole, change: Callable[..., Changes], chosen: Chosen, done: str, noun: str) -> None:
     """Change all that match, and print how many; raises `BadParameter` without a filter."""
-    filters = {**chosen, **({"metadata": parse_pairs(chosen["metadata"])} if "metadata" in chosen else {})}
     if not chosen.keys() - {"dry_run"}:
         raise typer.BadParameter(f"name {noun} by id, or filters, which `--help` lists")
-    changes = change(**filters)
+    print_changes(console, change(**filters_of(chosen)), done, noun)
+
+
+def print_changes(console: CommandConsole, changes: Changes, done: str, noun: str) -> None:
+    """Print how many were changed; those that match and cannot be are unchanged."""
     verb = f"would be {done}" if changes.dry_run else done
-    console.record(changes, ((f"{len(changes.ids)} {noun}", verb), (f"{changes.skipped} others", "match")))
+    count = f"{len(changes.ids)} {noun if len(changes.ids) != 1 else noun.removesuffix('s')}"
+    console.record(changes, ((verb, count), *((("unchanged", changes.skipped),) if changes.skipped else ())))
+
+
+def filters_of(chosen: Chosen) -> dict[str, Any]:
+    """Return filters as the client takes them."""
+    return {**chosen, "metadata": parse_pairs(chosen["metadata"])} if "metadata" in chosen else dict(chosen)
 
 
 def parse_pairs(texts: Iterable[str]) -> dict[str, str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Unpack
 
 from fusequeue.arguments import path_of
 from fusequeue.resources.groups import Group
+from fusequeue.resources.matching import LetterFilters, plain_filters
 from fusequeue.resources.usage import Day, UsageGroup, UsageRow, usage_query
 from fusequeue.response_types import Job
 from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
@@ -63,9 +65,9 @@ class ServiceCalls:
         query = usage_query(first_day, last_day, tenant, model, group_by)
         return self._http.pages(UsageRow, "/v1/usage", limit, query)
 
-    def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
-        """Yield dead letters, newest first, up to `limit`."""
-        return self._http.pages(DeadLetter, "/v1/dead-letters", limit)
+    def dead_letters(self, *, limit: int | None = None, **filters: Unpack[LetterFilters]) -> AsyncGenerator[DeadLetter]:
+        """Yield dead letters, newest first, up to `limit`; only those that match the filters."""
+        return self._http.pages(DeadLetter, "/v1/dead-letters", limit, plain_filters(filters))
 
     async def dead_letter(self, letter: DeadLetter | Job | str) -> DeadLetter:
         """Return one dead letter by its job, or its job's id."""

@@ -20,15 +20,16 @@ LETTER_FILTERS: dict[str, Any] = {
     "reason": Annotated[str | None, typer.Option(help="Such as worker_lost.", callback=name_option)],
     "at_after": Annotated[str | None, typer.Option(help=f"{TIME}; inclusive.", callback=name_option)],
     "at_before": Annotated[str | None, typer.Option(help=f"{TIME}; exclusive.", callback=name_option)],
-    "dry_run": DRY_RUN,
 }
+LETTER_CHANGES = {**LETTER_FILTERS, "dry_run": DRY_RUN}
 
 
 @dead.command("list")
-def list_dead(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+@takes(LETTER_FILTERS)
+def list_dead(chosen: Chosen, limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List dead letters, newest first."""
     with connected(url, api_key, as_json) as (client, console):
-        console.table(client.dead_letters(limit=limit), ("id", "reason", "at", "detail"), _letter_row)
+        console.table(client.dead_letters(limit=limit, **chosen), ("id", "reason", "at", "detail"), _letter_row)
 
 
 @dead.command()
@@ -42,7 +43,7 @@ def show(letter_id: JobId, url: Url = None, api_key: Key = None, as_json: Json =
 
 
 @dead.command()
-@takes(LETTER_FILTERS)
+@takes(LETTER_CHANGES)
 def redrive(
     chosen: Chosen, letter_ids: LetterIds = None, url: Url = None, api_key: Key = None, as_json: Json = False
 ) -> None:
@@ -61,7 +62,7 @@ def redrive(
 
 
 @dead.command()
-@takes(LETTER_FILTERS)
+@takes(LETTER_CHANGES)
 def purge(
     chosen: Chosen, letter_ids: LetterIds = None, url: Url = None, api_key: Key = None, as_json: Json = False
 ) -> None:

@@ -128,11 +128,11 @@ class AsyncMatching:
 
     async def redrive(self, *, dry_run: bool = False, **filters: Unpack[LetterFilters]) -> Changes:
         """Queue the jobs of dead letters again."""
-        return await self._change("POST", "/v1/dead-letters:redrive", _plain(filters), dry_run)
+        return await self._change("POST", "/v1/dead-letters:redrive", plain_filters(filters), dry_run)
 
     async def purge(self, *, dry_run: bool = False, **filters: Unpack[LetterFilters]) -> Changes:
         """Delete dead letters and the records of their jobs."""
-        return await self._change("POST", "/v1/dead-letters:purge", _plain(filters), dry_run)
+        return await self._change("POST", "/v1/dead-letters:purge", plain_filters(filters), dry_run)
 
     async def _change(self, method: str, path: str, query: Mapping[str, Any], dry_run: bool, **options: Any) -> Changes:
         """Change all that match, piece by piece."""
@@ -156,7 +156,7 @@ class AsyncMatching:
 def job_query(status: States, filters: JobFilters, *, tenant: str | None = None) -> dict[str, Any]:
     """Return the query of filters of jobs."""
     states = status if status is None or isinstance(status, str) else ",".join(status)
-    query = _plain(filters)
+    query = plain_filters(filters)
     metadata = mapping("metadata", query.pop("metadata", None))
     return {
         "status": states,
@@ -180,7 +180,8 @@ def update_body(priority: PriorityName | None, deadline_s: float | None, remove_
     return body
 
 
-def _plain(filters: Mapping[str, Any]) -> dict[str, Any]:
+def plain_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return filters as texts of a query: ids of models, times in ISO 8601."""
     texts = {name: value.isoformat() for name, value in filters.items() if isinstance(value, datetime)}
     ids = {name: value.id for name, value in filters.items() if isinstance(value, Model)}
     return {**filters, **texts, **ids}

@@ -173,7 +173,7 @@ async def test_queued_jobs_are_updated_by_id_and_by_filter(run: Run, queue: Queu
     (job,) = lines(await run("update", ids[0], "--no-deadline", "--json"))
     assert job["deadline_at"] is None
     dry = await run("update", "--status", "queued", "--priority", "bulk", "--dry-run")
-    assert "3 jobs    would be updated" in dry.stdout
+    assert dry.stdout == "would be updated  3 jobs\n"
     (changes,) = lines(await run("update", "--model", "demo", "--priority", "bulk", "--json"))
     assert (changes["ids"], changes["dry_run"]) == (ids, False)
     assert {claim.job.priority for claim in await queue.claims.claim(WORKER, ["demo"], 8)} == {Priority.BULK}
@@ -196,12 +196,20 @@ async def test_jobs_are_canceled_retried_and_deleted_by_filter(run: Run) -> None
     assert (job["status"], job["batch_id"]) == ("queued", "a")
     (changes,) = lines(await run("retry", "--status", "canceled", "--json"))
     assert changes["new_ids"] == {first: job["id"], second: changes["new_ids"][second]}
-    deleted = await run("delete", "--status", "canceled")
-    assert "2 jobs    deleted" in deleted.stdout
+    assert (await run("delete", "--status", "canceled")).stdout == "deleted  2 jobs\n"
+    assert (await run("delete", "--batch", "b")).stdout == "deleted    0 jobs\nunchanged  1\n"
     assert (await run("cancel", other, job["id"])).exit_code == 0
     assert (await run("delete", other)).stdout == f"{other}  deleted\n"
     left = {one["id"] for one in lines(await run("jobs", "--json"))}
     assert left == {job["id"], changes["new_ids"][second]}
+
+
+async def test_jobs_are_listed_by_the_filters_of_changes(run: Run) -> None:
+    for order in ("7", "8"):
+        await run("submit", PROMPT, "-s", f'metadata={{"order": "{order}"}}', "--no-wait")
+    listed = lines(await run("jobs", "--metadata", "order=7", "--created-after", "2026-01-01", "--json"))
+    assert [job["metadata"] for job in listed] == [{"order": "7"}]
+    assert lines(await run("jobs", "--created-before", "2026-01-01", "--json")) == []
 
 
 async def test_the_children_of_a_job_are_listed_and_canceled(run: Run) -> None:
@@ -332,6 +340,7 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
     for reason, count in (("worker_lost", 1), ("no_record", 0)):
         (changes,) = lines(await run("dead", "redrive", "--reason", reason, "--dry-run", "--json"))
         assert len(changes["ids"]) == count
+        assert len(lines(await run("dead", "list", "--reason", reason, "--json"))) == count
     assert lines(await run("dead", "redrive", job["id"], "--json")) == [{"id": job["id"], "redriven": True}]
     assert [one["status"] for one in lines(await run("jobs", "--json"))] == ["queued"]
     await claimed(queue, job["id"])
@@ -340,7 +349,7 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
         await queue.maintenance.reclaim()
         if not lines(await run("dead", "list", "--json")):
             await claimed(queue, job["id"])
-    assert "1 dead letters" in (await run("dead", "purge", "--model", "demo")).stdout
+    assert (await run("dead", "purge", "--model", "demo")).stdout == "deleted  1 dead letter\n"
     assert lines(await run("jobs", "--json")) == []
 
 

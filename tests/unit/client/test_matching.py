@@ -90,6 +90,8 @@ async def test_dead_letters_that_match_are_redriven_and_purged(
         await fake_queue.dead_letters.bury(ids[-1], "worker_lost", "")
     assert (await api.matching.redrive(reason="worker_lost", dry_run=True)).ids == ids
     assert (await api.matching.redrive(tenant="other")).ids == []
+    assert [letter.id async for letter in api.dead_letters(model="demo")] == ids[::-1]
+    assert [letter async for letter in api.dead_letters(at_before=datetime(2026, 1, 1, tzinfo=UTC))] == []
     assert (await api.matching.purge(model="demo")).ids == ids
     assert [letter async for letter in api.dead_letters()] == []
 
