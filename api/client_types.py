@@ -34,6 +34,9 @@ Fields: TypeAlias = dict[str, FieldInfo]
 ARGUMENTS = frozenset({"model", "prompt"})
 """Fields that the client's methods have as arguments of their own."""
 
+OWN_TYPES = frozenset({"not_before"})
+"""Fields for which the client takes Python's own types as well."""
+
 ALIASES: dict[str, tuple[Any, str]] = {
     "JobState": (State, ""),
     "JobPhase": (Phase, ""),
@@ -69,6 +72,7 @@ from pydantic import BaseModel, Field, JsonValue, SkipValidation
 def source() -> str:
     """Return the text of the client's module."""
     sent = _fields(PipelineFields, ChoosableFields, CallFields, ServiceFields, ConvertedFields)
+    sent = {name: field for name, field in sent.items() if name not in ARGUMENTS | OWN_TYPES}
     returned = _fields(PipelineFields, ChosenFields, CallFields, ServiceFields)
     lines = [HEADER, *_aliases(), "", ""]
     lines += _class("SentFields(TypedDict, total=False)", "Parameters of a job that are sent as they are.", _sent(sent))
@@ -105,10 +109,9 @@ def _aliases() -> Iterator[str]:
 
 def _sent(fields: Fields) -> Iterator[str]:
     for name, field in fields.items():
-        if name not in ARGUMENTS:
-            kind = _written(field.annotation, "Mapping")
-            yield f"    {name}: {kind if kind.endswith(' | None') else f'{kind} | None'}"
-            yield from _text(field.description or "", "    ")
+        kind = _written(field.annotation, "Mapping")
+        yield f"    {name}: {kind if kind.endswith(' | None') else f'{kind} | None'}"
+        yield from _text(field.description or "", "    ")
 
 
 def _returned(fields: Fields) -> Iterator[str]:

@@ -38,6 +38,12 @@ SPELLINGS: Mapping[str, str] = {
 }
 """Options that are not named as their fields."""
 
+TEXTS: Mapping[str, str] = {
+    "not_before": "Queue the job at this time, ISO 8601 with its zone, such as 2026-01-31T22:00:00Z, or after a delay "
+    "such as 10m, 1h30m or 45 (seconds); at most 30 days from now. --deadline counts from then."
+}
+"""Where an option takes more than its field."""
+
 BY_HAND = frozenset({"model", "prompt", "width", "height"})
 """Fields of parameters of the commands themselves, and of `--size`."""
 
@@ -82,7 +88,7 @@ def _option(declared: type[BaseModel], name: str, form: Mapping[str, Any], text:
         SPELLINGS.get(name, switch),
         min=form.get("minimum", form.get("exclusiveMinimum")),
         max=most if most < MAX_COUNT else None,  # else help says 2147483647
-        help=text,
+        help=TEXTS.get(name, text),
         rich_help_panel=SECTIONS[declared],
         callback=_check(declared, name),
     )
@@ -97,6 +103,8 @@ def _check(declared: type[BaseModel], name: str) -> Callable[[Any], Any]:
             return None
         if isinstance(value, str | list):
             text_option(value)
+            if name == "not_before":
+                value = parse_field(name, str(value))
         elif isinstance(value, float):
             finite_option(value)
         try:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,13 @@ def _dumps(value: Mapping[str, Any]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return what JSON has for mappings and sequences of other types."""
+    """Return what JSON has for mappings and sequences of other types, a time as ISO 8601 and a delay in seconds."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise TypeError(f"{value} has no time zone; use datetime.now(UTC), or value.astimezone()")
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):

@@ -150,9 +150,6 @@ class SentFields(TypedDict, total=False):
     """A name for many jobs: `/v1/groups` shows their progress; lists and changes can select them."""
     deadline_s: float | None
     """The job is to end within this many seconds from now. Of one priority, the least slack goes first."""
-    not_before: str | None
-    """Queue the job at this time, ISO 8601 with its zone, such as 2026-01-31T22:00:00Z, at most 30 days from now. A
-    `deadline_s` counts from then."""
     webhook: str | None
     """An https URL that receives a signed POST when the job ends."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Literal, NotRequired, Protocol, TypeAlias, TypedDict, runtime_checkable
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from fusequeue.response_types import Artifact, Job, Result
 
 StrPath: TypeAlias = str | PathLike[str]
+StartTime: TypeAlias = datetime | timedelta | float | str
+"""A time with its zone, also as ISO 8601; or a delay from the submit, also as a number of seconds."""
 
 
 @runtime_checkable
@@ -144,6 +147,9 @@ class JobParams(SentFields, total=False):
     """A sound that is changed."""
     controls: Sequence[ControlParams] | None
     """Images for the model's controls: ControlNets, T2I-Adapters, IP-Adapters, Redux, images of structure."""
+    not_before: StartTime | None
+    """Queue the job at this time, or after this delay, a number being seconds; at most 30 days from now. A
+    `deadline_s` counts from then."""
     output: OutputParams | None
     """Where the results go, if not to the service's storage."""
     webhook_events: Sequence[JobEventName] | None

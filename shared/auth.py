@@ -189,15 +189,6 @@ def parse_scopes(text: str) -> frozenset[Scope]:
     return scopes
 
 
-def parse_duration(text: str) -> int:
-    """Return a duration such as `90d`, `12h`, `30m` or `45s` in seconds, or raise `InvalidRequest`."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text.strip())
-    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]] if match else 0
-    if not 1 <= seconds <= 100 * 366 * 86_400:
-        raise InvalidRequest(f"invalid duration: {text[:20]!r}; use one such as 90d, 12h, 30m or 45s", param="expires")
-    return seconds
-
-
 def _checksum(body: str) -> str:
     number = zlib.crc32(body.encode("ascii"))
     digits = []

@@ -6,7 +6,6 @@ Images, and other objects that a job has in another form than its request, are d
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, get_args
 
@@ -16,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from shared.config.candidates import BestOf
 from shared.config.scheduler_choices import Scheduler, SchedulerOptions
 from shared.config.step_schedules import Choice, StepSchedule
+from shared.start_times import StartTime
 
 MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1
@@ -34,9 +34,6 @@ GLB_TYPE = "model/gltf-binary"
 
 MAX_DEADLINE_S = 7 * 86_400
 MAX_PARENTS = 16
-MAX_WAIT_S = 30 * 86_400
-"""From the submit of a job for later to when it is due."""
-
 MAX_EXTRA_INPUTS = 16
 MAX_EXTRA_BYTES = 32 * 1024  # of 161 poses of a camera, with 9 characters a number
 MAX_EXTRA_LEVELS = 16
@@ -228,24 +225,6 @@ DEFAULT_FORMATS: Mapping[Medium, OutputFormat] = {
 def _seed(value: int | None) -> int | None:
     """Return a seed, None for a random one."""
     return None if value == RANDOM_SEED else value
-
-
-def time_ms(text: str) -> int:
-    """Return an ISO 8601 time with its zone in ms since the epoch; raises `ValueError`."""
-    moment = datetime.fromisoformat(text)
-    if "T" not in text or moment.tzinfo is None:
-        raise ValueError("without a time of day, or without its zone")
-    return round(1000 * moment.timestamp())
-
-
-def _time(text: str | None) -> str | None:
-    """Refuse a text that is no time."""
-    try:
-        _ = text is not None and time_ms(text)
-    except (ValueError, OverflowError):
-        message = "it must be an ISO 8601 time with its zone, such as 2026-01-31T22:00:00Z"
-        raise PydanticCustomError("time", message) from None
-    return text
 
 
 def _read_step_cache(value: Any) -> Any:
@@ -541,11 +520,10 @@ class ConvertedFields(BaseModel):
         le=MAX_DEADLINE_S,
         description="The job is to end within this many seconds from now. Of one priority, the least slack goes first.",
     )
-    not_before: Annotated[str | None, AfterValidator(_time)] = Field(
+    not_before: StartTime | None = Field(
         None,
-        max_length=40,
-        description="Queue the job at this time, ISO 8601 with its zone, such as 2026-01-31T22:00:00Z, at most 30 days "
-        "from now. A `deadline_s` counts from then.",
+        description="Queue the job at this time, ISO 8601 with its zone, such as 2026-01-31T22:00:00Z, or after this "
+        "many seconds; at most 30 days from now. A `deadline_s` counts from then.",
     )
     webhook: str | None = Field(
         None, max_length=2048, description="An https URL that receives a signed POST when the job ends."

@@ -15,15 +15,14 @@ from shared.errors import InvalidRequest
 from shared.job_fields import (
     MAX_DURATION_S,
     MAX_SEED,
-    MAX_WAIT_S,
     PARTS,
     Medium,
     OnDeadline,
     OutputFormat,
     Task,
-    time_ms,
 )
 from shared.runtime.clock import now_ms
+from shared.start_times import MAX_WAIT_S, due_ms
 
 T = TypeVar("T")
 
@@ -118,7 +117,8 @@ def _text_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidReques
 
 
 def _time_faults(request: JobRequest) -> Iterator[InvalidRequest]:
-    if request.not_before is not None and time_ms(request.not_before) > now_ms() + 1000 * MAX_WAIT_S:
+    now = now_ms()
+    if request.not_before is not None and due_ms(request.not_before, now) > now + 1000 * MAX_WAIT_S:
         yield InvalidRequest(f"not_before is at most {MAX_WAIT_S // 86_400} days from now", param="not_before")
 
 

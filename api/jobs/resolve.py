@@ -30,8 +30,9 @@ from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Job, Webhook
-from shared.job_fields import DEFAULT_FORMATS, SENT_FIELDS, OutputFormat, Task, time_ms
+from shared.job_fields import DEFAULT_FORMATS, SENT_FIELDS, OutputFormat, Task
 from shared.runtime import clock
+from shared.start_times import due_ms
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 _RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")
@@ -46,16 +47,16 @@ class ResolverServices(Protocol):
     def catalog(self) -> Catalog: ...
 
 
-def resolve(request: JobRequest, services: ResolverServices, tenant: str) -> Job:
+def resolve(request: JobRequest, services: ResolverServices, tenant: str, submitted_at_ms: int | None = None) -> Job:
     """Return the job of a request without its images and its uploaded adapters, or raise `InvalidRequest` with all
-    faults."""
+    faults. It is submitted now, unless an earlier time is given."""
     faults = Faults()
     faults.found += [*_delivery_faults(request, services), *reference_faults(request)]
     output, spec = None, services.catalog.get(request.model)
     with faults.collected():
         output = resolve_destination(request.output, tenant, services.settings.output_buckets)
     with faults.collected():
-        job = resolve_for_model(request, spec, tenant, clock.now_ms())
+        job = resolve_for_model(request, spec, tenant, clock.now_ms() if submitted_at_ms is None else submitted_at_ms)
         max_batch_for(job, services.catalog)
     faults.check()
     return job.model_copy(update={"output": output})
@@ -110,7 +111,7 @@ def own_fields(request: JobRequest, spec: ModelSpec, tenant: str, now_ms: int) -
         "created_at_ms": now_ms,
         "priority": request.priority,
         "time_limit_ms": None if request.deadline_s is None else round(request.deadline_s * 1000),
-        "not_before_ms": None if request.not_before is None else time_ms(request.not_before),
+        "not_before_ms": None if request.not_before is None else due_ms(request.not_before, now_ms),
         "after": tuple(dict.fromkeys(request.after)),
         "metadata": request.metadata,
         "batch_id": request.batch_id,

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cli.backfill import links
+from shared.runtime.clock import now_ms
 
 NAME = "backfill.sqlite"
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL, edition INTEGER NOT NULL DEFAULT 0, name TEXT);
+CREATE TABLE IF NOT EXISTS run (source TEXT NOT NULL, id TEXT NOT NULL, edition INTEGER NOT NULL DEFAULT 0, name TEXT,
+    began_at_ms INTEGER);
 CREATE TABLE IF NOT EXISTS line (
     number INTEGER PRIMARY KEY,  -- in the source
     body TEXT NOT NULL,
@@ -41,7 +43,7 @@ CREATE INDEX IF NOT EXISTS in_order ON line (state, failed_attempts, number);
 # Columns that earlier versions did not have.
 _EDITION = "INTEGER NOT NULL DEFAULT 0"
 _LATER = {
-    "run": {"edition": _EDITION, "name": "TEXT"},
+    "run": {"edition": _EDITION, "name": "TEXT", "began_at_ms": "INTEGER"},
     "line": {
         **{"flagged": "TEXT", "made": "TEXT", "edition": _EDITION, "place": "INTEGER"},
         "named": "TEXT NOT NULL DEFAULT ''",
@@ -126,6 +128,8 @@ class Ledger:
         self.group: str | None = None
         """The group of its jobs; None of a folder that an earlier version has begun."""
         self.edition = 0
+        self.began_at_ms = now_ms()
+        """From when delays of its lines count, also when it is continued."""
 
     def close(self) -> None:
         self._db.close()
@@ -147,9 +151,11 @@ class Ledger:
             rows.append(_Row(number, text, keys.add(number, body, text)))
             digest.update(f"{number} {text}\n".encode())
         source = digest.hexdigest()
-        run = self._db.execute("SELECT source, id, edition, name FROM run").fetchone()
+        run = self._db.execute("SELECT source, id, edition, name, began_at_ms FROM run").fetchone()
         if run is not None:
-            self.run_id, self.edition, self.group = run[1:]
+            self.run_id, self.edition, self.group, began_at_ms = run[1:]
+            self.began_at_ms = began_at_ms or self.began_at_ms  # an earlier version has kept none
+            self._db.execute("UPDATE run SET began_at_ms = ?", (self.began_at_ms,))
             if group not in (None, self.group):
                 self._rename(group)
             return None if run[0] == source else self._correct(rows, source)
@@ -158,8 +164,8 @@ class Ledger:
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._insert([(row, (*_NOTHING, 0, row.number)) for row in rows])
-            values = (source, self.run_id, self.group)
-            self._db.execute("INSERT INTO run (source, id, name) VALUES (?, ?, ?)", values)
+            values = (source, self.run_id, self.group, self.began_at_ms)
+            self._db.execute("INSERT INTO run (source, id, name, began_at_ms) VALUES (?, ?, ?, ?)", values)
         return None
 
     def _rename(self, group: str | None) -> None:

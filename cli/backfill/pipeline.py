@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ from fusequeue import AsyncClient, Busy, Invalid, InvalidArgument, Job, LineFail
 from fusequeue.bulk_lines import with_jobs
 from fusequeue.params import JobParams
 from fusequeue.transport import RETRIED
+from shared.start_times import MAX_WAIT_S, due_ms
 
 Refusal: TypeAlias = LineFailure | Busy
 T = TypeVar("T")
@@ -196,6 +198,8 @@ class Backfill:
             return LineFailure(code="invalid_input_image", message=message, param=message.partition(":")[0])
         except Invalid as error:
             return LineFailure(code=error.code, message=str(error), param=error.param, status=error.status)
+        if "not_before" in body:
+            body["not_before"] = start_of(body["not_before"], self._ledger.began_at_ms)
         return {"priority": "bulk", **group, **body, "batch_id": self._ledger.run_id}
 
     def _with_parents(self, entry: Entry) -> dict[str, Any]:
@@ -305,6 +309,17 @@ def _is_of_all(field: str, ledger: Ledger) -> bool:
     if field not in {*JobParams.__annotations__, "model", "prompt"}:
         return ledger.all_have(field)
     return ledger.have_in_common(field)
+
+
+def start_of(not_before: Any, began_at_ms: int) -> Any:
+    """Return `not_before` of a line with a delay as a time after the start of the backfill.
+
+    So lines that are submitted later wait no longer, and one that is submitted again is the same request. The service
+    refuses what is no delay.
+    """
+    if isinstance(not_before, bool) or not isinstance(not_before, int | float) or not 0 <= not_before <= MAX_WAIT_S:
+        return not_before
+    return datetime.fromtimestamp(due_ms(not_before, began_at_ms) / 1000, UTC).isoformat()
 
 
 def lines_to_submit(in_flight: int, limit: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shared.durations import duration_s
 from shared.file_names import slug
 
 MAX_LINES = 1_000_000
@@ -88,6 +89,8 @@ def parse_field(name: str, text: str) -> Any:
         value = _parse(text)
     except (ValueError, RecursionError):  # also an integer of thousands of digits
         value = text
+    if name == "not_before" and (delay_s := duration_s(text)) is not None:
+        return delay_s
     return [text] if name == "after" and not isinstance(value, list) else value
 
 

@@ -39,7 +39,8 @@ Fields = Annotated[
     Field(
         description="Other fields of a job by name: width, height, steps, guidance_scale, negative_prompt, n (images), "
         "image (a URL to start from), strength, controls, frames and fps (of a video), output_format, best_of (more "
-        "images begin than are kept), not_before (a time), after (ids of jobs that are to end before), ..."
+        "images begin than are kept), not_before (a time, or seconds from now), after (ids of jobs that are to end "
+        "before), ..."
     ),
 ]
 Model = Annotated[str | None, Field(description="Needed where the service has several models; an error lists them.")]

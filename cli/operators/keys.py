@@ -22,6 +22,7 @@ from cli.messages import print_error
 from cli.up import environment
 from shared import auth
 from shared.config import settings
+from shared.durations import duration_s
 from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound, RedisUnavailable, Unavailable
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.
 tenants = typer.Typer(no_args_is_help=True, help="Limits of tenants.")
 
 TIMEOUT_S = 20.0
+MAX_LIFETIME_S = 100 * 366 * 86_400
 DataDir = Annotated[Path, typer.Option(help="Folder of a running `fusequeue up`; FUSEQUEUE_REDIS_URL overrides it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyName = Annotated[str, typer.Argument(help="Id or prefix of the key, or the key itself.")]
@@ -55,7 +57,7 @@ def create(
 
     async def run(queue: Queue) -> dict[str, Any]:
         owner, granted = auth.tenant_name(tenant), auth.parse_scopes(scopes)
-        lives_s = None if expires is None else auth.parse_duration(expires)
+        lives_s = None if expires is None else _lifetime_s(expires)
         token, key = await queue.api_keys.create(owner, granted, name=name, lives_s=lives_s)
         return {"key": token, **_key_row(key)}
 
@@ -202,6 +204,14 @@ async def _mark_keys(data_dir: Path) -> None:
             await storage.close()
     except FusequeueError as error:
         print(f"not recorded in the storage, which the API does next: {error.message}", file=sys.stderr)
+
+
+def _lifetime_s(expires: str) -> int:
+    seconds = duration_s(expires) or 0
+    if not 0 < seconds <= MAX_LIFETIME_S:
+        message = f"expires: invalid duration {expires[:20]!r}; use one such as 90d, 12h or 30m, at most 100 years"
+        raise InvalidRequest(message, param="expires")
+    return seconds
 
 
 def _parse_limit(name: str, text: str) -> int | None:

@@ -1,7 +1,6 @@
 """`/compat/replicate/v1/predictions`: jobs as predictions."""
 
 import contextlib
-import re
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from api.responses import existing_job
 from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.model_spec import ModelSpec
+from shared.durations import duration_s
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unavailable, UnknownModel
 from shared.job import JobRecord, State
 from shared.job_fields import MAX_DEADLINE_S, Priority
@@ -49,7 +49,6 @@ MAX_INLINE_BYTES = 8 * 1024 * 1024
 """Images of one prediction that are inlined in a response over http; larger ones are URLs."""
 
 PAGE = 100
-_DURATION = re.compile(r"(?=\d)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?")
 _EVENTS: dict[str, tuple[JobEventName, ...]] = {
     "start": ("job.running",),
     "output": ("job.succeeded",),  # the whole output arrives at the end
@@ -299,10 +298,9 @@ def webhook_fields(body: PredictionRequest) -> dict[str, Any]:
 
 def deadline_s(cancel_after: str) -> float:
     """Return the seconds of the header `Cancel-After`, or raise `InvalidRequest`."""
-    match = _DURATION.fullmatch(cancel_after.strip().lower())
-    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
-    duration_s = 3600 * hours + 60 * minutes + seconds
-    if not 0 < duration_s <= MAX_DEADLINE_S:
+    text = cancel_after.strip().lower()
+    seconds = duration_s(f"{text}s" if text[-1:].isdigit() else text) or 0
+    if not 0 < seconds <= MAX_DEADLINE_S:
         message = f"Cancel-After: invalid: {cancel_after[:32]}; use 90s, 5m or 1h30m, at most 7 days"
         raise InvalidRequest(message, param="Cancel-After")
-    return float(duration_s)
+    return float(seconds)

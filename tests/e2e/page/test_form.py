@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +143,14 @@ def test_a_job_is_for_later_and_after_others(open_page: Any, waiting: Any) -> No
     start = page.get_by_label("Not before")
     start.fill((datetime.now() + timedelta(days=31)).strftime("%Y-%m-%dT%H:%M"))
     is_refused(page, "Not before", "at most 30 days from now")
-    page.get_by_role("button", name="in 8 h").click()
+    in_8_h = page.get_by_role("button", name="in 8 h")
+    in_8_h.click()
+    expect(start).to_have_value("")
+    expect(in_8_h).to_have_attribute("aria-pressed", "true")
     job = generate(page, "a child for later")
     assert (job["after"], job["on_parent_failure"]) == ([first, second], "run")
-    wait = datetime.fromisoformat(job["not_before"]) - datetime.now(UTC)
-    assert timedelta(hours=7) < wait <= timedelta(hours=8)
+    not_before, created_at = (datetime.fromisoformat(job[name]) for name in ("not_before", "created_at"))
+    assert not_before == created_at + timedelta(hours=8)
     tab = open_page(waiting.url, f"#/jobs/{job['id']}")
     expect(tab.get_by_text("It waits for 2 jobs to end.")).to_be_visible()
     waiting.client.post(f"/v1/jobs/{first}/cancel")

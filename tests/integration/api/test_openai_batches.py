@@ -219,13 +219,15 @@ async def test_each_endpoint_has_its_own_bodies(client: openai.OpenAI, context: 
 async def test_a_line_for_later_starts_and_ends_within_the_window_of_its_batch(
     client: openai.OpenAI, context: BatchContext
 ) -> None:
-    hours = {number: datetime.now(UTC) + timedelta(hours=number) for number in (1, 25)}
-    jobs = [line(number, "/v1/jobs", not_before=at.isoformat()) for number, at in hours.items()]
-    jobs.append(line(3, "/v1/jobs", after=["job_00000000000000000000000000"]))
+    """A delay counts from the submit of the batch."""
+    beyond = (datetime.now(UTC) + timedelta(hours=25)).isoformat()
+    jobs = [line(number, "/v1/jobs", not_before=start) for number, start in enumerate((3600, beyond, 90_000), 1)]
+    jobs.append(line(4, "/v1/jobs", after=["job_00000000000000000000000000"]))
     batch = create(client, jobs, "/v1/jobs")
     await advance(context, batch.id)
     ((record,), _) = await context.queue.jobs.page("default")
     assert record.waits
+    assert record.job.not_before_ms == record.job.created_at_ms + 3_600_000
     window_ms = 86_400_000
     assert record.deadline_at_ms == pytest.approx(1000 * batch.created_at + window_ms, abs=5000)
     assert await finish_jobs(context.queue, context.storage) == 0
@@ -235,7 +237,11 @@ async def test_a_line_for_later_starts_and_ends_within_the_window_of_its_batch(
     await advance(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert [row["custom_id"] for row in read_lines(client, ended.output_file_id)] == ["line-1"]
-    assert [row["error"]["param"] for row in read_lines(client, ended.error_file_id)] == ["not_before", "after"]
+    assert [row["error"]["param"] for row in read_lines(client, ended.error_file_id)] == [
+        "not_before",
+        "not_before",
+        "after",
+    ]
 
 
 async def test_a_line_cannot_start_from_a_job_that_has_not_ended(client: openai.OpenAI, context: BatchContext) -> None:

@@ -135,6 +135,7 @@ WRONG = [
     (("keys", "create", "--tenant", "A|b"), 2, "tenant"),
     (("keys", "create", "--scopes", "root"), 2, "jobs:read, jobs:write, metrics, admin"),
     (("keys", "create", "--expires", "soon"), 2, "90d"),
+    (("keys", "create", "--expires", "90"), 2, "90d"),
     (("keys", "create", "--name", "x" * 101), 2, "name"),
     (("keys", "revoke", "nothing"), 4, "keys list"),
     (("keys", "revoke", "--", "--help"), 4, "keys list"),

@@ -34,6 +34,15 @@ LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
                 (4, {"prompt": "c", "after": ["1", "2"]}),
             ],
         ),
+        (
+            "p.csv",
+            b"prompt,not_before\na,10m\nb,600\nc,2099-01-31T22:00:00Z\n",
+            [
+                (2, {"prompt": "a", "not_before": 600}),
+                (3, {"prompt": "b", "not_before": 600}),
+                (4, {"prompt": "c", "not_before": "2099-01-31T22:00:00Z"}),
+            ],
+        ),
         ("p.csv", b"image,seed\ni,1\n", [(2, {"image": "i", "seed": 1})]),  # a mesh needs no prompt
         ("p.csv", b'prompt,seed\n"two\nlines, one prompt",1\n', [(3, {"prompt": "two\nlines, one prompt", "seed": 1})]),
     ],
@@ -207,7 +216,7 @@ def test_a_ledger_of_an_earlier_version_resumes(tmp_path: Path) -> None:
         database.execute("ALTER TABLE line DROP COLUMN flagged")
         for column in ("made", "edition", "place"):
             database.execute(f"ALTER TABLE line DROP COLUMN {column}")
-        for column in ("edition", "name"):
+        for column in ("edition", "name", "began_at_ms"):
             database.execute(f"ALTER TABLE run DROP COLUMN {column}")
     with closing(Ledger(tmp_path)) as ledger:
         ledger.begin(LINES, prefix="prompts-")

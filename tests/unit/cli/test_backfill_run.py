@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,25 @@ async def test_a_line_is_submitted_again_after_a_refusal_that_ends(
     await run(service, ledger, tmp_path, 4, attempts=2)
     assert ledger.counts()[EntryState.DONE] == 4
     assert {row["error"] for row in rows(ledger, tmp_path).values()} == {None}
+
+
+async def test_delays_count_from_the_start_of_the_backfill_also_when_it_is_continued(
+    service: FakeService, tmp_path: Path
+) -> None:
+    """So a line that is sent again is the same request, and lines that are sent after others wait no longer."""
+    bodies = [{"prompt": f"p{number}", "not_before": 600} for number in range(3)]
+    bodies += [{"prompt": "at", "not_before": "2099-01-31T22:00:00Z"}, {"prompt": "odd", "not_before": "soon"}]
+    before = datetime.now(UTC)
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin(enumerate(bodies))
+    after = datetime.now(UTC)
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.begin(enumerate(bodies))
+        await resume(service, ledger, tmp_path, in_flight=1)
+    (start,) = {service.bodies[f"p{number}"]["not_before"] for number in range(3)}
+    began = datetime.fromisoformat(start) - timedelta(minutes=10)
+    assert before - timedelta(milliseconds=1) <= began <= after
+    assert [service.bodies[prompt]["not_before"] for prompt in ("at", "odd")] == ["2099-01-31T22:00:00Z", "soon"]
 
 
 async def test_a_full_service_counts_no_attempt_and_is_reported(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.client_options import Chosen, takes
 from cli.help_texts import Command
-from cli.job_options import BY_HAND, SECTIONS, chosen_fields, job_options
+from cli.job_options import BY_HAND, SECTIONS, TEXTS, chosen_fields, job_options
 from cli.main import load
 
 OF_OBJECTS = {"scheduler_options", "metadata", "extra", "best_of"}
@@ -29,7 +29,9 @@ def test_each_field_of_one_value_has_an_option_with_its_text(command: str) -> No
     options = options_of(command)
     expected = FIELDS.keys() - BY_HAND - OF_OBJECTS - LEFT_OUT[command]
     assert expected | {"size"} <= options.keys()
-    assert {name: options[name].help for name in expected} == {name: FIELDS[name].description for name in expected}
+    assert {name: options[name].help for name in expected} == {
+        name: FIELDS[name].description for name in expected
+    } | TEXTS
 
 
 def given(*arguments: str) -> tuple[Result, Chosen]:
@@ -54,6 +56,9 @@ def given(*arguments: str) -> tuple[Result, Chosen]:
         ("--seed 9223372036854775807 --mask-blur 0", {"seed": 2**63 - 1, "mask_blur": 0}),
         ("--no-keep-unmasked --reproducible", {"keep_unmasked": False, "reproducible": True}),
         ("--deadline 0.5 --on-deadline run --batch a-1", {"deadline_s": 0.5, "on_deadline": "run", "batch_id": "a-1"}),
+        ("--not-before 2099-01-31T22:00:00+01:00", {"not_before": "2099-01-31T22:00:00+01:00"}),
+        ("--not-before 1h30m", {"not_before": 5400}),
+        ("--not-before 0.5", {"not_before": 0.5}),
         (f"--after {ONE} --after {TWO}", {"after": [ONE, TWO]}),
         ("--scheduler euler_a --step-cache off", {"scheduler": "euler_a", "step_cache": "off"}),
         (
@@ -81,6 +86,9 @@ def test_options_become_the_fields_of_the_request(arguments: str, fields: dict[s
         ("--guidance", "nan"),
         ("--guidance-scale-2", "inf"),
         ("--deadline", "0"),
+        ("--not-before", "tomorrow"),
+        ("--not-before", "31d"),
+        ("--not-before", "true"),
         ("--clip-skip", "12"),
         ("--mask-padding", "1.5"),
         ("--priority", "high"),

@@ -26,6 +26,21 @@ async def test_a_queued_job_is_updated(api: AsyncClient) -> None:
         await api.update(job, priority="bulk")
 
 
+async def test_a_job_is_for_later_by_a_time_or_by_a_delay(api: AsyncClient) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    job = await api.submit("demo", "a red circle", not_before=at)
+    assert job.not_before == at.replace(microsecond=at.microsecond // 1000 * 1000)
+    for delay in (timedelta(hours=1), 3600, 3600.0):
+        job = await api.submit("demo", "a red circle", not_before=delay)
+        assert job.not_before == job.created_at + timedelta(hours=1)
+    (line,) = [line async for line in api.submit_many([{"model": "demo", "prompt": "x", "not_before": timedelta(1)}])]
+    assert (await api.get(line.id or "")).not_before is not None
+    with pytest.raises(InvalidArgument, match=r"not_before: .* has no time zone"):
+        await api.submit("demo", "a red circle", not_before=datetime(2026, 1, 31, 22))
+    with pytest.raises(RefusedError, match=r"not_before: .*30 days"):
+        await api.submit("demo", "a red circle", not_before=timedelta(days=31))
+
+
 async def test_a_job_is_paused_until_it_is_resumed(api: AsyncClient, work: Work) -> None:
     job = await api.submit("demo", "a red circle")
     paused = await api.pause(job)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import asyncio
 from collections.abc import Generator
-from datetime import datetime
+from datetime import datetime, timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import assert_type
@@ -55,6 +55,8 @@ with Client("http://localhost:8000", timeout_s=5, retries=1) as client:
         client.submit("demo", "x", image=source, mask=source, images=[source], strength=0.5)
     client.submit("sd", "x", controls=[{"id": "edges", "image": "a.png", "end": 0.7}], adapters=[{"id": "ink"}])
     client.submit("sd", "x", step_cache={"every": 3}, priority="bulk", webhook_events=["job.failed"])
+    client.submit("sd", "x", not_before=datetime.now().astimezone() + timedelta(hours=1))
+    client.submit("sd", "x", not_before=timedelta(minutes=10))
     params: JobParams = {"width": 64, "height": 64}
     client.submit("demo", "x", extra_body={"new": 1}, **params)
     for line in client.submit_many([{"model": "demo", "prompt": "x"}]):

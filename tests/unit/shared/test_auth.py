@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shared.auth import ApiKey, Scope, digest_of, id_of, new_token, parse_duration, parse_scopes, tenant_name
+from shared.auth import ApiKey, Scope, digest_of, id_of, new_token, parse_scopes, tenant_name
 from shared.errors import InvalidRequest
 
 
@@ -52,14 +52,3 @@ def test_scopes_are_comma_separated() -> None:
     for wrong in ("", ",", "jobs", "jobs:read,root"):
         with pytest.raises(InvalidRequest, match="jobs:read, jobs:write, metrics, admin"):
             parse_scopes(wrong)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("30m", 1800), ("12h", 43_200), ("90d", 7_776_000)])
-def test_duration_has_a_unit(text: str, seconds: int) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "90", "d", "0d", "-1d", "1.5h", "999999999d", "1y"])
-def test_invalid_duration_is_rejected(text: str) -> None:
-    with pytest.raises(InvalidRequest):
-        parse_duration(text)

@@ -6,28 +6,26 @@ import { shortId, stateText, words } from "../core/format.js";
 import { useLoaded } from "../core/hooks.js";
 import { Field, Select, Text } from "../parts/fields.js";
 
-const HOUR_MS = 3_600_000;
+const DAY_MS = 86_400_000;
 const MOST_DAYS = 30;
 const MOST_PARENTS = 16;
 const JOB_ID = /^job_[0-9a-hjkmnp-tv-z]{26}$/;
+/** In seconds. */
 const DELAYS = [
-  ["in 1 h", 1],
-  ["in 8 h", 8],
-  ["in 24 h", 24],
+  ["in 10 min", 600],
+  ["in 1 h", 3_600],
+  ["in 8 h", 28_800],
+  ["in 24 h", 86_400],
 ];
 
 const idsOf = (text) => [...new Set(text.split(/[\s,]+/).filter(Boolean))];
 
-/** A time as a field of the browser has it: of its zone, without seconds. */
-function localTime(ms) {
-  const offset_ms = new Date(ms).getTimezoneOffset() * 60_000;
-  return new Date(ms - offset_ms).toISOString().slice(0, 16);
-}
+const isDelay = (not_before) => typeof not_before === "number";
 
 /** The fields of a request from the form's values. */
 export function startFields({ not_before, after, on_parent_failure }) {
   const fields = {};
-  if (not_before) fields.not_before = new Date(not_before).toISOString();
+  if (not_before) fields.not_before = isDelay(not_before) ? not_before : new Date(not_before).toISOString();
   const ids = idsOf(after);
   if (ids.length) fields.after = ids;
   if (ids.length && on_parent_failure !== "fail") fields.on_parent_failure = on_parent_failure;
@@ -39,21 +37,23 @@ export function startFaults({ not_before, after }) {
   const ids = idsOf(after);
   const other = ids.find((id) => !JOB_ID.test(id));
   return {
-    not_before: new Date(not_before) - serverNow() > MOST_DAYS * 24 * HOUR_MS ? `at most ${MOST_DAYS} days from now` : null,
+    not_before: new Date(not_before) - serverNow() > MOST_DAYS * DAY_MS ? `at most ${MOST_DAYS} days from now` : null,
     after: other ? `${other.slice(0, 40)} is not the id of a job` : ids.length > MOST_PARENTS ? `at most ${MOST_PARENTS} jobs` : null,
   };
 }
 
 export function Start({ values, set, field }) {
-  const hasPassed = values.not_before && new Date(values.not_before) <= serverNow();
+  const { not_before } = values;
+  const time = isDelay(not_before) ? "" : not_before;
+  const hasPassed = time && new Date(time) <= serverNow();
   return html`
     <fieldset class="group"><legend>Start</legend>
       <${Field} label="Not before" fault=${field("not_before").fault} note=${hasPassed ? "it has passed: at once" : ""}>
-        <input type="datetime-local" name="not_before" value=${values.not_before} onInput=${(event) => set({ not_before: event.target.value })} />
+        <input type="datetime-local" name="not_before" value=${time} onInput=${(event) => set({ not_before: event.target.value })} />
       <//>
       <div class="ratios" role="group" aria-label="Delay">
-        ${DELAYS.map(([name, hours]) => html`<button key=${name} type="button" onClick=${() => set({ not_before: localTime(serverNow() + hours * HOUR_MS) })}>${name}</button>`)}
-        <button type="button" aria-pressed=${!values.not_before} onClick=${() => set({ not_before: "" })}>at once</button>
+        ${DELAYS.map(([name, seconds]) => html`<button key=${name} type="button" aria-pressed=${not_before === seconds} onClick=${() => set({ not_before: seconds })}>${name}</button>`)}
+        <button type="button" aria-pressed=${!not_before} onClick=${() => set({ not_before: "" })}>at once</button>
       </div>
       <${Text} label="After the end of these jobs" ...${field("after")} placeholder="job_…, job_…" spellcheck=${false} />
       <div class="form-grid">

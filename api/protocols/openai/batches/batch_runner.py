@@ -201,7 +201,7 @@ class BatchRunner:
     async def _submission(self, line: BatchLine) -> Submission:
         context, batch = self._context, self._batch
         request = batch_lines.line_request(batch.endpoint, line.body(), context.catalog)
-        resolved = resolve(request, context, batch.tenant)
+        resolved = resolve(request, context, batch.tenant, batch.created_at_ms)
         with tracing.new_trace("submit"):
             request = await self._with_adapters(request)
             job = await job_builder.build_job(resolved, request, context, base_url=batch.base_url)

@@ -64,11 +64,36 @@ async def test_a_job_for_later_says_when_it_is_queued_and_starts_then(
 
 @pytest.mark.parametrize(
     "text",
-    ["tomorrow", "", "2026-01-31", "2026-01-31T22:00:00", "22:00Z", "9999-12-31T00:00:00Z", 1769896800, ["x"]],
+    [
+        *("tomorrow", "", "2026-01-31", "2026-01-31T22:00:00", "22:00Z", "9999-12-31T00:00:00Z", "600", "10m", "PT10M"),
+        *(1769896800, 30 * 86_400 + 1, -1, True, ["x"]),
+    ],
 )
-async def test_a_time_that_is_wrong_or_too_far_is_refused(api: httpx.AsyncClient, text: Any) -> None:
+async def test_a_time_or_a_delay_that_is_wrong_or_too_long_is_refused(api: httpx.AsyncClient, text: Any) -> None:
+    """Such as a Unix time, which would be a delay of decades."""
     refused = await api.post("/v1/jobs", json={**BODY, "not_before": text})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "not_before")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["message"].count("not_before")) == (422, "not_before", 1)
+    assert "30 days" in error["message"]
+
+
+@pytest.mark.parametrize("delay_s", [600, 0.5, 30 * 86_400])
+async def test_a_delay_counts_from_the_submit(api: httpx.AsyncClient, delay_s: float) -> None:
+    """Also of a request like an earlier one, whose job is a copy of that."""
+    for _ in range(2):
+        job = await submit(api, not_before=delay_s, deadline_s=60)
+        due = datetime.fromisoformat(job["created_at"]) + timedelta(seconds=delay_s)
+        assert (job["queue"], datetime.fromisoformat(job["not_before"])) == (WAITING, due)
+        assert datetime.fromisoformat(job["deadline_at"]) == due + timedelta(minutes=1)
+    assert (await submit(api, not_before=0))["queue"]["position"] == 0
+
+
+async def test_a_repeated_request_with_a_delay_is_the_same_job(api: httpx.AsyncClient) -> None:
+    request = {"json": {**BODY, "not_before": 600}, "headers": {"Idempotency-Key": "once"}}
+    first, again = [(await api.post("/v1/jobs", **request)).json() for _ in range(2)]
+    assert (again["id"], again["not_before"]) == (first["id"], first["not_before"])
+    request["json"] |= {"not_before": 700}
+    assert (await api.post("/v1/jobs", **request)).json()["code"] == "idempotency_key_reused"
 
 
 async def test_a_job_can_be_for_later_by_up_to_30_days(api: httpx.AsyncClient) -> None:
@@ -100,12 +125,12 @@ async def test_a_retry_starts_at_once(api: httpx.AsyncClient, fake_queue: Queue)
 
 
 async def test_lines_of_a_bulk_request_have_times_of_their_own(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    lines = [{**BODY, "not_before": after(HOUR)}, BODY]
+    lines = [{**BODY, "not_before": after(HOUR)}, {**BODY, "not_before": 3600}, BODY]
     text = "\n".join(map(json.dumps, lines))
     response = await api.post("/v1/jobs:bulk", content=text, headers={"Content-Type": "application/x-ndjson"})
-    later, now = (json.loads(line)["id"] for line in response.text.splitlines())
+    *later, now = (json.loads(line)["id"] for line in response.text.splitlines())
     assert await claimed(fake_queue) == [now]
-    assert (await api.get(f"/v1/jobs/{later}")).json()["queue"] == WAITING
+    assert [(await api.get(f"/v1/jobs/{job_id}")).json()["queue"] for job_id in later] == [WAITING] * 2
 
 
 async def test_a_paused_job_for_later_waits_until_it_is_resumed_and_due(
