@@ -220,9 +220,9 @@ class DeadLetter(Resource):
 
 
 class Scale(Resource):
-    """How many workers a pool wants, and why; a worker takes `start_s` to start. The backlog is in GPU-seconds."""
+    """How many workers a namespace wants, and why; a worker takes `start_s` to start. The backlog is in GPU-seconds."""
 
-    pool: str
+    namespace: str
     wanted: int
     alive: int
     busy: int

@@ -44,9 +44,9 @@ class ServiceCalls:
         """Return the workers that are alive."""
         return await self._http.listed(WorkerInfo, "/v1/workers")
 
-    async def scale(self, pool: str = "default") -> Scale:
-        """Return how many workers the service wants; `pool` is its namespace."""
-        return await self._http.read(Scale, "GET", path_of("/v1/scale", pool))
+    async def scale(self, namespace: str = "default") -> Scale:
+        """Return how many workers the service of this namespace wants."""
+        return await self._http.read(Scale, "GET", path_of("/v1/scale", namespace))
 
     def usage(
         self,

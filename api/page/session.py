@@ -39,7 +39,7 @@ class Session(BaseModel):
     has_key: bool
     tenant: str
     scopes: tuple[Scope, ...]
-    pool: str
+    namespace: str
     max_input_bytes: int
     same_fields: dict[str, Any]
 
@@ -51,7 +51,7 @@ async def get_session(caller: CallerDep, services: ServicesDep) -> Session:
         has_key=caller.has_key,
         tenant=caller.tenant,
         scopes=tuple(sorted(Scope if caller.scopes is None else caller.scopes)),
-        pool=services.settings.namespace,
+        namespace=services.settings.namespace,
         max_input_bytes=services.settings.max_input_bytes,
         same_fields=SAME_FIELDS,
     )

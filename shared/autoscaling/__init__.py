@@ -1,4 +1,4 @@
-"""How many workers a pool needs: pure functions of what is queued, what it costs, and the workers alive."""
+"""How many workers are wanted: pure functions of what is queued, what it costs, and the workers alive."""
 
 from shared.autoscaling.backlog import Backlog, DatedSlots, LimitedTenant, SignatureLoad, unpaused_slots
 from shared.autoscaling.wanted import Fleet, ReadyTimes, Scale, Targets, wanted_workers

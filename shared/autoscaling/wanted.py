@@ -1,4 +1,4 @@
-"""Number of workers a pool needs: GPU-seconds of queued and running jobs over the target wait."""
+"""Number of workers wanted: GPU-seconds of queued and running jobs over the target wait."""
 
 import math
 from collections.abc import Mapping, Sequence

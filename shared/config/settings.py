@@ -62,7 +62,9 @@ class Settings(BaseSettings):
 
     redis_url: RedisUrl = _setting("redis://127.0.0.1:6379/0", "The queue's Redis.")
     rq_redis_url: RedisUrl | None = _setting(None, "Redis of the chores (rq), not a cluster. Unset: redis_url.")
-    namespace: str = _setting("default", "Pool of this process; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$")
+    namespace: str = _setting(
+        "default", "Name of this deployment; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$"
+    )
     worker_pool: str = _setting(
         "default", "Name of a group of workers, for loading and pinning models.", pattern=r"^[a-z0-9-]{1,32}$"
     )
@@ -187,11 +189,11 @@ class Settings(BaseSettings):
     api_metrics_host: Host = _setting("127.0.0.1", "Address of that port, which needs no API key.")
 
     target_wait_s: float = _setting(
-        30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale/{pool}).", gt=0
+        30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale/{namespace}).", gt=0
     )
     bulk_window_s: Positive = _setting(
         86_400,
-        "Time in which bulk jobs are to end that have no deadline; workers are wanted for that (GET /v1/scale/{pool}).",
+        "Time in which bulk jobs without a deadline are to end; workers are wanted for it (GET /v1/scale/{namespace}).",
     )
 
     auth: Literal["auto", "keys", "insecure-no-keys"] = _setting(

@@ -92,7 +92,7 @@ chore_age_seconds = _gauge(
     "Time since a periodic chore ended without an error; infinite if it never did, 0 without work.",
     ("chore",),
 )
-workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
+workers_wanted = _gauge("workers_wanted", "Workers that are wanted.")
 workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))
 model_workers = _gauge(
     "model_workers", "Live workers by model: ready, starting, draining, or unavailable to it.", ("model", "state")

@@ -129,7 +129,7 @@ function Connection() {
 }
 
 function Side({ views, current, open }) {
-  const { state, hasKey: keyed, tenant, pool } = useStore(session);
+  const { state, hasKey: keyed, tenant, namespace } = useStore(session);
   const { samples } = useStore(overview);
   const last = samples.at(-1);
   const badges = { now: last?.running || 0, jobs: last?.queued || 0 };
@@ -162,7 +162,7 @@ function Side({ views, current, open }) {
         `
         }
         ${state === "open" && html`<p class="who hint">${keyed ? `tenant ${tenant}` : "no keys required"}
-          <br />pool ${pool}</p>`}
+          <br />namespace ${namespace}</p>`}
       </div>
     </header>
   `;

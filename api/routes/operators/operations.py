@@ -38,7 +38,7 @@ class WorkerList(BaseModel):
 class ScaleObject(BaseModel):
     """The number of workers wanted, the figures behind it, and the reasons; for autoscalers."""
 
-    pool: str
+    namespace: str
     wanted: int = Field(
         description="Workers that let queued jobs start within `target_wait_s`, or `start_s` if that is longer, and "
         "end bulk jobs within their windows; never fewer than those with interactive or standard jobs."
@@ -75,17 +75,17 @@ async def list_workers(services: ServicesDep) -> WorkerList:
     return WorkerList(data=await services.queue.workers.all())
 
 
-@scale_router.get("/scale/{pool}", responses=problems(404, 503))
-async def get_scale(pool: str, services: ServicesDep) -> ScaleObject:
-    """Return the number of workers that the pool wants now. A pool is a namespace; this API serves one."""
-    if pool != services.settings.namespace:
-        raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
+@scale_router.get("/scale/{namespace}", responses=problems(404, 503))
+async def get_scale(namespace: str, services: ServicesDep) -> ScaleObject:
+    """Return the number of workers that a namespace wants now. This API serves one namespace."""
+    if namespace != services.settings.namespace:
+        raise NotFound(f"this API serves the namespace {services.settings.namespace!r}", param="namespace")
     workers = services.queue.workers
     fleet = fleet_of(await workers.all(), await workers.mean_start_s())
     backlog = await workers.backlog(await workers.load(), services.catalog.expected_s)
     wanted = wanted_workers(backlog, fleet, targets_of(services.settings))
     return ScaleObject(
-        pool=pool,
+        namespace=namespace,
         wanted=wanted.wanted,
         alive=fleet.alive,
         busy=fleet.busy,
@@ -103,7 +103,7 @@ async def get_scale(pool: str, services: ServicesDep) -> ScaleObject:
 
 
 def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
-    """Return the figures of a pool's workers; those that drain or can load no model do not count."""
+    """Return the figures of the workers; those that drain or can load no model do not count."""
     alive = [worker for worker in workers if worker.state in ("starting", "ready")]
     running = sum(worker.running_jobs for worker in alive)
     ready: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What raises the number of wanted workers (`GET /v1/scale/{pool}`), and what of the queue it reads."""
+"""What raises the number of wanted workers (`GET /v1/scale/{namespace}`), and what of the queue it reads."""
 
 from __future__ import annotations
 

@@ -185,8 +185,8 @@ async def test_an_unknown_path_has_the_same_form_of_error(api: httpx.AsyncClient
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/v1/scale", "there is /v1/scale/{pool}"),
-        ("/v1/scale/", "there is /v1/scale/{pool}"),
+        ("/v1/scale", "there is /v1/scale/{namespace}"),
+        ("/v1/scale/", "there is /v1/scale/{namespace}"),
         ("/v1/scales", "GET /openapi.json lists the paths"),
     ],
 )

@@ -169,7 +169,7 @@ async def test_the_session_says_what_a_key_may_do(fake_queue: Queue, tmp_path: P
         "has_key": True,
         "tenant": "acme",
         "scopes": ["jobs:read"],
-        "pool": fake_queue.client.settings.namespace,
+        "namespace": fake_queue.client.settings.namespace,
         "max_input_bytes": fake_queue.client.settings.max_input_bytes,
         "same_fields": SAME_FIELDS,
     }

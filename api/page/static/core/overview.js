@@ -100,7 +100,7 @@ async function readAll(signal) {
     optional(mayOperate(), "v1/queues"),
     optional(mayOperate(), "v1/workers"),
     optional(mayOperate(), "v1/pauses"),
-    optional(may("metrics") || mayOperate(), `v1/scale/${encodeURIComponent(session.value.pool)}`),
+    optional(may("metrics") || mayOperate(), `v1/scale/${encodeURIComponent(session.value.namespace)}`),
   ]);
   const jobs = mayRead() ? await recentJobs(queues?.data ?? null, workers?.data ?? null, signal) : [];
   signal.throwIfAborted();

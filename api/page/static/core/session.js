@@ -4,7 +4,7 @@ import { call, hasKey, setKey } from "./api.js";
 import { createStore } from "./hooks.js";
 
 /** `state`: "loading", "locked" (a key is needed), "open" or "down". */
-export const session = createStore({ state: "loading", scopes: [], tenant: "", pool: "", max_input_bytes: Infinity, same_fields: {}, hasKey: false, reason: "" });
+export const session = createStore({ state: "loading", scopes: [], tenant: "", namespace: "", max_input_bytes: Infinity, same_fields: {}, hasKey: false, reason: "" });
 
 /** Ask the service what the present key allows. */
 export async function openSession() {
