@@ -101,7 +101,8 @@ class RedisKeys:
     child_jobs = _Family("tenant id", "zset", bound="the last 10,000; deleted with the job")  # also ended ones
     told = _Family("event", "zset", live="those of a job that has ended, until they are told")
     dependents = _Family("id", "zset", live="jobs that start from an artifact of a job, and have not ended: 10,000")
-    ended_parents = _Single("zset", live="jobs that have ended and have such, by when; `state|id|event`")
+    ended_parents = _Single("zset", live="jobs that have ended and have such, by turns; `state|id|event`")
+    told_turns = _Single("hash", live="tenants with ended parents, until all are told: the turn of the next one")
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")
     batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")

@@ -302,3 +302,21 @@ async def test_many_children_that_are_to_be_told_delay_no_job_for_later(queue: Q
     await come_due(queue, other)
     assert await queue.maintenance.queue_due(0.0) == DUE_AT_ONCE
     assert await claim_ids(queue) == [other]
+
+
+@pytest.mark.parametrize("parents", [1, 250], ids=["of one parent", "of many parents"])
+async def test_many_children_of_a_tenant_delay_the_child_of_another_by_a_turn(
+    queue: Queue, make_submission: Make, parents: int
+) -> None:
+    own = await put(queue, *(make_submission() for _ in range(parents)))
+    many = await put(queue, *(make_submission(after=(parent,)) for parent in own for _ in range(250 // parents)))
+    (parent,) = await put(queue, make_submission(tenant="other"))
+    (child,) = await put(queue, make_submission(tenant="other", after=(parent,)))
+    await queue.changes.cancel(own)
+    await queue.jobs.cancel(parent)
+    assert await queue.maintenance.queue_due(0.0) == DUE_AT_ONCE
+    assert await state_of(queue, child) is State.FAILED
+    states = [await state_of(queue, job_id) for job_id in many]
+    assert states.count(State.QUEUED) == len(many) - (DUE_AT_ONCE - 1)
+    await queue.maintenance.queue_due()
+    assert {await state_of(queue, job_id) for job_id in many} == {State.FAILED}

@@ -34,7 +34,7 @@ function job_state.finish(id, job, state, now, keep_ms)
     'max_batch', 'parents', 'on_parent', 'limit')
   if job.parents then children.unlink(id, job.parents) end
   if job.sources then sources.release(id, job.sources, now) end
-  children.note_end(id, state, event, now)
+  children.note_end(id, job.tenant, state, event, now)
   if job.paused then paused.remove(id, job) end
   if not sources.is_needed(id) then redis.call('PEXPIRE', key.job(id), keep) end
   latest_start.unlist(id, job)

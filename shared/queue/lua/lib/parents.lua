@@ -2,6 +2,7 @@
 -- Part of the scripts that tell jobs of the end of those that they wait for.
 
 local parents = {}
+local TURN = 10 -- children of a parent that are told before those of another tenant's
 local PAST = {failed = 'has failed', canceled = 'was canceled', expired = 'has expired', gone = 'is gone'}
 
 local function fail(id, job, parent, state, now)
@@ -32,20 +33,27 @@ function parents.tell(id, parent, state, now)
   if job.src == 'waiting' then later.add(id, job) end
 end
 
--- Tell up to `most` children of parents that have ended, and return how many.
+-- Tell up to `most` children of parents that have ended, in turns of tenants, and return how many.
 function parents.tell_children(most, now)
   local told = 0
   while told < most do
     local row = redis.call('ZRANGE', key.ended_parents, 0, 0)[1]
-    if not row then return told end
+    if not row then
+      redis.call('DEL', key.told_turns)
+      return told
+    end
     local state, parent, event = string.match(row, '^(%a+)|([^|]+)|(.+)$')
-    local ids = redis.call('ZRANGE', key.told(event), 0, most - told - 1)
+    local ids = redis.call('ZRANGE', key.told(event), 0, math.min(TURN, most - told) - 1)
     for _, id in ipairs(ids) do
       redis.call('ZREM', key.told(event), id)
       parents.tell(id, parent, state, now)
     end
     told = told + #ids
-    if redis.call('EXISTS', key.told(event)) == 0 then redis.call('ZREM', key.ended_parents, row) end
+    if redis.call('EXISTS', key.told(event)) == 0 then
+      redis.call('ZREM', key.ended_parents, row)
+    else
+      redis.call('ZINCRBY', key.ended_parents, #ids, row)
+    end
   end
   return told
 end
