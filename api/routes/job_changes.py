@@ -2,22 +2,24 @@
 
 from typing import Any
 
+import structlog
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api import strict_json
-from api.context import JobContext
+from api.context import JobContext, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import body_schema, job_responses, problems, request_body
 from api.jobs.request import validated
 from api.responses import existing_job, job_response
 from api.retries import RETRIED, submit_retries
-from shared.errors import Conflict, FusequeueError, InvalidRequest
-from shared.job import JobRecord, State
+from shared.errors import Conflict, FusequeueError, InvalidRequest, StorageUnavailable
+from shared.job import State
 from shared.job_fields import MAX_DEADLINE_S, Priority
-from shared.queue import Queue
 from shared.queue.maintenance.changes import JobUpdate
+
+log = structlog.get_logger()
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -138,21 +140,21 @@ async def delete_job(job_id: str, context: JobContext) -> Response:
     record = await context.find_job(job_id)
     if not record.state.terminal:
         raise Conflict(f"job {job_id} is {record.state.value}; cancel it first", param="id")
-    await delete_ended(record, context)
+    await delete_ended(job_id, context)
     await context.log("delete", job_id, detail=f"tenant {context.tenant}")
     return Response(status_code=204)
 
 
-async def delete_ended(record: JobRecord, context: JobContext) -> bool:
-    """Delete a job that has ended, and its images; False if it is gone. Raises `Conflict` while another needs it."""
-    job_id, queue = record.job.id, context.services.queue
-    await check_unneeded(job_id, queue)
-    await context.services.storage.delete_prefix(f"jobs/{job_id}/")
-    return await queue.jobs.forget(job_id)
+async def delete_ended(job_id: str, context: RequestContext) -> bool:
+    """Delete a job that has ended, and its images; False if there is none. Raises `Conflict` while another needs it.
 
-
-async def check_unneeded(job_id: str, queue: Queue) -> None:
-    """Raise `Conflict` for a job from whose artifacts one starts that has not ended."""
-    child = await queue.jobs.needed_by(job_id)
-    if child is not None:
-        raise Conflict(f"job {job_id} has an artifact from which job {child} starts; cancel that one first", param="id")
+    The record goes first, so that no job can start from images that are being deleted. In an outage of the storage, a
+    sweep deletes the images later.
+    """
+    if not await context.services.queue.jobs.forget(job_id):
+        return False
+    try:
+        await context.services.storage.delete_prefix(f"jobs/{job_id}/")
+    except StorageUnavailable as error:
+        log.warning("images_not_deleted", job_id=job_id, error=error.message)
+    return True

@@ -197,7 +197,7 @@ async def delete_jobs(request: Request, context: MatchingContext, query: Matchin
 
     async def unless_needed(record: JobRecord) -> bool:
         try:
-            return await delete_ended(record, context)
+            return await delete_ended(record.job.id, context)
         except Conflict:
             return False
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.config.adapters import uploaded_ids
-from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
+from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, Job, JobRecord, encode
 from shared.job_fields import OnDeadline, OnParentFailure
 from shared.queue import scripts
@@ -232,28 +232,26 @@ class Jobs(QueueComponent):
         await self._scripts.resume_jobs(job_id)
         return await self.get(job_id)
 
-    async def needed_by(self, job_id: str) -> str | None:
-        """Return a job that has not ended and starts from an artifact of this one, or None."""
-
-        async def attempt(transaction: Transaction) -> str | None:
-            return (await unfinished_dependents(transaction, self._keys, [job_id])).get(job_id)
-
-        return await self._transact(attempt, when_full=True)
-
     async def forget(self, job_id: str) -> bool:
-        """Delete a job that has ended and whose files the caller has deleted; False if there is none.
+        """Delete a job that has ended, before its files; False if there is none.
 
-        A later sweep deletes files that a worker without a lease was still uploading.
+        A later sweep deletes its files that are left, also those that a worker without a lease was still uploading.
+        Raises `Conflict` while a job that has not ended starts from an artifact of this one.
         """
 
-        async def attempt(transaction: Transaction) -> bool:
+        async def attempt(transaction: Transaction) -> tuple[bool, str | None]:
             job = await EndedJob.read(transaction, self._keys, job_id)
-            if job is not None:
+            needed = await unfinished_dependents(transaction, self._keys, [job_id])
+            if job is not None and job_id not in needed:
                 uploads_end_ms = self._client.policy("lease_ms") + 60_000
                 job.forget(transaction, self._keys, transaction.now_ms + uploads_end_ms)
-            return job is not None
+            return job is not None, needed.get(job_id)
 
-        return await self._transact(attempt, when_full=True)
+        has_ended, child = await self._transact(attempt, when_full=True)
+        if has_ended and child is not None:
+            message = f"job {job_id} has an artifact from which job {child} starts; cancel that one first"
+            raise Conflict(message, param="id")
+        return has_ended
 
     async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:
         """Store an input image's record for `ttl_s`, and as long as an unfinished job uses it; return the current one.

@@ -42,7 +42,7 @@ from api.protocols.sync_calls import (
     submit_with_key,
 )
 from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response, storage_of
-from api.routes.job_changes import check_unneeded
+from api.routes.job_changes import delete_ended
 from api.submission import IdempotencyKey
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
@@ -130,9 +130,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
         canceled = await queue.jobs.cancel(job_id)
         if canceled is not None and not canceled.state.terminal:
             await context.waiters.until_terminal(job_id, DELETE_WAIT_S)
-    await check_unneeded(job_id, queue)
-    await context.services.storage.delete_prefix(f"jobs/{job_id}/")
-    if not await queue.jobs.forget(job_id) and await queue.jobs.get(job_id) is not None:
+    if not await delete_ended(job_id, context) and await queue.jobs.get(job_id) is not None:
         raise Conflict(f"video is being canceled: {video_id}; delete it again later", param="id")
     return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 

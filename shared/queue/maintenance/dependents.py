@@ -12,10 +12,12 @@ _AT_ONCE = 100  # dependents of a job whose states are read
 async def unfinished_dependents(transaction: Transaction, keys: RedisKeys, job_ids: Sequence[str]) -> Mapping[str, str]:
     """Return a dependent that has not ended for each job that has one, and forget those that have.
 
-    A job that ends forgets its sources itself: only a failover, or a worker of an earlier version, leaves one.
+    A job that ends forgets its sources itself: only a failover, or a worker of an earlier version, leaves one. Where
+    more of these are left than are read at once, the next one counts as not ended.
     """
-    members = await transaction.read(*(("ZRANGE", keys.dependents(one), 0, _AT_ONCE - 1) for one in job_ids))
-    pairs = [(job_id, child) for job_id, children in zip(job_ids, members, strict=True) for child in children]
+    members = await transaction.read(*(("ZRANGE", keys.dependents(one), 0, _AT_ONCE) for one in job_ids))
+    rows = dict(zip(job_ids, members, strict=True))
+    pairs = [(job_id, child) for job_id, children in rows.items() for child in children[:_AT_ONCE]]
     states = await transaction.read(*(("HGET", keys.job(child), "state") for _, child in pairs))
     needed: dict[str, str] = {}
     for (job_id, child), state in zip(pairs, states, strict=True):
@@ -23,4 +25,4 @@ async def unfinished_dependents(transaction: Transaction, keys: RedisKeys, job_i
             needed.setdefault(job_id, child)
         else:
             transaction.write("ZREM", keys.dependents(job_id), child)
-    return needed
+    return {job_id: children[_AT_ONCE] for job_id, children in rows.items() if len(children) > _AT_ONCE} | needed

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 from harness.queue import check_keys, come_due, end_retention, lasting_names, lose, miss_deadline
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -17,7 +18,7 @@ from integration.queue_model.model import QueueModel
 
 from shared.artifact_ref import ArtifactRef
 from shared.auth import TenantLimits
-from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
+from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import Artifact, InputRef, Outcome, Phase, Progress, State, Webhook
 from shared.job_fields import OnDeadline, OnParentFailure, Priority, Task
 from shared.queue import Claim, Queue, Submission, SubmitResult
@@ -468,6 +469,9 @@ class QueueMachine(RuleBasedStateMachine):
             if by_retention:
                 self.run(end_retention(self.queue, job_id))
                 _ = self.model.dependents(job_id) or self.model.forget(job_id)
+            elif self.model.jobs[job_id].state.terminal and self.model.dependents(job_id):
+                with pytest.raises(Conflict):
+                    self.run(self.queue.jobs.forget(job_id))
             else:
                 assert self.run(self.queue.jobs.forget(job_id)) == self.model.forget(job_id)
 

@@ -9,7 +9,7 @@ import pytest
 from harness.queue import claim, claim_ids, end, end_retention, lose, names_left, put, state_of
 
 from shared.artifact_ref import ArtifactRef
-from shared.errors import InvalidRequest
+from shared.errors import Conflict, InvalidRequest
 from shared.job import InputRef, State
 from shared.job_fields import OnParentFailure, Task
 from shared.queue import Queue, Submission, scripts
@@ -36,6 +36,14 @@ async def is_kept(queue: Queue, job_id: str) -> bool:
     return await queue.jobs.get(job_id) is not None
 
 
+async def needed_by(queue: Queue, job_id: str) -> str:
+    """Return the job that the refusal to delete another one names."""
+    with pytest.raises(Conflict) as refusal:
+        await queue.jobs.forget(job_id)
+    assert await queue.jobs.get(job_id) is not None
+    return str(refusal.value).split("from which job ")[1].split()[0]
+
+
 async def refused_by(queue: Queue, submission: Submission) -> tuple[str | None, str]:
     (outcome,) = await queue.jobs.submit([submission])
     assert isinstance(outcome, InvalidRequest)
@@ -55,13 +63,12 @@ async def test_a_source_is_waited_for_and_kept_until_the_job_that_starts_from_it
     (one,) = await claim(queue)
     assert one.job.id == child
     assert one.job.images[0].source == ArtifactRef(job=source)
-    assert await queue.jobs.needed_by(source) == child
+    assert await needed_by(queue, source) == child
     await lose(queue, child)  # its worker is killed
     await queue.maintenance.reclaim()
     assert await is_kept(queue, source)
     (one,) = await claim(queue)
     assert await end(queue, one)
-    assert await queue.jobs.needed_by(source) is None
     assert await queue.client.redis.ttl(queue.client.redis_keys.job(source)) > 0
     assert not await is_kept(queue, source)
 
@@ -94,7 +101,7 @@ async def test_one_of_two_jobs_that_start_from_a_source_keeps_it(
     (one,) = await claim(queue)
     await end(queue, one)
     await queue.jobs.cancel(first)
-    assert await queue.jobs.needed_by(source) == second
+    assert await needed_by(queue, source) == second
     assert await is_kept(queue, source)
     await queue.jobs.cancel(second)
     assert not await is_kept(queue, source)
@@ -155,9 +162,8 @@ async def test_a_redriven_job_keeps_its_source_again(queue: Queue, make_submissi
         await lose(queue, child)
         await queue.maintenance.reclaim()
     assert await state_of(queue, child) is State.FAILED
-    assert await queue.jobs.needed_by(source) is None
     assert await queue.dead_letters.redrive(child)
-    assert await queue.jobs.needed_by(source) == child
+    assert await needed_by(queue, source) == child
     assert await is_kept(queue, source)
 
 
@@ -180,3 +186,20 @@ async def test_what_a_failover_has_lost_of_a_source_is_repaired(
     await redis.persist(keys.job(source))
     assert not await is_kept(queue, source)
     assert not await redis.exists(keys.dependents(source))
+
+
+async def test_ended_jobs_that_are_still_listed_do_not_hide_one_that_starts_from_a_source(
+    queue: Queue, make_submission: Make, make_child: Make
+) -> None:
+    (source,) = await put(queue, make_submission())
+    (child,) = await put(queue, make_child(source))
+    (one,) = await claim(queue)
+    await end(queue, one)
+    ended = {f"job_{number:026}": 1 for number in range(150)}  # as workers of an earlier version leave them
+    await queue.client.redis.zadd(queue.client.redis_keys.dependents(source), ended)
+    assert await is_kept(queue, source)
+    await queue.client.redis.zadd(queue.client.redis_keys.dependents(source), ended)
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            await queue.jobs.forget(source)
+    assert await needed_by(queue, source) == child

@@ -13,9 +13,11 @@ import pytest
 from harness.http_server import BODY, claimed, finish, serving
 
 from api import responses
+from api.chores.retention import sweep_chunk
 from api.responses import QueuePositions
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue, Submission, WorkerInfo
+from shared.storage.folder import FolderStorage
 
 
 async def test_a_job_is_accepted_with_all_its_defaults_resolved(api: httpx.AsyncClient) -> None:
@@ -210,6 +212,23 @@ async def test_deleting_a_finished_job_deletes_its_images(
     assert not list((tmp_path / "storage").rglob("*.png"))
     assert (await api.get(f"/v1/jobs/{job_id}")).status_code == 404
     assert (await api.delete(f"/v1/jobs/{job_id}")).status_code == 404
+
+
+async def test_images_of_a_job_deleted_in_an_outage_of_the_storage_are_deleted_after_it(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    await finish(fake_queue, tmp_path, job_id)
+    storage = FolderStorage(tmp_path / "storage", timeout_s=5)
+    (tmp_path / "storage").rename(tmp_path / "away")
+    (tmp_path / "storage").touch()
+    assert (await api.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    assert (await api.get(f"/v1/jobs/{job_id}")).status_code == 404
+    (tmp_path / "storage").unlink()
+    (tmp_path / "away").rename(tmp_path / "storage")
+    await fake_queue.client.redis.zadd(fake_queue.client.redis_keys.retention, {f"job|default|{job_id}||": 1}, xx=True)
+    assert (await sweep_chunk(fake_queue, storage)).removed == 1
+    assert not list((tmp_path / "storage").rglob("*.png"))
 
 
 async def test_a_job_that_has_not_ended_is_not_deleted(api: httpx.AsyncClient) -> None:
