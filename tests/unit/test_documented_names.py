@@ -51,7 +51,7 @@ def test_commands_and_options_that_docs_name_are_there() -> None:
         while words and hasattr(command, "get_command") and not words[0].startswith("-"):
             command = command.get_command(None, words.pop(0))
             assert command, (page, line)
-        options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        options = {"--help"}.union(*((*option.opts, *option.secondary_opts) for option in command.params))
         named = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert named <= options, (page, line)
 
