@@ -128,8 +128,7 @@ class SentFields(TypedDict, total=False):
     """With `mask`: only its region and this many pixels around it are made, at the full size. Unset: the whole
     image."""
     reproducible: bool | None
-    """Identical bits whatever other jobs are in the batch. Forwards have a fixed number of rows, up to 4: a lone job
-    takes longer."""
+    """Identical bits whatever other jobs are in the batch. A lone job takes longer, as its forwards have two rows."""
     output_quality: int | None
     """JPEG, WebP, MP4, MP3 and Opus."""
     embed_parameters: bool | None
@@ -215,8 +214,7 @@ class ReturnedFields(BaseModel):
     """With `mask`: only its region and this many pixels around it are made, at the full size. Unset: the whole
     image."""
     reproducible: bool = False
-    """Identical bits whatever other jobs are in the batch. Forwards have a fixed number of rows, up to 4: a lone job
-    takes longer."""
+    """Identical bits whatever other jobs are in the batch. A lone job takes longer, as its forwards have two rows."""
     output_quality: int = 90
     """JPEG, WebP, MP4, MP3 and Opus."""
     embed_parameters: bool = False

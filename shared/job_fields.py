@@ -394,8 +394,8 @@ class ServiceFields(BaseModel):
         MUST_MATCH,
         Field(
             strict=True,
-            description="Identical bits whatever other jobs are in the batch. Forwards have a fixed number of "
-            "rows, up to 4: a lone job takes longer.",
+            description="Identical bits whatever other jobs are in the batch. A lone job takes longer, as its forwards "
+            "have two rows.",
         ),
     ] = False
     output_quality: Annotated[

@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from api.errors import STATUSES
+from api.jobs.request import JobRequest
 from cli.main import app
 from shared.config.settings import Settings
 from shared.errors import JobError
@@ -27,6 +28,11 @@ def test_settings_that_docs_name_are_there() -> None:
     for page in PAGES:
         named = set(re.findall(r"FUSEQUEUE_[A-Z0-9_]*[A-Z0-9]", page.read_text("utf-8")))
         assert named - SETTINGS - EXAMPLES == set(), page
+
+
+def test_every_field_of_a_job_is_documented() -> None:
+    text = "".join(page.read_text("utf-8") for page in (ROOT / "docs/clients").glob("*.md"))
+    assert [name for name in JobRequest.model_fields if not re.search(rf"[`\"]{name}[`\":]", text)] == []
 
 
 def command_lines() -> list[tuple[str, str]]:
