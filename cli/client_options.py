@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from cli.messages import one_line, print_error
+from cli.messages import print_error
+from cli.tables import Row, aligned, blocks, cell, fitting
 from fusequeue import Client, ClientError, RefusedError, errors
 
 Url = Annotated[str | None, typer.Option(envvar="FUSEQUEUE_URL", help="Service. Default: http://127.0.0.1:8000")]
@@ -25,8 +25,6 @@ Chosen = dict[str, Any]
 
 Object: TypeAlias = BaseModel | Mapping[str, Any]
 T = TypeVar("T", bound=Object)
-GAP = "  "
-MIN_LAST_COLUMN = 12
 MAX_NAME_CHARS = 1000
 
 
@@ -115,22 +113,33 @@ class CommandConsole:
         if self.as_json:
             self._json(value)
             return
-        rows = [(name, _cell(cell)) for name, cell in lines]
+        rows = [(name, cell(value)) for name, value in lines]
         width = max((len(name) for name, _ in rows), default=0)
         for name, text in rows:
             self.out.print(f"{name:<{width}}  {text}".rstrip(), markup=False)
 
     def table(self, values: Iterable[T], columns: Sequence[str], cells: Callable[[T], Sequence[object]]) -> None:
-        """Print objects as rows of `cells`, or each as a line of JSON as it arrives."""
+        """Print objects as rows of `cells`, as blocks where a terminal is too narrow for these, or each as a line of
+        JSON as it arrives."""
         if self.as_json:
             for value in values:
                 self._json(value)
             return
-        rows = [[_cell(cell) for cell in cells(value)] for value in values]
+        rows: list[Row] = [[cell(one) for one in cells(value)] for value in values]
         if not rows:
             self.out.print("none")
             return
-        head, *lines = aligned([list(columns), *rows], self.out.width if self.out.is_terminal else None)
+        self.rows([list(columns), *rows])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Print rows of texts, of which the first has the names of the columns."""
+        width = self.out.width if self.out.is_terminal else None
+        shown = rows if width is None else fitting(rows, width)
+        if shown is None:
+            for line in blocks(rows, self.out.width):
+                self.out.print(line, markup=False)
+            return
+        head, *lines = aligned(shown, width)
         self.out.print(head, style="bold", markup=False)
         for line in lines:
             self.out.print(line, markup=False)
@@ -140,24 +149,6 @@ class CommandConsole:
         text = json.dumps(data, ensure_ascii=not self.out.encoding.startswith("utf"))
         escaped = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
         self.out.print(escaped, markup=False, soft_wrap=True)
-
-
-def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """Yield rows of cells as lines of columns, of which only the last is cut to `width`: an id is never cut."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    if width is not None:
-        widths[-1] = min(widths[-1], max(MIN_LAST_COLUMN, width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)))
-    for *cells, last in rows:
-        if cell_len(last) > widths[-1]:
-            last = set_cell_size(last, widths[-1] - 1) + "…"
-        fixed = (set_cell_size(cell, size) for cell, size in zip(cells, widths, strict=False))
-        yield GAP.join((*fixed, last)).rstrip()
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 _STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclasses

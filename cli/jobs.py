@@ -1,5 +1,6 @@
 """Commands that list jobs and the service: status, jobs, queues and workers."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from cli.client_options import Chosen, Json, Key, Url, connected, name_option, t
 from cli.matching import JOB_FILTERS, filters_of
 from cli.messages import print_error
 from cli.submit import JobId, print_job
+from cli.tables import age
 from fusequeue import Job, QueueDepth, WorkerInfo
 
 WORKER_COLUMNS = ("id", "state", "device", "slots in use", "memory", "rows per forward", "models")
@@ -28,7 +30,7 @@ def jobs(chosen: Chosen, limit: Limit = 20, url: Url = None, api_key: Key = None
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
         listed = client.jobs(limit=limit, **filters_of(chosen))
-        console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
+        console.table(listed, ("id", "status", "model", "age", "prompt"), _row)
 
 
 def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
@@ -49,8 +51,8 @@ def workers(url: Url = None, api_key: Key = None, as_json: Json = False) -> None
 
 def _row(job: Job) -> tuple[object, ...]:
     prompt = job.prompt if len(job.prompt) <= 60 else f"{job.prompt[:59]}…"
-    percent = f"{job.progress.percent}%" if job.status == "running" else ""
-    return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", prompt
+    status = f"{job.status} {job.progress.percent}%" if job.status == "running" else job.status
+    return job.id, status, job.model, age(job.created_at, datetime.now(UTC)), prompt
 
 
 def _queue_row(queue: QueueDepth) -> tuple[object, ...]:

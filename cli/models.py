@@ -22,6 +22,7 @@ Pool = Annotated[
 ]
 Worker = Annotated[str | None, typer.Option("--worker", help="Only this worker, until it ends.", callback=name_option)]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the workers have followed.")]
+MODEL_COLUMNS = ("id", "size", "steps", "max batch", "workers", "tasks")
 Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")]
 
 
@@ -30,7 +31,7 @@ def list_models(context: typer.Context, url: Url = None, api_key: Key = None, as
     """List the models of the service; load, unload, pin and unpin them on workers."""
     if context.invoked_subcommand is None:
         with connected(url, api_key, as_json) as (client, console):
-            console.table(client.models(), ("id", "tasks", "size", "steps", "max batch", "workers"), _model_row)
+            console.table(client.models(), MODEL_COLUMNS, _model_row)
 
 
 @models.command()
@@ -168,4 +169,4 @@ def _model_row(model: Model) -> tuple[object, ...]:
         size = f"{model.defaults.duration_s or model.limits.max_duration_s:g} s"
     counts = {} if model.workers is None else model.workers.model_dump()
     workers = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
-    return model.id, model.tasks, size, model.defaults.steps, model.max_batch, workers
+    return model.id, size, model.defaults.steps, model.max_batch, workers, model.tasks

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.client_options import Exit
+from cli.client_options import CommandConsole, Exit
 from cli.messages import print_error
 from cli.up import environment
 from shared import auth
@@ -254,16 +254,13 @@ def _iso(at_ms: int | None) -> str | None:
 
 
 def _print(result: Any, as_json: bool) -> None:
-    """Print objects as JSON, or as aligned columns, in which an unset limit or time is a dash."""
+    """Print objects as JSON, or as a table, in which an unset limit or time is a dash."""
     rows = result if isinstance(result, list) else [result]
     if as_json or not rows:
         print(json.dumps(result, indent=2) if as_json else "none")
         return
     heads = [name for name in rows[0] if name != "id"]
-    lines = [heads, *([_cell(row[name]) for name in heads] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    CommandConsole(as_json=False).rows([heads, *([_cell(row[name]) for name in heads] for row in rows)])
 
 
 def _with_values(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
