@@ -18,8 +18,10 @@ from cli.up.command import print_status
 from shared.errors import ConfigurationError, RedisUnavailable
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
+Backup = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The backup.")]
 TimeoutS = Annotated[float, typer.Option(min=1, help="Give up after so many seconds; nothing is left.")]
 DATA = Path("data")
+WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 def backup(
@@ -37,7 +39,7 @@ def backup(
 
 
 def restore(
-    file: File,
+    file: Backup,
     data_dir: Annotated[Path, typer.Option(help="New folder for `fusequeue up`.")] = DATA,
     timeout_s: TimeoutS = 3600.0,
 ) -> None:
@@ -65,7 +67,8 @@ def _errors(timeout_s: float) -> Iterator[None]:
     except TimeoutError:
         message, status = f"not done within {timeout_s:g} s; raise --timeout-s", Exit.TIMEOUT
     except OSError as error:
-        message, status = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), Exit.FAILED
+        message = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+        status = Exit.USAGE if isinstance(error, WRONG_PATH) else Exit.FAILED
     finally:
         signal.signal(signal.SIGTERM, on_term)
         os.umask(umask)

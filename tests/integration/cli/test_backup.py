@@ -200,6 +200,7 @@ def other_redis(folder: Path) -> None:
         (other_redis, "backup.tar", "is not its own, but that of FUSEQUEUE_REDIS_URL: back it up by its own means"),
         (None, "data/redis", "exists already; choose another name"),
         (None, "data/storage/backup.tar", "is in the storage; choose another folder"),
+        (None, "missing/backup.tar", "No such file or directory"),
     ],
 )
 def test_a_backup_that_cannot_be_made_is_refused_in_one_line(
@@ -264,6 +265,12 @@ def test_another_archive_is_refused(tmp_path: Path, name: str, data: bytes, mess
     status, messages = fusequeue("restore", tmp_path / "backup.tar", "--data-dir", tmp_path / "restored")
     assert (status, messages.count("\n"), message in messages) == (1, 1, True), messages
     assert [path.name for path in tmp_path.iterdir()] == ["backup.tar"]
+
+
+def test_a_backup_that_is_not_there_is_a_bad_argument(tmp_path: Path) -> None:
+    status, messages = fusequeue("restore", tmp_path / "backup.tar", "--data-dir", tmp_path / "restored")
+    assert (status, f"'{tmp_path / 'backup.tar'}' does not exist" in messages) == (2, True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_backup_leaves_no_folder(deployment: Deployment, tmp_path: Path) -> None:
