@@ -20,6 +20,9 @@ from shared.queue.transactions import Command, Transaction
 NEEDED_AGAIN_MS = 600_000
 """After which a job that others start from is looked at again."""
 
+_PAGES = 100
+"""Scripts of one call, each of which can find only rows that are postponed."""
+
 
 class EndedJob(NamedTuple):
     """What the deletion of a job that has ended needs; `size` as `footprint.lua` counts it, empty for nothing.
@@ -73,11 +76,19 @@ class Retention(QueueComponent):
         an input that was stored again, only the old object is returned. A job that was deleted and submitted again is
         kept.
         """
-        return await self._transact(partial(self._expired, limit), when_full=True)
+        found: dict[str, ExpiredItem] = {}
+        for _ in range(_PAGES):
+            page = partial(self._expired, len(found), limit - 1)
+            expired, more = await self._transact(page, when_full=True)
+            found |= {item.row: item for item in expired}
+            if not more or len(found) >= limit:
+                break
+        return list(found.values())
 
-    async def _expired(self, limit: int, transaction: Transaction) -> list[ExpiredItem]:
-        first = ("ZRANGE", self._keys.retention, 0, limit - 1, "WITHSCORES")
-        (found,) = await transaction.read(first, fenced=False)
+    async def _expired(self, first: int, last: int, transaction: Transaction) -> tuple[list[ExpiredItem], bool]:
+        """Return what has expired of the rows with these ranks, and whether all of them were due: more can be."""
+        ranks = ("ZRANGE", self._keys.retention, first, last, "WITHSCORES")
+        (found,) = await transaction.read(ranks, fenced=False)
         due = zip(found[::2], found[1::2], strict=True)
         rows = [row for row, at in due if float(at) <= transaction.now_ms]
         places = await transaction.read(*(("ZSCORE", self._keys.retention, row) for row in rows))
@@ -107,7 +118,7 @@ class Retention(QueueComponent):
             if kind == "adapter":
                 self._forget_adapter(transaction, tenant, item_id)
             expired.append(_expired_item(row))
-        return expired
+        return expired, len(rows) > last - first
 
     def _user_of(self, row: str) -> Command:
         """Return the read of a job's state, or of how many jobs or batches use an item, and its present object."""

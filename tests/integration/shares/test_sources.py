@@ -203,3 +203,21 @@ async def test_ended_jobs_that_are_still_listed_do_not_hide_one_that_starts_from
         with pytest.raises(Conflict):
             await queue.jobs.forget(source)
     assert await needed_by(queue, source) == child
+
+
+async def test_kept_sources_do_not_hide_the_jobs_that_a_sweep_deletes(
+    queue: Queue, make_submission: Make, make_child: Make
+) -> None:
+    """Also if they are more than a sweep looks at at once."""
+    sources = await put(queue, *(make_submission() for _ in range(5)))
+    children = await put(queue, *(make_child(source) for source in sources))
+    others = await put(queue, *(make_submission() for _ in range(3)))
+    for one in await claim(queue, slots=8):
+        await end(queue, one)
+    rows = await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)
+    due = {row: 1 if row.split("|")[2] in sources else 2 for row in rows}
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, due)
+    assert {item.id for item in await queue.maintenance.expired_items(2)} < set(others)
+    assert {item.id for item in await queue.maintenance.expired_items(4)} == set(others)
+    for child in children:
+        await queue.jobs.cancel(child)
