@@ -176,6 +176,8 @@ def open_client(
         url = httpx.URL(base_url)
         if url.scheme not in ("http", "https") or not url.host or (url.port or 1) > 65_535:
             raise ValueError("use one such as http://localhost:8000")
+        if url.path.rstrip("/").endswith("/v1"):
+            raise ValueError("leave out /v1, which is in the path of each request")
     except (ValueError, TypeError, httpx.InvalidURL) as error:
         raise InvalidArgument(f"invalid URL of the service: {base_url!r}; {error}") from error
     if api_key and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):

@@ -44,6 +44,8 @@ GROUP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MESSAGES: Mapping[str, str] = {
     "extra_forbidden": "there is no such field",
     "model_type": "it must be a JSON object",
+    "dict_type": "it must be a JSON object",
+    "list_type": "it must be a list",
     "tuple_type": "it must be a list",
 }
 """What clients read instead of Pydantic's own messages, by type of error."""

@@ -110,7 +110,8 @@ def _text_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidReques
     texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "prompt_2": request.prompt_2}
     for param, text in texts.items():
         if text is not None and len(text) > spec.limits.max_prompt_chars:
-            yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
+            most = f"{spec.limits.max_prompt_chars} characters for model {spec.id!r}"
+            yield InvalidRequest(f"{param} is at most {most}, not {len(text)}", param=param)
     images = request.n if request.best_of is None else request.best_of.candidates
     if request.seed is not None and request.seed > MAX_SEED - images:
         yield InvalidRequest(f"seed is at most {MAX_SEED - images}", param="seed")

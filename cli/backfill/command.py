@@ -32,6 +32,7 @@ MANIFEST = "manifest.jsonl"
 LOCK = "backfill.lock"
 UNFINISHED = re.compile(r"\.\d{6,}.*-\d+\.\w+\.[0-9a-f]{8}\.part")
 PROGRESS_S = 0.5  # between two updates of the bar: each counts the lines of the ledger
+SHOWN_FAILURES = 5
 LINE_S = 60.0  # between two lines of progress, where there is no terminal
 
 
@@ -81,8 +82,10 @@ def backfill(
             raise typer.Exit(Exit.USAGE) from None
         finally:
             ledger.write_manifest(out / MANIFEST)
-            counts, flagged = ledger.counts(), ledger.flagged()
+            counts, flagged, failures = ledger.counts(), ledger.flagged(), ledger.failures(SHOWN_FAILURES)
             ledger.close()
+        for number, error in failures:
+            print_error(f"{prompts}:{number}: {error}")
         _print_summary(console, counts, flagged, out, ledger.group)
     raise typer.Exit(Exit.FAILED if counts[EntryState.FAILED] else Exit.OK)
 

@@ -252,6 +252,11 @@ class Ledger:
         (count,) = self._db.execute("SELECT count(*) FROM line WHERE flagged != '[]'").fetchone()
         return int(count)
 
+    def failures(self, limit: int) -> list[tuple[int, str]]:
+        """Return the numbers and errors of the first failed lines."""
+        query = "SELECT number, error FROM line WHERE state = ? ORDER BY number LIMIT ?"
+        return self._db.execute(query, (EntryState.FAILED, limit)).fetchall()
+
     def is_finished(self) -> bool:
         """Return whether every line is done or failed."""
         query = "SELECT NOT EXISTS (SELECT 1 FROM line WHERE state IN (?, ?, ?))"

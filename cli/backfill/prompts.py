@@ -28,6 +28,7 @@ def read(path: Path, common: Mapping[str, Any]) -> Iterator[tuple[int, dict[str,
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise PromptsError(f"{path}: the name must end in {', '.join(readers)}")
+    number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, body in reader(path, file):
@@ -39,7 +40,9 @@ def read(path: Path, common: Mapping[str, Any]) -> Iterator[tuple[int, dict[str,
     except OSError as error:
         raise PromptsError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise PromptsError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+        raise PromptsError(f"{path}: not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
+    if not number:
+        raise PromptsError(f"{path}: no line has a prompt")
 
 
 Bodies = Iterator[tuple[int, dict[str, Any]]]
@@ -72,7 +75,8 @@ def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
         names = rows.fieldnames or ()
         if not _DRAWN_FROM.intersection(names):
             found = f", but {', '.join(f'`{name}`' for name in names)}" if names else ""
-            raise PromptsError(f"{path}:1: the header has no column `prompt`{found}")
+            hint = "; separate columns by commas" if len(names) == 1 and set(";\t") & set(names[0]) else ""
+            raise PromptsError(f"{path}:1: the header has no column `prompt`{found}{hint}")
         for row in rows:
             if None in row:
                 raise PromptsError(f"{path}:{rows.line_num}: more columns than the header has")

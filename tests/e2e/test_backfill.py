@@ -110,7 +110,7 @@ def test_every_line_gets_its_image_once(start_backfill: Any, prompts: Path, tmp_
     assert len(rows) == LINES
     assert len({row["job"] for row in rows if row["job"]}) == LINES - 1
     assert [row["error"] for row in rows if row["state"] == "failed"] == [
-        "prompt is at most 500 characters (invalid_request)"
+        "prompt is at most 500 characters for model 'demo', not 1000 (invalid_request)"
     ]
     assert {file for row in rows for file in row["files"]} == {path.name for path in saved(out)}
     assert len(saved(out)) == LINES - 1

@@ -266,6 +266,8 @@ async def test_refused_lines_of_a_backfill_are_failures_of_those_lines(run: Run,
     manifest = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
     for row, field in zip(manifest, ("prompt", "prompt", "nonsense"), strict=True):
         assert field in row["error"]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("fusequeue: prompts.jsonl:")]
+    assert errors == [f"fusequeue: prompts.jsonl:{row['line']}: {row['error']}" for row in manifest]
 
 
 async def test_options_of_a_backfill_are_fields_of_the_lines_without_them(run: Run, tmp_path: Path) -> None:

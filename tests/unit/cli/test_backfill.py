@@ -61,8 +61,12 @@ def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: lis
         ("p.jsonl", b'{"prompt": "a", "batch_id": "b"}\n', "p.jsonl:1: batch_id: a backfill sets it"),
         ("p.csv", b"text,seed\na,1\n", "no column `prompt`, but `text`, `seed`$"),
         ("p.csv", b"", "no column `prompt`$"),
+        ("p.csv", b"prompt;seed\na;1\n", "but `prompt;seed`; separate columns by commas$"),
+        ("p.csv", b"prompt,seed\r\n", "p.csv: no line has a prompt$"),
+        ("p.txt", b"\n \r\n", "p.txt: no line has a prompt$"),
+        ("p.jsonl", b"", "p.jsonl: no line has a prompt$"),
         ("p.csv", b"prompt,seed\na,1,2\n", "p.csv:2: more columns"),
-        ("p.txt", b"\xff\xfe", "not UTF-8"),
+        ("p.txt", b"\xff\xfe", "not UTF-8: .*; save it as UTF-8$"),
     ],
 )
 def test_an_invalid_file_is_an_error_with_file_and_line(

@@ -132,6 +132,7 @@ async def test_an_argument_that_cannot_be_sent_is_refused_by_name(message: str) 
     [
         ("invalid URL of the service: 'ftp://host'", {"base_url": "ftp://host"}),
         ("invalid URL of the service: 5", {"base_url": 5}),
+        ("invalid URL of the service: 'http://host/v1/'; leave out /v1", {"base_url": "http://host/v1/"}),
         ("invalid API key", {"api_key": "a\nb"}),
         ("retries: -1", {"retries": -1}),
         ("retries: '5'", {"retries": "5"}),

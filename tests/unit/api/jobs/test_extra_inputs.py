@@ -150,7 +150,7 @@ async def test_described_inputs_are_listed_and_checked(api: httpx.AsyncClient, f
         ({f"a{at}": 1 for at in range(17)}, "demo", "extra", "at most 16 inputs"),
         ({"boxes": nested(15)}, "demo", "extra", "at most 16 levels"),
         ({"boxes": nested(254)}, "demo", "extra", "at most 16 levels"),
-        ([1], "demo", "extra", "valid dictionary"),
+        ([1], "demo", "extra", "extra: it must be a JSON object"),
     ],
 )
 async def test_other_inputs_are_refused_by_name(
