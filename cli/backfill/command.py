@@ -84,8 +84,8 @@ def backfill(
             ledger.write_manifest(out / MANIFEST)
             counts, flagged, failures = ledger.counts(), ledger.flagged(), ledger.failures(SHOWN_FAILURES)
             ledger.close()
-        for number, error in failures:
-            print_error(f"{prompts}:{number}: {error}")
+        for number, reason in failures:
+            print_error(f"{prompts}:{number}: {reason}")
         _print_summary(console, counts, flagged, out, ledger.group)
     raise typer.Exit(Exit.FAILED if counts[EntryState.FAILED] else Exit.OK)
 
