@@ -133,7 +133,7 @@ class AsyncOperations:
         return await self._order(model, "unpin", worker_pool, worker)
 
     async def model_orders(self) -> list[ModelOrder]:
-        """Return the last order for each model and group of workers."""
+        """Return the last order for each model and worker pool, or worker."""
         return await self._http.listed(ModelOrder, "/v1/model-orders")
 
     async def _order(self, model: Model | str, action: str, worker_pool: str | None, worker: str | None) -> ModelOrder:

@@ -66,7 +66,7 @@ class Settings(BaseSettings):
         "default", "Name of this deployment; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$"
     )
     worker_pool: str = _setting(
-        "default", "Name of a group of workers, for loading and pinning models.", pattern=r"^[a-z0-9-]{1,32}$"
+        "default", "Worker pool of this worker, by which operators load and pin models.", pattern=r"^[a-z0-9-]{1,32}$"
     )
     models: Path = _setting(Path("models.toml"), "The models file.")
     batch_rules: Path | None = _setting(None, "JSON file of rules that limit batches by model and size.")

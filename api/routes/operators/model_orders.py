@@ -79,7 +79,7 @@ _ERRORS = problems(400, 404, 409, 415, 422, 503)
 
 @router.get("/model-orders", responses=problems(422, 503), dependencies=[known_parameters()])
 async def list_model_orders(services: ServicesDep) -> ModelOrderList:
-    """List the last order for each model and group of workers."""
+    """List the last order for each model and worker pool, or worker."""
     workers = await services.queue.workers.all()
     return ModelOrderList(data=[_object(order, workers) for order in await services.queue.model_orders.all()])
 
