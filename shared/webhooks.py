@@ -44,7 +44,7 @@ class SigningSecret(BaseModel):
 class WebhookEndpoint(BaseModel):
     """URL of a tenant and its subscribed events, those of jobs by their state.
 
-    `failing_since` in ms; None while deliveries succeed.
+    `failing_since` in ms; None while deliveries succeed. After `expires_at_ms` it is deleted.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +58,10 @@ class WebhookEndpoint(BaseModel):
     created_at_ms: int
     failing_since: float | None = None
     disabled_reason: str | None = None
+    expires_at_ms: int | None = None
+
+    def has_expired(self, now_ms: float) -> bool:
+        return self.expires_at_ms is not None and self.expires_at_ms <= now_ms
 
 
 class DeliveryState(StrEnum):

@@ -33,6 +33,9 @@ from shared.webhooks import (
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
 
+ExpiresS = Annotated[int, Field(strict=True, ge=60, le=30 * 86_400)]
+
+
 class EndpointRequest(BaseModel):
     """The body of `POST /v1/webhooks`."""
 
@@ -48,6 +51,9 @@ class EndpointRequest(BaseModel):
         tuple[EndpointEventName, ...], Field(min_length=1, description="Unset: those that end a job.")
     ] = TERMINAL_EVENTS
     description: Annotated[str, Field(max_length=200)] = ""
+    expires_s: Annotated[
+        ExpiresS | None, Field(description="Delete it after this many seconds, unless a change sets others.")
+    ] = None
 
 
 class EndpointChange(BaseModel):
@@ -59,6 +65,7 @@ class EndpointChange(BaseModel):
     events: Annotated[tuple[EndpointEventName, ...] | None, Field(min_length=1)] = None
     description: Annotated[str | None, Field(max_length=200)] = None
     enabled: Annotated[bool | None, Field(strict=True)] = None
+    expires_s: Annotated[ExpiresS | None, Field(description="Delete it after this many seconds from now.")] = None
 
 
 class EndpointObject(BaseModel):
@@ -73,6 +80,7 @@ class EndpointObject(BaseModel):
     disabled_reason: str | None
     failing_since: str | None
     created_at: str
+    expires_at: str | None = Field(description="When it is deleted; null: never.")
     secret: str | None = None
 
 
@@ -162,6 +170,7 @@ async def create_webhook(
         secrets=(SigningSecret(secret=new_secret()),),
         description=body.description,
         created_at_ms=now_ms(),
+        expires_at_ms=_expires_at_ms(body.expires_s),
     )
     stored = await services.queue.webhooks.create_endpoint(tenant, endpoint)
     if stored != endpoint:
@@ -236,7 +245,9 @@ async def change_webhook(endpoint_id: str, request: Request, tenant: Tenant, ser
     body = await _body(request, EndpointChange)
     if body.url is not None:
         await _check_url(body.url, tenant, services)
-    update = body.model_dump(exclude_none=True, exclude={"events"})
+    update = body.model_dump(exclude_none=True, exclude={"events", "expires_s"})
+    if body.expires_s is not None:
+        update["expires_at_ms"] = _expires_at_ms(body.expires_s)
     if body.events is not None:
         update["states"] = _states(body.events)
     if body.enabled:
@@ -275,6 +286,10 @@ async def _body(request: Request, model: type[Body]) -> Body:
     return validated(model, strict_json.decode(await request.body()))
 
 
+def _expires_at_ms(expires_s: int | None) -> int | None:
+    return None if expires_s is None else now_ms() + 1000 * expires_s
+
+
 def _states(events: tuple[EndpointEventName, ...]) -> tuple[str, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
@@ -294,6 +309,7 @@ def _endpoint(endpoint: WebhookEndpoint, *, show_secret: bool = False) -> Endpoi
         events=event_names(endpoint.states),
         failing_since=None if failing is None else iso(round(failing)),
         created_at=iso(endpoint.created_at_ms) or "",
+        expires_at=iso(endpoint.expires_at_ms),
         secret=endpoint.secrets[0].secret if show_secret else None,
     )
 

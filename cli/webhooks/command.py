@@ -14,12 +14,12 @@ import typer
 
 from cli.client_options import CommandConsole, Exit, Json, Key, Url, connected, name_option
 from cli.messages import one_line, print_error
+from cli.webhooks.endpoint import EXPIRES_S, OwnEndpoint
 from cli.webhooks.receiver import Delivery, Forward, Receiver
-from fusequeue import Client, EndpointEventName, InvalidDelivery, WebhookEndpoint
+from fusequeue import EndpointEventName, InvalidDelivery, Unauthorized, WebhookEndpoint
 
 webhooks = typer.Typer(no_args_is_help=True, help="Receive the webhooks of a service on this machine, for development.")
 
-DESCRIPTION = "fusequeue webhooks listen"
 TEST_S = 15.0
 """After which a test event that has not come is a fault of the set-up."""
 _NOT_REACHED = (
@@ -72,14 +72,17 @@ def listen(
             raise typer.Exit(Exit.USAGE) from None
         address = public_url or f"http://127.0.0.1:{receiver.port}/"
         names = None if events is None else cast(list[EndpointEventName], events.split(","))  # the service checks them
-        with receiver, endpoint_at(client, address, names) as endpoint:
-            own = client.webhooks.secret().secret
-            receiver.secrets = [one for one in (endpoint.secret, own) if one]
+        own = client.webhooks.secret().secret
+
+        def use(made: WebhookEndpoint) -> None:
+            receiver.secrets = [one for one in (made.secret, own) if one]
+
+        with receiver, kept_endpoint(OwnEndpoint(client, address, names, use), receiver) as endpoint:
             console.err.print(f"receiving at {address}; Ctrl-C ends it", markup=False)
             if forward is not None:
                 receiver.forward = Forward(forward, own)
                 console.err.print(f"forwarding to {forward}, signed with {own}", markup=False)
-            client.webhooks.test(endpoint)
+            client.webhooks.test(endpoint.current)
             threading.Thread(target=_say_if_none_comes, args=(seen, address), daemon=True).start()
             with suppress(KeyboardInterrupt):
                 receiver.serve_forever()
@@ -92,18 +95,24 @@ def _say_if_none_comes(seen: threading.Event, address: str) -> None:
 
 
 @contextmanager
-def endpoint_at(client: Client, url: str, events: list[EndpointEventName] | None) -> Iterator[WebhookEndpoint]:
-    """Create an endpoint for the time of the command, and delete what a killed command has left."""
+def kept_endpoint(endpoint: OwnEndpoint, receiver: Receiver) -> Iterator[OwnEndpoint]:
+    """Keep an endpoint for the time of the command; raises `Unauthorized` if its key is refused meanwhile."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for left in client.webhooks.list():
-        if (left.url, left.description) == (url, DESCRIPTION):
-            client.webhooks.delete(left)
-    endpoint = client.webhooks.create(url, events=events, description=DESCRIPTION)
+    refused: list[Unauthorized] = []
+
+    def stop(error: Unauthorized) -> None:
+        refused.append(error)
+        receiver.shutdown()
+
+    threading.Thread(target=endpoint.renew, args=(stop,), daemon=True).start()
     try:
         yield endpoint
     finally:
-        client.webhooks.delete(endpoint)
+        endpoint.end()
+    for error in refused:
+        print_error(f"the service refuses the API key now, and deletes the endpoint within {EXPIRES_S} s")
+        raise error
 
 
 def print_delivery(console: CommandConsole, delivery: Delivery) -> None:

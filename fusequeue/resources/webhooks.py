@@ -5,10 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
+from typing import Any
 
 from pydantic import SkipValidation
 
-from fusequeue.arguments import path_of
+from fusequeue.arguments import path_of, whole
 from fusequeue.job_fields import DeliveryState, EndpointEventName
 from fusequeue.response_types import Resource
 from fusequeue.transport import Transport
@@ -27,6 +28,7 @@ class WebhookEndpoint(Resource):
     disabled_reason: str | None = None
     failing_since: datetime | None = None
     created_at: datetime
+    expires_at: datetime | None = None
     secret: str | None = None
 
 
@@ -71,10 +73,20 @@ class AsyncWebhooks:
         self._http = http
 
     async def create(
-        self, url: str, *, events: Sequence[EndpointEventName] | None = None, description: str = ""
+        self,
+        url: str,
+        *,
+        events: Sequence[EndpointEventName] | None = None,
+        description: str = "",
+        expires_s: int | None = None,
     ) -> WebhookEndpoint:
-        """Create an endpoint and return it with its secret; `events` defaults to those that end a job."""
-        body = {"url": url, "description": description, **({} if events is None else {"events": list(events)})}
+        """Create an endpoint and return it with its secret; `events` defaults to those that end a job.
+
+        After `expires_s` it is deleted, unless an update sets others.
+        """
+        body: dict[str, Any] = {"url": url, "description": description}
+        body |= {} if events is None else {"events": list(events)}
+        body |= {} if expires_s is None else {"expires_s": whole("expires_s", expires_s)}
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         return await self._http.read(WebhookEndpoint, "POST", PATH, json=body, headers=headers)
 
@@ -94,10 +106,14 @@ class AsyncWebhooks:
         events: Sequence[EndpointEventName] | None = None,
         description: str | None = None,
         enabled: bool | None = None,
+        expires_s: int | None = None,
     ) -> WebhookEndpoint:
-        """Change what is given; `enabled=True` enables an endpoint that failures have disabled."""
+        """Change what is given; `enabled=True` enables an endpoint that failures have disabled.
+
+        After `expires_s` from now it is deleted.
+        """
         names = None if events is None else [*events]
-        values = {"url": url, "events": names, "description": description, "enabled": enabled}
+        values = {"url": url, "events": names, "description": description, "enabled": enabled, "expires_s": expires_s}
         body = {name: value for name, value in values.items() if value is not None}
         return await self._http.read(WebhookEndpoint, "PATCH", path_of(PATH, endpoint), json=body)
 

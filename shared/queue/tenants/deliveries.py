@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from shared.queue.records import paired
 from shared.queue.redis_keys import RedisKeys
+from shared.queue.tenants.endpoints import enabled, unexpired, write_endpoints
 from shared.queue.transactions import Transaction
 from shared.webhooks import AttemptOutcome, DeliveryState
 
@@ -58,28 +59,6 @@ class ClaimedDelivery(NamedTuple):
     id: str
     fields: Mapping[str, str]
     wire: str
-
-
-def subscribed_states(endpoints: Mapping[str, str]) -> str:
-    """Return the states that enabled endpoints want, as `events.lua` reads them; empty without any."""
-    wanted = {state for _, endpoint in enabled(endpoints) for state in endpoint["states"]}
-    return f"|{'|'.join(sorted(wanted))}|" if wanted else ""
-
-
-def enabled(endpoints: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the ids of enabled endpoints, and what they are."""
-    found = ((name, json.loads(wire)) for name, wire in endpoints.items() if name.startswith("we_"))
-    return [(name, endpoint) for name, endpoint in found if endpoint["enabled"]]
-
-
-def write_endpoint(transaction: Transaction, name: str, endpoints: Mapping[str, str], field_name: str) -> None:
-    """Write a field of the changed hash of endpoints, or delete it, with the states that are wanted now."""
-    states = subscribed_states(endpoints)
-    for one, value in ((field_name, endpoints.get(field_name)), ("*", states)):
-        if value:
-            transaction.write("HSET", name, one, value)
-        else:
-            transaction.write("HDEL", name, one)
 
 
 async def create(transaction: Transaction, keys: RedisKeys, deliveries: Sequence[NewDelivery]) -> None:
@@ -144,7 +123,11 @@ async def expand_outbox(transaction: Transaction, keys: RedisKeys, limit: int) -
         for tenant, fields, rows in zip(chunk, endpoints, found, strict=True):
             if work >= WORK or done >= limit:
                 break
-            of_tenant = enabled(paired(fields))
+            stored = paired(fields)
+            usable = unexpired(stored, transaction.now_ms)
+            if len(usable) < len(stored):
+                write_endpoints(transaction, keys.webhook_endpoints(tenant), stored, usable)
+            of_tenant = enabled(usable)
             work += 1 + _ENDPOINT_READ * len(of_tenant)
             current = await _current_entries(transaction, keys, tenant, rows[: limit - done])
             converted = []
@@ -336,7 +319,8 @@ async def _record_failing(
     elif since is None:
         return
     (fields,) = await transaction.read(("HGETALL", name))
-    write_endpoint(transaction, name, {**paired(fields), endpoint_id: json.dumps(endpoint)}, endpoint_id)
+    before = paired(fields)
+    write_endpoints(transaction, name, before, {**before, endpoint_id: json.dumps(endpoint)})
 
 
 def _field_of(endpoint: str) -> str:

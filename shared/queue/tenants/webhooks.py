@@ -14,6 +14,7 @@ from shared.queue.connections.errors import translated
 from shared.queue.records import page_after, paired
 from shared.queue.tenants import deliveries
 from shared.queue.tenants.deliveries import ClaimedDelivery, NewDelivery
+from shared.queue.tenants.endpoints import unexpired, write_endpoints
 from shared.queue.transactions import Transaction
 from shared.runtime.clock import now_ms
 from shared.webhooks import (
@@ -127,6 +128,7 @@ class Webhooks(QueueComponent):
         """Return a tenant's endpoints, oldest first."""
         with translated():
             fields = await self._redis.hgetall(self._keys.webhook_endpoints(tenant))
+        fields = unexpired(fields, now_ms())
         endpoints = [_endpoint(name, wire) for name, wire in fields.items() if name.startswith("we_")]
         return sorted(endpoints, key=lambda endpoint: (endpoint.created_at_ms, endpoint.id))
 
@@ -150,7 +152,7 @@ class Webhooks(QueueComponent):
     async def _endpoint_wire(self, tenant: str, endpoint_id: str) -> str:
         with translated():
             wire: str | None = await self._redis.hget(self._keys.webhook_endpoints(tenant), endpoint_id)
-        if wire is None or not endpoint_id.startswith("we_"):
+        if wire is None or not endpoint_id.startswith("we_") or _endpoint(endpoint_id, wire).has_expired(now_ms()):
             raise _no_endpoint(endpoint_id)
         return wire
 
@@ -168,11 +170,15 @@ class Webhooks(QueueComponent):
     async def _put(
         self, tenant: str, field: str, before: str | None, after: str | None
     ) -> Literal["ok", "none", "changed", "full"]:
-        """Replace the JSON `before`, None for a new endpoint, or delete any; `changed`: another one is stored."""
+        """Replace the JSON `before`, None for a new endpoint, or delete any; `changed`: another one is stored.
+
+        With it those are deleted that have expired.
+        """
         name = self._keys.webhook_endpoints(tenant)
 
         async def attempt(transaction: Transaction) -> Literal["ok", "none", "changed", "full"]:
-            endpoints = paired((await transaction.read(("HGETALL", name)))[0])
+            found = paired((await transaction.read(("HGETALL", name)))[0])
+            endpoints = unexpired(found, transaction.now_ms)
             stored = endpoints.pop(field, None)
             if after is None:
                 if stored is None:
@@ -185,7 +191,7 @@ class Webhooks(QueueComponent):
                 if stored is None and sum(one.startswith("we_") for one in endpoints) >= MAX_ENDPOINTS:
                     return "full"
                 endpoints[field] = after
-            deliveries.write_endpoint(transaction, name, endpoints, field)
+            write_endpoints(transaction, name, found, endpoints)
             return "ok"
 
         return await self._transact(attempt)
@@ -218,7 +224,8 @@ class Webhooks(QueueComponent):
                 due.append(DueDelivery(delivery, secrets))
             else:
                 endpoint = _endpoint(delivery.endpoint, wire) if wire else None
-                due.append(DueDelivery(delivery, endpoint.secrets if endpoint is not None and endpoint.enabled else ()))
+                is_used = endpoint is not None and endpoint.enabled and not endpoint.has_expired(now_ms())
+                due.append(DueDelivery(delivery, endpoint.secrets if endpoint is not None and is_used else ()))
         return due
 
     async def record_attempt(self, delivery_id: str, outcome: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
