@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from worker.engine.checkpoints.checkpoint import Checkpoint, Identity
 from worker.engine.checkpoints.mark_state import MarkState
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file's form; files of any other are refused."""
 
 _FORM_KEY, _HEADER_KEY, _DIGEST_KEY = "fusequeue_checkpoint", "header", "digest"

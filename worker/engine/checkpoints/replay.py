@@ -44,12 +44,12 @@ class Replay:
         kept = self._state["outputs"].get(str(at))
         if kept is None:
             return output
-        values = unpack(kept, self.checkpoint.tensors, self._device)
+        values = [None if one is None else unpack(one, self.checkpoint.tensors, self._device) for one in kept]
         likes = list(tensors_of(output))
-        if [(one.shape, one.dtype) for one in values] != [(one.shape, one.dtype) for one in likes]:
+        if len(values) != len(likes) or not all(map(_fits, values, likes)):
             raise ReplayFailed(f"step {at} of {type(scheduler.scheduler).__name__} returns other shapes")
-        left: Iterator[torch.Tensor] = iter(values)
-        return map_tensors(output, lambda like: next(left).to(like.device))
+        left: Iterator[torch.Tensor | None] = iter(values)
+        return map_tensors(output, lambda like: _in_place_of(like, next(left)))
 
     @property
     def predicted(self) -> torch.Tensor | None:
@@ -67,3 +67,12 @@ class Replay:
             raise ReplayFailed("there are other random generators")
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def _fits(value: torch.Tensor | None, like: torch.Tensor) -> bool:
+    return value is None or (value.shape, value.dtype) == (like.shape, like.dtype)
+
+
+def _in_place_of(like: torch.Tensor, value: torch.Tensor | None) -> torch.Tensor:
+    """Return a tensor of a checkpoint, on the device of the one that zeros led to; that one if there is none."""
+    return like if value is None else value.to(like.device)

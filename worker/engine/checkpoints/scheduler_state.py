@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from worker.engine.checkpoints.trees import Json, NotStorable, pack, unpack
+from worker.engine.checkpoints.state_part import StatePart, StepOutput
+from worker.engine.checkpoints.trees import Json, NotStorable, unpack
 
 _CONFIGURATION = "_internal_dict"
 _IMMUTABLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -16,8 +17,8 @@ _IMMUTABLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
 class SchedulerState:
     """A noise scheduler of an image task; `number` counts them in the order of their first steps.
 
-    `attributes` are those after its last step, `output` is a copy of what that returned, and `loop` the number of the
-    step that began its loop.
+    `output` is what its last step returned, `loop` the number of the step that began its loop, and `loop_ended` whether
+    the last step was that of the loop.
     """
 
     def __init__(self, scheduler: Any, number: int) -> None:
@@ -25,20 +26,46 @@ class SchedulerState:
         self.number = number
         self.last_step: int | None = None
         self.loop = 0
-        self.output: Any = None
-        self.attributes = _copied(scheduler)
-        self._before = self.attributes
+        self.loop_ended = False
+        self.output: StepOutput | None = None
+        self._before = _attributes(scheduler)
+        self._after: dict[str, Any] = {}
+        self._parts: dict[str, StatePart] | None = None  # the changed attributes, once they are copied
         tensors = {name: value for name, value in self._before.items() if isinstance(value, torch.Tensor)}
         self._versions = {name: _version(value) for name, value in tensors.items()}
 
-    def note(self, at: int, loop: int, output: Any) -> None:
-        """Keep the state after step `at`."""
-        self.last_step, self.loop, self.output = at, loop, output
-        self.attributes = _copied(self.scheduler)
+    def begin_step(self) -> None:
+        """Free the state after the last step, which that of the next one replaces."""
+        self.output, self._after, self._parts = None, {}, None
 
-    def changed(self) -> dict[str, Any]:
+    def end_step(self, at: int, loop: int, output: Any, *, loop_ended: bool) -> None:
+        """Keep the state after step `at`."""
+        self.last_step, self.loop, self.loop_ended = at, loop, loop_ended
+        self.output, self._after = StepOutput(at, output), _attributes(self.scheduler)
+
+    def copy_to_host(self) -> None:
+        """Replace what the last step returned by copies, after a loop also the attributes; raises `NotStorable`."""
+        if self.output is not None:
+            self.output.copy_to_host()
+        if not self.loop_ended:  # steps replace attributes, but the next loop can reset them
+            return
+        parts = self._changed()
+        for part in parts.values():
+            part.copy_to_host()
+        self._parts, self._after = parts, {}
+
+    def pack(self, tensors: MutableMapping[str, torch.Tensor]) -> Json:
+        """Return JSON of the last step and the changed attributes, and put copies of their tensors into `tensors`."""
+        parts = self._changed() if self._parts is None else self._parts
+        attributes = {name: part.pack(tensors) for name, part in parts.items()}
+        return {"last_step": self.last_step, "attributes": attributes}
+
+    def _changed(self) -> dict[str, StatePart]:
         """Return the attributes that differ from those before the first step."""
-        return {name: value for name, value in self.attributes.items() if not self._is_as_before(name, value)}
+        if missing := [name for name in self._before if name not in self._after]:
+            raise NotStorable(f"{type(self.scheduler).__name__} without its {missing[0]}")
+        changed = {name: value for name, value in self._after.items() if not self._is_as_before(name, value)}
+        return {name: StatePart(f"scheduler.{self.number}.{name}", value) for name, value in changed.items()}
 
     def restore(self, packed: Json, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Set the attributes to those before the first step, but for the packed ones."""
@@ -60,20 +87,7 @@ class SchedulerState:
         return value is before and not isinstance(value, dict | set) and callable(value)
 
 
-def packed_states(states: Iterable[SchedulerState], tensors: MutableMapping[str, torch.Tensor]) -> list[Json]:
-    """Return the last step and the changed attributes of each noise scheduler, its tensors in `tensors`."""
-    packed = []
-    for state in sorted(states, key=lambda one: one.number):
-        prefix = f"scheduler.{state.number}"
-        attributes = {name: pack(value, f"{prefix}.{name}", tensors) for name, value in state.changed().items()}
-        missing = [name for name in state._before if name not in state.attributes]
-        if missing:
-            raise NotStorable(f"{type(state.scheduler).__name__} without its {missing[0]}")
-        packed.append({"last_step": state.last_step, "attributes": attributes})
-    return packed
-
-
-def _copied(scheduler: Any) -> dict[str, Any]:
+def _attributes(scheduler: Any) -> dict[str, Any]:
     """Return the attributes, with copies of lists; steps replace other values, and their tensors."""
     return {
         name: list(value) if type(value) is list else value

@@ -8,6 +8,7 @@ and the states of the random generators as they were. The pipeline's own code be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Protocol
 
@@ -15,25 +16,35 @@ import torch
 
 from worker.engine.checkpoints.checkpoint import Checkpoint
 from worker.engine.checkpoints.replay import Replay
-from worker.engine.checkpoints.scheduler_state import SchedulerState, packed_states
-from worker.engine.checkpoints.trees import Json, NotStorable, form_of, pack, tensors_of
+from worker.engine.checkpoints.scheduler_state import SchedulerState
+from worker.engine.checkpoints.state_part import StatePart, StepOutput
+from worker.engine.checkpoints.trees import Json, NotStorable, form_of
 from worker.engine.fusion.rng_state import generators
-from worker.engine.fusion.stacking import map_tensors
 from worker.engine.fusion.task_greenlet import current_task
 
 
 class StepProgress(Protocol):
-    """The progress of the present loop over steps: `step` counts since the image began, `loop_start` is its first."""
+    """The progress of the present loop over steps: `step` counts since the image began, `loop_start` is its first.
+
+    `loop_steps` are those of the loop, 0 if they are not known.
+    """
 
     step: int
     loop_start: int
+    loop_steps: int
 
     @property
     def total(self) -> int: ...
 
 
 class TaskRecord:
-    """Records the steps of one image task, and first repeats those of `checkpoint`."""
+    """Records the steps of one image task, and first repeats those of `checkpoint`.
+
+    Between two calls of the pipeline it holds no tensor of the device that the pipeline does not hold: the state after
+    a step is references to it, which are copied to the host when a checkpoint is taken. A pipeline can change in place
+    what a step returned. Whether it does so shows after the first step of a loop, so that step's output is copied at
+    once; then those of all steps are, or that of the last one, after which the pipeline's code is another.
+    """
 
     def __init__(self, device: torch.device, progress: StepProgress, checkpoint: Checkpoint | None = None) -> None:
         self._device = device
@@ -50,10 +61,11 @@ class TaskRecord:
         self._calls: list[tuple[str, int]] = []  # the method and the form's number
         self._steps: list[int] = []  # the scheduler's number
         self._schedulers: dict[int, SchedulerState] = {}  # by id
-        self._loop_ends: dict[int, Any] = {}  # outputs of the last steps of earlier loops, by the step's number
+        self._loop_ends: dict[int, StepOutput] = {}  # of the last steps of earlier loops, by the step's number
+        self._changes_outputs = False
         self._calls_before_step = 0
         self._rng: list[torch.Tensor] = []
-        self._predicted: torch.Tensor | None = None  # of a candidate, by its last step
+        self._predicted: StatePart | None = None  # of a candidate, by its last step
 
     def use_generator(self, generator: torch.Generator | None) -> None:
         """Keep the state of the generator of the pipeline's call."""
@@ -92,19 +104,29 @@ class TaskRecord:
         return output
 
     def keep_predicted(self, latents: torch.Tensor | None) -> torch.Tensor | None:
-        """Keep the latents that a candidate's denoiser predicts in the next step, and return them.
+        """Keep a copy of the latents that a candidate's denoiser predicts in the next step, and return them.
 
         In a replay they are those of the checkpoint: its denoiser's outputs are zeros.
         """
-        replays = self._replay is not None and len(self._steps) < self._replay.steps
-        self._predicted = self._replay.predicted if self._replay is not None and replays else latents
-        return self._predicted
+        if self._replay is not None and len(self._steps) < self._replay.steps:
+            latents = self._replay.predicted
+        self._predicted = None if latents is None else StatePart("predicted", latents)
+        if self._predicted is not None:
+            self._predicted.copy_to_host()
+        return latents
 
     def step(self, scheduler: Any, run: Callable[[], Any]) -> Any:
         """Return the output of a noise scheduler's step, which `run` returns."""
         state = self._schedulers.get(id(scheduler))
         if state is None:
             state = self._schedulers[id(scheduler)] = SchedulerState(scheduler, len(self._schedulers))
+        loop = self._progress.loop_start
+        begins = state.last_step is None or state.loop != loop
+        if begins and state.last_step is not None and state.output is not None:
+            with suppress(Exception):
+                state.output.copy_to_host()
+            self._loop_ends[state.last_step] = state.output
+        state.begin_step()
         self.in_step = True
         try:
             output, at = run(), len(self._steps)
@@ -115,13 +137,21 @@ class TaskRecord:
             output = self._replay.step(at, state, output)
             if at == self._replay.steps - 1:
                 self._replay.restore_rng(len(self._calls), self._generators())
-        loop = self._progress.loop_start
-        if state.last_step is not None and state.loop != loop:
-            self._loop_ends[state.last_step] = state.output
-        state.note(at, loop, map_tensors(output, torch.clone))
+        ends = self._progress.step + 1 >= loop + self._progress.loop_steps
+        state.end_step(at, loop, output, loop_ended=ends)
+        if begins or ends or self._changes_outputs:
+            with suppress(Exception):  # of what cannot be stored, which `take` reports
+                state.copy_to_host()
         self._calls_before_step = len(self._calls)
         self._rng = [generator.get_state() for generator in self._generators()]
         return output
+
+    def settle(self) -> None:
+        """Free what only the record refers to; called when the image task has run on to its next call, or ended."""
+        for state in self._schedulers.values():
+            if state.output is not None:
+                self._changes_outputs |= state.output.is_changed
+                state.output.settle(keeps_copies=state.loop_ended)
 
     def take(self) -> Checkpoint | None:
         """Return the checkpoint of the last step, None before the first one; raises `NotStorable`.
@@ -134,22 +164,26 @@ class TaskRecord:
             return None
         if self._fault is not None:
             raise NotStorable(self._fault)
+        outputs = self._outputs()
+        if fault := next((output.fault for output in outputs.values() if output.fault is not None), None):
+            raise NotStorable(fault)
         tensors: dict[str, torch.Tensor] = {}
-        outputs = self._loop_ends | {one.last_step: one.output for one in self._schedulers.values()}
         state = {
             "forms": list(self._forms),
             "calls": [list(call) for call in self._calls[: self._calls_before_step]],
             "steps": list(self._steps),
-            "outputs": {
-                str(at): pack(list(tensors_of(output)), f"output.{at}", tensors) for at, output in outputs.items()
-            },
-            "schedulers": packed_states(self._schedulers.values(), tensors),
-            "generators": pack(list(self._rng), "generators", tensors),
+            "outputs": {str(at): output.pack(tensors) for at, output in outputs.items()},
+            "schedulers": [one.pack(tensors) for one in self._schedulers.values()],
+            "generators": StatePart("generators", list(self._rng)).pack(tensors),
         }
         if self._predicted is not None:
-            state["predicted"] = pack(self._predicted, "predicted", tensors)
-        host, ready = _to_host(tensors)
-        return Checkpoint(self._progress.step, self._progress.total, state, host, ready)
+            state["predicted"] = self._predicted.pack(tensors)
+        return Checkpoint(self._progress.step, self._progress.total, state, tensors, _end_of_work(self._device))
+
+    def _outputs(self) -> dict[int, StepOutput]:
+        """Return what steps returned that a replay repeats, by the steps' numbers."""
+        last = {one.last_step: one.output for one in self._schedulers.values()}
+        return self._loop_ends | {at: output for at, output in last.items() if at is not None and output is not None}
 
     def _generators(self) -> list[Any]:
         own = [] if self._generator is None else [self._generator]
@@ -166,22 +200,14 @@ class TaskRecord:
         return self._forms.index(form)
 
 
-def _to_host(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any]:
-    """Return copies on the host, and the event after which they may be read; None if they can be at once."""
-    copies, uses_device = {}, False
-    for name, tensor in tensors.items():
-        if tensor.device.type != "cuda":
-            copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-            continue
-        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copies[name].copy_(tensor, non_blocking=True)
-        uses_device = True
-    if not uses_device:
-        return copies, None
+def _end_of_work(device: torch.device) -> Any:
+    """Return the event after all copies to the host so far; None where they are made at once."""
+    if device.type != "cuda":
+        return None
     event: Any = torch.cuda.Event
     ready = event()
     ready.record()
-    return copies, ready
+    return ready
 
 
 def record_steps(scheduler: Any) -> None:

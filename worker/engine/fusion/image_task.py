@@ -102,6 +102,8 @@ class ImageTask:
             _set_autocast(device, self._autocast)
         with self._rng_state:
             call = self._watched(task, value)
+        if self._record is not None:
+            self._record.settle()
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
             _set_autocast(device, None)

@@ -32,6 +32,8 @@ class StepRecord(Protocol):
 
     def keep_predicted(self, latents: torch.Tensor | None) -> torch.Tensor | None: ...
 
+    def settle(self) -> None: ...
+
 
 class ScoredStep(NamedTuple):
     """What a candidate parks with after a step at which only `left` go on: its score, None without a finite one."""

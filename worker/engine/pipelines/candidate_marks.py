@@ -69,14 +69,14 @@ class _Marks:
             changed = {} if other is None else other(pipeline, index, time, tensors)
             left = self._marks.get(index + 1)
             if left is not None and index + 1 > self._steps.last_mark:
-                latents = tensors.get("latents") if self._predicted is None else self._predicted
-                self._predicted = None
-                park(ScoredStep(index + 1, left, self._score(pipeline, latents)))
+                park(ScoredStep(index + 1, left, self._score(pipeline, tensors.get("latents"))))
             return changed
 
         return after_step
 
     def _score(self, pipeline: Any, latents: torch.Tensor | None) -> float | None:
+        """Return the score of the predicted latents, or of `latents` without them; they are free afterwards."""
+        latents, self._predicted = latents if self._predicted is None else self._predicted, None
         self._steps.previewing = True
         try:
             image = decode_small(pipeline, self._job, latents)

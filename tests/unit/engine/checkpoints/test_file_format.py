@@ -78,10 +78,10 @@ def test_a_file_of_something_else_is_refused(change: dict[str, object], reason: 
 
 
 def test_a_file_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_format, "FORMAT", 2)
+    monkeypatch.setattr(file_format, "FORMAT", file_format.FORMAT + 1)
     file = write(CHECKPOINT, IDENTITY)
     monkeypatch.undo()
-    with pytest.raises(CheckpointRefused, match="has the form 2, and 1 is read"):
+    with pytest.raises(CheckpointRefused, match="has the form 3, and 2 is read"):
         read(file, IDENTITY)
 
 

@@ -35,6 +35,7 @@ class Progress:
     step: int = 0
     total: int = 0
     loop_start: int = 0
+    loop_steps: int = 0
 
 
 class Denoiser(torch.nn.Module):
@@ -77,6 +78,7 @@ class Case:
         return (task.result, record.resumed_steps) if stop is None else record.take()
 
     def _body(self, unet: Any, progress: Progress, record: TaskRecord) -> tuple[torch.Tensor, torch.Tensor]:
+        progress.loop_steps = self.steps
         generator = torch.Generator().manual_seed(5)
         record.use_generator(generator)
         torch.manual_seed(6)
