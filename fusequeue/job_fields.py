@@ -25,6 +25,7 @@ TaskName: TypeAlias = Literal[
     "image_to_video",
     "video_to_video",
     "extend_video",
+    "upscale_video",
     "animate",
     "text_to_audio",
     "audio_to_audio",

@@ -113,6 +113,8 @@ class Task(StrEnum):
     VIDEO_TO_VIDEO = "video_to_video"
     EXTEND_VIDEO = "extend_video"
     """The result begins with a video, and goes on from it."""
+    UPSCALE_VIDEO = "upscale_video"
+    """The result is a video in longer sides."""
     ANIMATE = "animate"
     """The person of an image moves as the one of a video does."""
     TEXT_TO_AUDIO = "text_to_audio"
@@ -126,8 +128,8 @@ class Task(StrEnum):
             return Medium.AUDIO
         if self is Task.IMAGE_TO_MESH:
             return Medium.MESH
-        videos = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO, Task.ANIMATE)
-        return Medium.VIDEO if self in videos else Medium.IMAGE
+        is_video = self.takes_video or self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+        return Medium.VIDEO if is_video else Medium.IMAGE
 
     @property
     def makes_video(self) -> bool:
@@ -143,12 +145,12 @@ class Task(StrEnum):
 
     @property
     def takes_image(self) -> bool:
-        without = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO, Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO)
-        return not self.makes_audio and self not in without
+        without = self in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO) or (self.takes_video and self is not Task.ANIMATE)
+        return not self.makes_audio and not without
 
     @property
     def takes_video(self) -> bool:
-        return self in (Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO, Task.ANIMATE)
+        return self in (Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO, Task.UPSCALE_VIDEO, Task.ANIMATE)
 
     @property
     def takes_audio(self) -> bool:

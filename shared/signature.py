@@ -18,9 +18,11 @@ from shared.job_fields import MUST_MATCH
 REFINER_PREFIX = "refiner_"
 """Of the names of a refiner's modules, which are beside those of the model's own pipeline."""
 
-# Names of the pipeline modules that are called at least once per step.
+# Names of the pipeline modules that are called at least once per step, and of one that stands for a denoiser in
+# pipelines without steps, which call it once.
 DENOISERS = (
     *("transformer", "transformer_2", "unconditional_transformer", "unet", "unet_2", "prior", "prior_prior"),
+    "latent_upsampler",
     f"{REFINER_PREFIX}unet",
 )
 

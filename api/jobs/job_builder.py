@@ -124,18 +124,18 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
         shown = (*inputs.images, inputs.video)
         first = inputs.video if inputs.face_video is not None else next(iter(shown), None)  # its poses are of that size
         size = None if first is None else spec.size_like(resolved.task, first.width, first.height)
-        if size is not None and not spec.limits.allows_size(*size):
-            raise _upscaled_fault(spec, inputs.images[0], size)
+        if first is not None and size is not None and not spec.limits.allows_size(*size):
+            raise _upscaled_fault(spec, first, size)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
 
 
-def _upscaled_fault(spec: ModelSpec, image: InputRef, size: tuple[int, int]) -> InvalidRequest:
-    """Return the fault of an image whose upscaled size the model does not make."""
-    width, height = size
+def _upscaled_fault(spec: ModelSpec, source: InputRef, size: tuple[int, int]) -> InvalidRequest:
+    """Return the fault of an image or a video whose upscaled size the model does not make."""
+    param, (width, height) = "video" if source.is_video else "image", size
     limits = f"sides of {spec.limits.min_side} to {spec.limits.max_side} and {spec.limits.max_pixels} pixels"
-    message = f"image: {image.width}x{image.height} becomes {width}x{height}, and model {spec.id!r} makes {limits}"
-    return InvalidRequest(f"{message}; send another image, or width and height of the result", param="image")
+    message = f"{param}: {source.width}x{source.height} becomes {width}x{height}, and model {spec.id!r} makes {limits}"
+    return InvalidRequest(f"{message}; send another {param}, or width and height of the result", param=param)
 
 
 def _duration_of(audio: InputRef, spec: ModelSpec) -> float:

@@ -50,7 +50,7 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
         "",
         max_length=100_000,
         description="What the image or video shows, or what is to be heard. Needed, except by models of meshes, "
-        "which take none, by jobs with a control of kind `redux`, and to upscale an image.",
+        "which take none, by jobs with a control of kind `redux`, and to upscale an image or a video.",
     )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
     image: InputSource | None = Field(
@@ -73,8 +73,8 @@ class JobRequest(ConvertedFields, ServiceFields, CallFields, ChoosableFields, Pi
     last_image: InputSource | None = Field(None, description="Last frame of a video that starts from `image`.")
     video: InputSource | None = Field(
         None,
-        description="Change this video, go on from it, or let the person of `image` move as in it: an MP4 or MOV, "
-        "named like `image`.",
+        description="Change this video, go on from it, upscale it, or let the person of `image` move as in it: an MP4 "
+        "or MOV, named like `image`.",
     )
     face_video: InputSource | None = Field(
         None,
@@ -156,9 +156,9 @@ def _fault(details: ErrorDetails) -> InvalidRequest:
 def task_of(request: JobRequest, spec: ModelSpec) -> Task:
     """Return the request's task, or raise `InvalidRequest` that names the field that does not match it.
 
-    A mask implies inpainting. A video implies changing or extending it, or animating an image. Otherwise the images,
-    `last_image`, `strength` and `frames` select among the model's tasks; if more than one remains, the request must
-    name its task.
+    A mask implies inpainting. A video implies changing, extending or upscaling it, or animating an image. Otherwise the
+    images, `last_image`, `strength` and `frames` select among the model's tasks; if more than one remains, the request
+    must name its task.
     """
     if request.image is not None and request.images is not None:
         raise InvalidRequest("images: send either image or images, not both", param="images")
@@ -189,7 +189,7 @@ def _implied(request: JobRequest) -> Sequence[Task]:
     if request.video is not None:
         if request.image_values:
             return (Task.ANIMATE,)
-        return (Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO)
+        return (Task.VIDEO_TO_VIDEO, Task.EXTEND_VIDEO, Task.UPSCALE_VIDEO)
     tasks: Sequence[Task] = _WITH_IMAGE if request.image_values or request.last_image is not None else _FROM_TEXT
     if len(request.image_values) > 1:
         tasks = _WITH_SEVERAL

@@ -81,7 +81,8 @@ class Family:
     `siblings` do a task with the modules of another pipeline, where diffusers' automatic pipelines do not know them or
     would import all families; `control_pipelines` (by pipeline) take control nets. `denoising_parts` names pipelines
     that denoise an image in parts, `listed_images` those that take a list even of one image, `fixed_rates` those that
-    make the sound of a video for one rate, and take none. `upscalers` make the sides of an image so many times as long.
+    make the sound of a video for one rate, and take none. `upscalers` make the sides of an image or a video so many
+    times as long.
     """
 
     denoisers: Mapping[str, Denoiser] = field(default_factory=dict)

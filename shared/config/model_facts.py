@@ -11,8 +11,9 @@ from shared.config.noise_schedulers import OwnScheduler
 
 class ModelFacts(BaseModel):
     """Facts of a loaded model. Sides of its images are multiples of `size_step`, and `upscale_factor` times as long as
-    those of an image that it upscales; all of its videos have the rate `fps`; `unusable_schedulers` are those of the
-    models file that it cannot use, and `unusable_options` options of any scheduler, with the reason of each."""
+    those of an image or a video that it upscales; all of its videos have the rate `fps`; `unusable_schedulers` are
+    those of the models file that it cannot use, and `unusable_options` options of any scheduler, with the reason of
+    each."""
 
     model_config = ConfigDict(frozen=True)
 

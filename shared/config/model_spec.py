@@ -29,6 +29,7 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 PromptSyntax = Literal["plain", "weights"]
 MAX_DEVICES = 16
 USUAL_UPSCALE_FACTOR = 4  # of Stable Diffusion's upscaler
+USUAL_VIDEO_FACTOR = 2  # of all upscalers of videos
 
 
 class ModelSpec(Table):
@@ -144,7 +145,7 @@ class ModelSpec(Table):
     @property
     def upscales(self) -> bool:
         """Whether it is an upscaler, whose pipelines do nothing else."""
-        return Task.UPSCALE in self.tasks
+        return not {Task.UPSCALE, Task.UPSCALE_VIDEO}.isdisjoint(self.tasks)
 
     @property
     def _mesh_fault(self) -> str | None:
@@ -253,12 +254,14 @@ class ModelSpec(Table):
 
     @property
     def upscale_factor(self) -> int:
-        """How many times as long it makes the sides of an image; 4 if no folder says it, and no worker has loaded it.
+        """How many times as long it makes the sides of an image or a video; the usual factor if no folder says it, and
+        no worker has loaded it.
 
         A worker scales the image so that the result has the size of the job.
         """
         known = upscale_factor(self.source) if self.is_folder else self._facts.upscale_factor
-        return known or USUAL_UPSCALE_FACTOR
+        usual = USUAL_VIDEO_FACTOR if Task.UPSCALE_VIDEO in self.tasks else USUAL_UPSCALE_FACTOR
+        return known or usual
 
     @property
     def latent_scale(self) -> int:
@@ -291,12 +294,12 @@ class ModelSpec(Table):
     def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
         """Return width and height of a result that follows from an image, None for the model's default.
 
-        An image that is upscaled gets longer sides, which the limits may not allow. An image or video that is changed
-        or extended keeps its size. An image that is edited or animated gives its
-        proportions, with about the default's pixels.
+        One that is upscaled gets longer sides, which the limits may not allow. An image or video that is changed or
+        extended keeps its size. An image that is edited or animated gives its proportions, with about the default's
+        pixels.
         """
         pixels = self.defaults.width * self.defaults.height
-        if task is Task.UPSCALE:
+        if task in (Task.UPSCALE, Task.UPSCALE_VIDEO):
             step = self.limits.multiple_of
             columns, rows = (side * self.upscale_factor // step * step for side in (width, height))
             return columns, rows

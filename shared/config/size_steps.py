@@ -24,8 +24,8 @@ def size_step(folder: Path) -> int:
 
 
 def upscale_factor(source: str) -> int | None:
-    """Return how many times as long the sides of an image get that the model in a folder upscales; None if it upscales
-    none, or its files do not say."""
+    """Return how many times as long the sides of an image or a video get that the model in a folder upscales; None if
+    it upscales none, or its files do not say."""
     return UPSCALERS.get(pipeline_class(source) or "")
 
 
@@ -40,5 +40,7 @@ def vae_scale(source: str) -> int | None:
 @lru_cache(maxsize=256)  # without what could not be read: a folder can be mounted later
 def _vae_scale(source: str) -> int:
     vae = json.loads((Path(source) / "vae" / "config.json").read_text("utf-8"))
+    if "spatio_temporal_scaling" in vae:  # LTX's, which gets patches of pixels
+        return int(vae.get("spatial_compression_ratio") or vae["patch_size"] << sum(vae["spatio_temporal_scaling"]))
     # Wan's and Qwen-Image's VAE has a list for time with as many levels as there are for space.
     return 1 << len(vae["temperal_downsample"] if "temperal_downsample" in vae else vae["block_out_channels"][1:])

@@ -28,6 +28,9 @@ FAMILY = Family(
                 audio_sigma=TIMES,
             )
         ),
+        # Called once for each video.
+        "LTXLatentUpsamplerModel": Denoiser(forward("hidden_states")),
+        "LTX2LatentUpsamplerModel": Denoiser(forward("hidden_states")),
     },
     # Not LTX2VocoderWithBWE, whose rows differ by up to 1e-4.
     encoders={
@@ -49,4 +52,5 @@ FAMILY = Family(
         ("LTX2ImageToVideoPipeline", Task.VIDEO_TO_VIDEO): "LTX2InContextPipeline",
         ("LTX2ConditionPipeline", Task.VIDEO_TO_VIDEO): "LTX2InContextPipeline",
     },
+    upscalers={"LTXLatentUpsamplePipeline": 2, "LTX2LatentUpsamplePipeline": 2},
 )

@@ -59,13 +59,17 @@ _OF_TASKS = {
     },
 }
 
+VIDEO_UPSCALES = {"LTXLatentUpsamplePipeline": 2, "LTX2LatentUpsamplePipeline": 2}
+"""How many times as long the sides of a video get; the calls name its size before."""
+
 _OWN_STEPS = (
+    *("LTXLatentUpsamplePipeline", "LTX2LatentUpsamplePipeline"),
     "HeliosPyramidPipeline",
     "HeliosPyramidModularPipeline",
     "EchoModularPipeline",
     "Cosmos3DistilledModularPipeline",
 )
-_WITHOUT_PROMPT = ("StableDiffusionImageVariationPipeline", "StableVideoDiffusionPipeline")
+_WITHOUT_PROMPT = ("StableDiffusionImageVariationPipeline", "StableVideoDiffusionPipeline", *VIDEO_UPSCALES)
 _CONTROL = "controlnet_conditioning_scale control_guidance_start control_guidance_end"
 # What a call takes besides prompt, steps and generator.
 CALLS = {
@@ -308,8 +312,9 @@ UPSCALES = {
     "StableDiffusionUpscalePipeline": 4,
     "StableDiffusionLatentUpscalePipeline": 2,
     "IFSuperResolutionPipeline": 4,
+    **VIDEO_UPSCALES,
 }
-"""How many times as long the sides of an image get, as the documentation of diffusers says."""
+"""How many times as long the sides of an image or a video get, as the documentation of diffusers says."""
 
 
 def pipeline_of(loaded: Any, task: Task) -> Any:
@@ -323,8 +328,8 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     """Return the arguments of a call for result `index` of a job."""
     name = type(pipeline).__name__
     values: dict[str, Any] = {
-        "height": job.height,
-        "width": job.width,
+        "height": job.height // VIDEO_UPSCALES.get(name, 1),
+        "width": job.width // VIDEO_UPSCALES.get(name, 1),
         "guidance_scale": job.guidance_scale,
         "true_cfg_scale": job.guidance_scale,
         "max_guidance_scale": job.guidance_scale,
@@ -392,17 +397,17 @@ def _sounds(job: Job) -> dict[str, Any]:
 
 
 def _images(job: Job, factor: int = 1) -> dict[str, Any]:
-    """Return a job's images: those to edit in their own size, the others in that of the result, or one that gets
-    `factor` times as long sides."""
+    """Return a job's images and videos: those to edit in their own size, the others in that of the result, or one that
+    gets `factor` times as long sides."""
     files = input_files(job)
     size = (job.width, job.height)
+    small = (job.width // factor, job.height // factor)
     values: dict[str, Any] = {}
     if job.task is Task.EDIT:
         mode = "RGBA" if job.layers else "RGB"
         sized = zip(files.images, job.reference_sizes, strict=True)
         images = [_opened(data).convert(mode).resize(own, Image.Resampling.LANCZOS) for data, own in sized]
     else:
-        small = (job.width // factor, job.height // factor)
         images = [ImageOps.fit(_opened(data), small, Image.Resampling.LANCZOS) for data in files.images]
     if images:
         values["image"] = images if len(images) > 1 else images[0]
@@ -411,7 +416,7 @@ def _images(job: Job, factor: int = 1) -> dict[str, Any]:
     if files.video is not None:
         frames = load_frames(files.video)
         if job.task is not Task.ANIMATE:
-            frames = [ImageOps.fit(frame, size, Image.Resampling.LANCZOS) for frame in frames]
+            frames = [ImageOps.fit(frame, small, Image.Resampling.LANCZOS) for frame in frames]
         values |= dict.fromkeys(("video", "driving_video", "controls"), frames)
         values |= _beginning(job, frames) if job.task is Task.EXTEND_VIDEO else {}
         values["reference_conditions"] = [LTX2ReferenceCondition(frames)]

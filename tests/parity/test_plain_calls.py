@@ -10,7 +10,7 @@ import diffusers
 import pytest
 import torch
 from harness.engine import a_job, input_files
-from parity.plain_calls import CALLS, UPSCALES, arguments
+from parity.plain_calls import CALLS, UPSCALES, VIDEO_UPSCALES, arguments
 
 from shared.config.controls import Control
 from shared.job import Job
@@ -91,6 +91,7 @@ def job_of(name: str, taken: set[str], fields: Mapping[str, Any]) -> Job:
         own |= {"frames": 9, "fps": 24}
     if not taken.isdisjoint({*VIDEOS, *POSES_AND_FACES, REFERENCES}):
         task = Task.EXTEND_VIDEO if "mask" in taken else Task.ANIMATE if image else Task.VIDEO_TO_VIDEO
+        task = Task.UPSCALE_VIDEO if name in VIDEO_UPSCALES else task
         own |= {"frames": 9, "fps": 24}
     if not taken.isdisjoint(DURATIONS):
         return a_job("x", **sound_fields(taken, own))

@@ -21,6 +21,7 @@ RESTARTS: Mapping[str, str] = {
     **dict.fromkeys(("ace-step", "hunyuan-image-2.1"), MOMENTUM),
     **dict.fromkeys(("wan-animate-2", "wan-animate-2-distilled"), "the check of its checkpoints failed"),
     "anyflow-far": "no forward of its denoiser is seen",
+    **dict.fromkeys(("ltx-video-upscaler", "ltx-2-upscaler"), "no job of it has two steps"),
 }
 """Families whose jobs have no checkpoints and begin anew, and how the reason begins."""
 

@@ -30,21 +30,26 @@ def _text(max_length: int) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "text_encoder": components.t5_encoder(tokenizer)}
 
 
+def ltx_vae(**more: Any) -> AutoencoderKLLTXVideo:
+    return AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        spatio_temporal_scaling=(True, True, True, False),
+        decoder_spatio_temporal_scaling=(True, True, True, False),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        patch_size=1,
+        patch_size_t=1,
+        **more,
+    )
+
+
 def _ltx_parts() -> dict[str, Any]:
     return {
         **_text(128),
         "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05),
-        "vae": AutoencoderKLLTXVideo(
-            latent_channels=8,
-            block_out_channels=(8, 8, 8, 8),
-            decoder_block_out_channels=(8, 8, 8, 8),
-            spatio_temporal_scaling=(True, True, True, False),
-            decoder_spatio_temporal_scaling=(True, True, True, False),
-            layers_per_block=(1, 1, 1, 1, 1),
-            decoder_layers_per_block=(1, 1, 1, 1, 1),
-            patch_size=1,
-            patch_size_t=1,
-        ),
+        "vae": ltx_vae(),
         "transformer": LTXVideoTransformer3DModel(
             in_channels=8,
             out_channels=8,

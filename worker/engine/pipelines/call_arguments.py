@@ -37,6 +37,7 @@ from worker.engine.pipelines.task_pipelines import (
     call_parameters,
     takes_structure,
 )
+from worker.engine.pipelines.upscaling import enlarged_video
 
 NEEDS_CACHE = ("AnyFlowFARPipeline",)
 NEEDS_NEGATIVE = ("EasyAnimatePipeline",)  # with guidance it fails without one
@@ -85,6 +86,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **{name: list(inputs.video) for name in VIDEOS},
         **_poses_and_faces(job, accepted, inputs),
         **beginning(pipeline, job, accepted, inputs.video),
+        **enlarged_video(pipeline, job, inputs.video),
         **_references(pipeline, job, inputs, accepted),
         **_video(job, accepted),
         **sound_arguments(pipeline, job, inputs),

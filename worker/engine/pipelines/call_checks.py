@@ -85,9 +85,9 @@ def check_part_has_steps(job: Job, steps: StepCounter) -> None:
 @contextmanager
 def inputs_refused(job: Job, steps: StepCounter) -> Iterator[None]:
     """Raise `InferenceFailed` for a `ValueError` before the first step that names an input of `extra`, and
-    `UnusableInput` for any other of an edit: the pipeline refuses its images.
+    `UnusableInput` for any other of an edit, a mesh or a video to enlarge: the pipeline refuses its input.
 
-    FLUX.2 does so for small and for long ones. Pipelines of other tasks get images of the job's own size.
+    FLUX.2 does so for small and for long images. Pipelines of other tasks get images of the job's own size.
     """
     try:
         yield
@@ -96,6 +96,8 @@ def inputs_refused(job: Job, steps: StepCounter) -> Iterator[None]:
             raise
         for name in (name for name in job.extra or {} if f"`{name}`" in str(error)):
             raise InferenceFailed(f"extra.{name}: {error}"[:500], param=f"extra.{name}") from None
-        if job.task not in (Task.EDIT, Task.IMAGE_TO_MESH):
+        if job.task not in (Task.EDIT, Task.IMAGE_TO_MESH, Task.UPSCALE_VIDEO):
             raise
-        raise UnusableInput(f"model {job.model!r} refuses the input image: {error}"[:500], param="image") from None
+        param = "image" if job.video is None else "video"
+        what = "the input image" if job.video is None else "the video"
+        raise UnusableInput(f"model {job.model!r} refuses {what}: {error}"[:500], param=param) from None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shared.errors import UnusableInput
 from shared.inputs.formats.audio import audio_format
+from shared.job import FieldWarning
 from worker.engine.protocol import Audio
 
 Samples = npt.NDArray[np.float32]
@@ -27,21 +28,60 @@ def decode_audio(data: bytes, most_s: float, param: str = "audio") -> Audio:
     Raises `UnusableInput` if it cannot be decoded.
     """
     import av  # not before there is a sound: the libraries of FFmpeg take 5 MB
-    from av.audio.resampler import AudioResampler
 
     try:
         with av.open(io.BytesIO(data), "r", format=audio_format(data) or "wav") as container:
-            stream = container.streams.audio[0]
-            rate, channels = min(stream.rate, HIGHEST_RATE), min(stream.channels, MOST_CHANNELS)
-            resampler = AudioResampler(format="fltp", layout=_LAYOUTS[channels], rate=rate)
-            parts = _resampled_parts(resampler, container.decode(stream))
-            usable = (np.nan_to_num(part).clip(-1, 1) for part in parts)
-            samples = _collected(usable, channels, round(most_s * rate))
+            sound = _decoded(container, most_s)
     except Exception as error:  # FFmpeg's readers raise many types
         raise UnusableInput(f"the input audio cannot be decoded: {error}", param=param) from error
-    if not samples.size:
+    if not sound.samples.size:
         raise UnusableInput("the input audio has no samples", param=param)
-    return Audio(samples, rate)
+    return sound
+
+
+def decode_soundtrack(data: bytes, most_s: float) -> tuple[Audio | None, tuple[FieldWarning, ...]]:
+    """Return the sound of a video to the first `most_s` seconds of its frames, None if it has none; and a warning about
+    one that cannot be decoded."""
+    import av
+
+    try:
+        with av.open(io.BytesIO(data), "r", format="mov", options={"enable_drefs": "0"}) as container:
+            if not container.streams.audio:
+                return None, ()
+            sound = _decoded(container, most_s, since_s=_start_s(container.streams.video[0]))
+    except Exception as error:  # FFmpeg's readers raise many types
+        message = f"video: its sound cannot be decoded, and the result has none of it: {error}"[:300]
+        return None, (FieldWarning(param="video", message=message),)
+    return (sound if sound.samples.size else None), ()
+
+
+def _decoded(container: Any, most_s: float, *, since_s: float | None = None) -> Audio:
+    """Return the sound of a container from its beginning, or from the time `since_s` of its other streams."""
+    from av.audio.resampler import AudioResampler
+
+    stream = container.streams.audio[0]
+    rate, channels = min(stream.rate, HIGHEST_RATE), min(stream.channels, MOST_CHANNELS)
+    resampler = AudioResampler(format="fltp", layout=_LAYOUTS[channels], rate=rate)
+    parts = _resampled_parts(resampler, container.decode(stream))
+    usable = (np.nan_to_num(part).clip(-1, 1) for part in parts)
+    late_s = 0.0 if since_s is None else max(-most_s, min(most_s, _start_s(stream) - since_s))
+    shifted = _shifted(usable, channels, round(late_s * rate))
+    return Audio(_collected(shifted, channels, round(most_s * rate)), rate)
+
+
+def _start_s(stream: Any) -> float:
+    return 0.0 if stream.start_time is None else float(stream.start_time * stream.time_base)
+
+
+def _shifted(parts: Iterable[Samples], channels: int, late: int) -> Iterator[Samples]:
+    """Yield silence of `late` samples before the parts; if that is negative, the parts without so many."""
+    if late > 0:
+        yield np.zeros((channels, late), np.float32)
+    early = max(0, -late)
+    for part in parts:
+        dropped = min(early, part.shape[-1])
+        early -= dropped
+        yield part[:, dropped:]
 
 
 def _resampled_parts(resampler: Any, frames: Iterable[Any]) -> Iterator[Samples]:

@@ -15,7 +15,7 @@ from shared.inputs.formats.latents import NAME
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
-from worker.engine.pipelines.input_audio import decode_audio, resampled
+from worker.engine.pipelines.input_audio import decode_audio, decode_soundtrack, resampled
 from worker.engine.pipelines.input_videos import decode_video
 from worker.engine.protocol import Audio, InputFiles
 
@@ -33,8 +33,8 @@ class InputImages:
     """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
     control images. `warnings` name those without effect; `paste` is for the results of inpainting. `latents` stand for
     the image to start from. `video` and `face_video` have the frames that the job uses; `audio` is the sound to start
-    from, and `audio_rates` has it at the rates of models. `structure` is the only image to edit, cropped to the job's
-    size, if that of `images` is smaller."""
+    from, or that of a video to enlarge, and `audio_rates` has it at the rates of models. `structure` is the only image
+    to edit, cropped to the job's size, if that of `images` is smaller."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -83,7 +83,10 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
         frames, warnings = decode_video(files.video, job)
         faces, more = ((), ()) if files.face_video is None else decode_video(files.face_video, job, "face_video")
         images = tuple(fit_image(data, width, height) for data in files.images)
-        return InputImages(images, video=frames, face_video=faces, warnings=(*warnings, *more))
+        sound = None
+        if job.task is Task.UPSCALE_VIDEO:
+            sound, more = decode_soundtrack(files.video, job.frames / (job.fps or 1))
+        return InputImages(images, video=frames, face_video=faces, audio=sound, warnings=(*warnings, *more))
     if files.mask is not None:
         return _decode_inpainting(job, files, files.mask)
     return InputImages(

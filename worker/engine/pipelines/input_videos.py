@@ -22,7 +22,7 @@ from shared.job_fields import Task
 DECODER_THREADS = 2  # per video; each holds frames of its own
 LONGEST_S = 120.0
 LARGEST_FOLLOWED = 2  # times the larger side of the job: pipelines scale frames once more; 1 if they take much memory
-_MUCH_BYTES = 128 * 1024 * 1024
+MUCH_BYTES = 128 * 1024 * 1024
 MAX_DECODED_BYTES = 2 * 1024 * 1024 * 1024
 _PADDING = 16  # pixels: frames are coded in blocks
 _HD_HEIGHT = 720  # from which on untagged colours are those of BT.709
@@ -34,9 +34,10 @@ Frames = tuple[Image.Image, ...]
 def decode_video(data: bytes, job: Job, param: str = "video") -> tuple[Frames, tuple[FieldWarning, ...]]:
     """Return the frames of a video at the times of the job's own, and warnings about what of it has no effect.
 
-    Of a video that is extended they are all. Those to change are cropped to the job's size. Those to follow keep their
-    proportions, as pipelines fit them into the image, and have at most twice the job's sides. `param` is the field of
-    the video. Raises `UnusableInput`, also for too many frames in memory.
+    Of a video that is extended they are all. Those to change are cropped to the job's size, and those to enlarge if
+    they are larger than that and take much memory. Those to follow keep their proportions, as pipelines fit them into
+    the image, and have at most twice the job's sides. `param` is the field of the video. Raises `UnusableInput`, also
+    for too many frames in memory.
     """
     ref: InputRef | None = getattr(job, param)
     if ref is None or ref.fps is None or job.fps is None:
@@ -63,6 +64,8 @@ def decode_video(data: bytes, job: Job, param: str = "video") -> tuple[Frames, t
 def _check_memory(job: Job, ref: InputRef, param: str) -> None:
     """Raise `UnusableInput` if the frames that a job uses take too much memory."""
     pixels = job.width * job.height
+    if job.task is Task.UPSCALE_VIDEO:
+        pixels = min(pixels, ref.width * ref.height)
     if job.task is Task.ANIMATE:
         scale = min(1.0, max(job.width, job.height) / max(ref.width, ref.height))
         pixels = int(ref.width * ref.height * scale**2)
@@ -149,8 +152,12 @@ def _picture(frame: VideoFrame, job: Job) -> Image.Image:
         image = image.rotate(frame.rotation, expand=True)
     if job.task is Task.ANIMATE:
         side = max(job.width, job.height)
-        is_much = 3 * job.frames * (LARGEST_FOLLOWED * side) ** 2 > _MUCH_BYTES
+        is_much = 3 * job.frames * (LARGEST_FOLLOWED * side) ** 2 > MUCH_BYTES
         image.thumbnail((side if is_much else LARGEST_FOLLOWED * side,) * 2, Image.Resampling.LANCZOS)
+        return image
+    pixels = image.width * image.height
+    is_kept = pixels <= job.width * job.height or 3 * job.frames * pixels <= MUCH_BYTES
+    if job.task is Task.UPSCALE_VIDEO and is_kept:
         return image
     return ImageOps.fit(image, (job.width, job.height), Image.Resampling.LANCZOS)
 
@@ -159,6 +166,6 @@ def _warnings(job: Job, usable: int, param: str, *, has_sound: bool) -> tuple[Fi
     messages = []
     if usable > job.frames:
         messages.append(f"{param}: its first {job.frames} of {usable} frames at {job.fps} fps are used")
-    if has_sound:
+    if has_sound and job.task is not Task.UPSCALE_VIDEO:  # which keeps it
         messages.append(f"{param}: its sound is not used; the result has none of it")
     return tuple(FieldWarning(param=param, message=message) for message in messages)

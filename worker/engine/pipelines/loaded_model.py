@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -171,6 +171,8 @@ class LoadedModel:
             check_part_has_steps(job, steps)
             if job.duration_s is not None:
                 results = [cut_to(one, job.duration_s) for one in results if isinstance(one, Audio)]
+            if job.task is Task.UPSCALE_VIDEO:
+                results = [replace(one, audio=inputs.audio) for one in results if isinstance(one, Output)]
             return results
 
         def body() -> list[Output] | list[Audio] | list[Mesh] | list[Latents]:

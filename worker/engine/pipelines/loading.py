@@ -45,6 +45,7 @@ from worker.engine.pipelines.shape_pipeline import ShapePipeline
 from worker.engine.pipelines.stand_ins import stand_in_for
 from worker.engine.pipelines.task_pipelines import check_structure, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import cached_tokenizers
+from worker.engine.pipelines.upscaling import check_upsampler
 from worker.engine.pipelines.weighted_prompts import check_syntax
 from worker.engine.weights.checkpoint import checkpoint_parts
 from worker.engine.weights.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
@@ -215,6 +216,7 @@ def _assemble(
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
     check_structure(spec, pipelines)
+    check_upsampler(pipelines.values())
     check_syntax(spec, pipelines.values())
     schedulers = ChosenSchedulers(spec.id)
     schedulers.load(spec.named_schedulers, getattr(pipeline, "scheduler", None))

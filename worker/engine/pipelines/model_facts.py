@@ -32,11 +32,14 @@ def facts_of(folder: Path, templates: Iterable[Pipeline], unusable_schedulers: M
 
 
 def upscale_factor(pipeline: Pipeline) -> int | None:
-    """Return how many times as long a pipeline makes the sides of an image; None if it upscales none."""
+    """Return how many times as long a pipeline makes the sides of an image or a video; None if it upscales none."""
     return UPSCALERS.get(type(pipeline).__name__)
 
 
 def side_step(pipeline: Pipeline) -> int:
     """Return what a pipeline rounds the sides of images to multiples of; 1 if it does not say."""
-    config = getattr(getattr(pipeline, "image_processor", None), "config", {})
-    return int(config.get("vae_scale_factor", 1)) * (upscale_factor(pipeline) or 1)
+    factor = upscale_factor(pipeline)
+    names = ("image_processor",) if factor is None else ("image_processor", "video_processor")
+    processor = next((found for name in names if (found := getattr(pipeline, name, None)) is not None), None)
+    config = getattr(processor, "config", {})
+    return int(config.get("vae_scale_factor", 1)) * (factor or 1)

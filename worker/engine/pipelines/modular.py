@@ -93,8 +93,8 @@ def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
     """Return why blocks do not do a task, None if they do."""
     if task is Task.EXTEND_VIDEO:
         return "its blocks do not say whether they change a video or go on from it"
-    if task is Task.UPSCALE:
-        return "no blocks upscale an image"
+    if task in (Task.UPSCALE, Task.UPSCALE_VIDEO):
+        return "no blocks upscale an image or a video"
     lacking = [name for name in _GIVEN[task] if name not in blocks.input_names]
     if lacking:
         return f"it takes no {lacking[0]}"

@@ -59,8 +59,10 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
 def supports(task: Task, pipeline: Pipeline) -> bool:
     """Return whether a pipeline's call takes the inputs of `task` and needs no others."""
     accepted = call_parameters(pipeline)
-    if task is Task.UPSCALE or type(pipeline).__name__ in UPSCALERS:
-        return task is Task.UPSCALE and type(pipeline).__name__ in UPSCALERS
+    if type(pipeline).__name__ in UPSCALERS:
+        return task is (Task.UPSCALE_VIDEO if "video" in accepted else Task.UPSCALE)
+    if task in (Task.UPSCALE, Task.UPSCALE_VIDEO):
+        return False
     if task.makes_audio or not accepted.keys().isdisjoint(DURATIONS):
         lacks_part = task is Task.AUDIO_TO_AUDIO and getattr(pipeline, "audio_tokenizer", True) is None  # of ACE-Step
         return does_sound(task, accepted) and not lacks_part

@@ -20,6 +20,11 @@ const RATIOS = [
   ["16:9", 16 / 9],
   ["9:16", 9 / 16],
 ];
+/** What follows from the video of a task, if not all of it. */
+const FROM_VIDEO = {
+  extend_video: "Size and rate are those of the video; the frames are those of the video and of what is made",
+  upscale_video: "The size follows from the video; frames and rate are those of the video",
+};
 
 export function Form({ models, model, values, setValues, fault, generate }) {
   const set = (changes) =>
@@ -94,7 +99,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
       ${has.last_image && html`<${Drop} label="Last frame" name="last_image" image=${values.last_image} fault=${faultOf("last_image")} onChange=${(last_image) => set({ last_image })} />`}
       ${has.video && html`<${Drop} label="Video" name="video" kind="video" image=${values.video} fault=${faultOf("video")} onChange=${(video) => set({ video })} />`}
       ${has.face_video && html`<${Drop} label="Faces, if the video is one of poses" name="face_video" kind="video" image=${values.face_video} fault=${faultOf("face_video")} onChange=${(face_video) => set({ face_video })} />`}
-      ${has.video && html`<p class="hint">${values.task === "extend_video" ? "Size and rate are those of the video; the frames are those of the video and of what is made" : "Size, frames and rate are those of the video"} unless they are changed here.</p>`}
+      ${has.video && html`<p class="hint">${FROM_VIDEO[values.task] ?? "Size, frames and rate are those of the video"} unless they are changed here.</p>`}
       ${has.duration && html`<${Sound} model=${model} values=${values} set=${set} field=${field} has=${has} />`}
       ${has.size && html`<${Size} model=${model} values=${values} set=${set} field=${field} />`}
       <div class="form-grid">

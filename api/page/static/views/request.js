@@ -7,7 +7,8 @@ import { bestOf, bestOfValues } from "./candidates.js";
 import { startFaults, startFields } from "./start.js";
 
 const WITH_IMAGE = ["image_to_image", "inpaint", "edit", "upscale", "image_to_video", "animate", "image_to_mesh"];
-const WITH_VIDEO = ["video_to_video", "extend_video", "animate"];
+const WITH_VIDEO = ["video_to_video", "extend_video", "upscale_video", "animate"];
+const UPSCALES = ["upscale", "upscale_video"];
 const WITH_AUDIO = ["audio_to_audio", "audio_inpaint"];
 const WITH_STRENGTH = ["image_to_image", "inpaint", "video_to_video", "audio_to_audio"];
 const SIDES = ["width", "height"];
@@ -32,7 +33,7 @@ export function fieldsOf(task, model) {
   return {
     medium: mediumOf(task),
     prompt: !mesh,
-    size: !sound && !mesh && task !== "upscale", // it follows from the image
+    size: !sound && !mesh && !UPSCALES.includes(task), // it follows from the image or the video
     duration: sound,
     audio: WITH_AUDIO.includes(task),
     repaint: task === "audio_inpaint",
@@ -108,7 +109,7 @@ export function blank(model, before = null, modelBefore = null) {
 export function needsPrompt(values, model) {
   const has = fieldsOf(values.task, model);
   const redux = model.controls.filter((control) => control.kind === "redux").map((control) => control.id);
-  return has.prompt && values.task !== "upscale" && !(has.controls && values.controls.some((one) => one.image && redux.includes(one.id)));
+  return has.prompt && !UPSCALES.includes(values.task) && !(has.controls && values.controls.some((one) => one.image && redux.includes(one.id)));
 }
 
 /** The request body of the values: only what differs from the model's defaults, so that it is short to read. */
@@ -234,7 +235,7 @@ export function valuesFrom(body, models) {
   values.best_of = bestOfValues(body.best_of ?? null);
   values.metadata = metadataText(body.metadata ?? {});
   if (!body.task && values.video) {
-    const wanted = values.images.length ? ["animate"] : ["video_to_video", "extend_video"];
+    const wanted = values.images.length ? ["animate"] : ["video_to_video", "extend_video", "upscale_video"];
     values.task = wanted.find((task) => model.tasks.includes(task)) ?? wanted[0];
   } else if (!body.task && values.images.length) {
     const wanted = values.mask ? ["inpaint"] : ["image_to_image", "edit", "upscale", "image_to_video", "image_to_mesh"];

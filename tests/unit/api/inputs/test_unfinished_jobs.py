@@ -52,6 +52,17 @@ max_frames = 9
 min_side = 64
 
 [[model]]
+id = "enlarger"
+source = "x"
+tasks = ["upscale_video"]
+[model.defaults]
+width = 256
+height = 256
+[model.limits]
+max_frames = 9
+max_side = 256
+
+[[model]]
 id = "band"
 source = "x"
 tasks = ["text_to_audio", "audio_to_audio"]
@@ -112,6 +123,7 @@ async def test_what_an_artifact_will_be_decides_what_a_job_makes_of_it(api: http
         ({"image": {"job": picture}, "mask": {"job": mask}}, {"width": 64, "height": 128}),
         ({"model": "film", "image": {"job": picture}, "task": "image_to_video"}, {"frames": 81}),
         ({"model": "remix", "video": {"job": film}}, {"width": 128, "height": 64, "frames": 9, "fps": 24}),
+        ({"model": "enlarger", "video": {"job": film}}, {"width": 256, "height": 128, "frames": 9, "fps": 24}),
         ({"model": "band", "audio": {"job": sound}}, {"duration_s": 7.5}),
     ]
     for sent, made in rows:
@@ -126,6 +138,7 @@ async def test_an_artifact_that_a_job_cannot_start_from_is_refused_by_its_field(
     wide = (await submit(api, width=128, height=64))["id"]
     sent = (await submit(api, output={"put_url": "https://a.example/b"}))["id"]
     film = (await submit(api, model="film", task="text_to_video", frames=17))["id"]
+    large = (await submit(api, model="film", task="text_to_video", width=256, frames=9))["id"]
     pictures = [(await submit(api))["id"] for _ in range(17)]
     rows: list[tuple[dict[str, Any], str, str]] = [
         ({"image": {"job": picture, "artifact": 1}}, "image", "artifact is at most 0, not 1"),
@@ -134,6 +147,8 @@ async def test_an_artifact_that_a_job_cannot_start_from_is_refused_by_its_field(
         ({"image": {"job": film}}, "image", "is a video, not an image"),
         ({"images": [{"job": picture}, {"job": film}], "task": "edit"}, "images.1", "is a video, not an image"),
         ({"model": "remix", "video": {"job": picture}}, "video", "is an image, not a video"),
+        ({"model": "enlarger", "video": {"job": picture}}, "video", "is an image, not a video"),
+        ({"model": "enlarger", "video": {"job": large}, "width": None, "height": None}, "video", "becomes 512x256"),
         ({"image": {"job": picture}, "mask": {"job": wide}}, "mask", "must have the same proportions"),
         ({"image": {"job": pictures[0]}, "after": pictures[1:]}, "after", "waits for 17 others"),
     ]

@@ -32,13 +32,32 @@ tasks = ["animate"]
 max_frames = 81
 max_input_frames = 20
 """
+ENLARGER = """
+[[model]]
+id = "enlarger"
+source = "x"
+tasks = ["upscale_video"]
+[model.defaults]
+width = 256
+height = 256
+[model.limits]
+max_frames = 81
+max_side = 256
+multiple_of = 64
+max_input_frames = 20
+
+[[model]]
+id = "picture-enlarger"
+source = "x"
+tasks = ["upscale"]
+"""
 VIDEO = a_video_file(9, 8, size=(96, 64), metadata="secret place")
 
 
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     models = tmp_path / "models.toml"
-    models.write_text(MODELS + DANCER)
+    models.write_text(MODELS + DANCER + ENLARGER)
     async with serving(fake_queue, tmp_path, models=models) as client:
         yield client
 
@@ -125,3 +144,31 @@ async def test_faces_that_do_not_fit_the_job_are_refused(api: httpx.AsyncClient)
         fault = response.json()["errors"][0]
         assert (response.status_code, fault["param"]) == (422, "face_video"), response.text
         assert words in fault["message"]
+
+
+async def test_an_upscaled_video_has_twice_its_sides_and_its_own_frames_and_rate(api: httpx.AsyncClient) -> None:
+    """Sides are rounded down to what the model makes; those that a request names are those of the result."""
+    video = (await upload(api))["id"]
+    for sent, size in (({}, (192, 128)), ({"width": 64, "height": 64}, (64, 64))):
+        response = await api.post("/v1/jobs", json={"model": "enlarger", "video": video, **sent})
+        assert response.status_code == 202, response.text
+        job = response.json()
+        assert (job["task"], job["prompt"], job["warnings"]) == ("upscale_video", "", [])
+        assert ((job["width"], job["height"]), job["frames"], job["fps"]) == (size, 9, 8)
+
+
+async def test_a_video_that_cannot_be_upscaled_is_refused(api: httpx.AsyncClient) -> None:
+    image, video = (await upload(api, png()))["id"], (await upload(api))["id"]
+    wide = (await upload(api, a_video_file(9, 8, size=(160, 64))))["id"]
+    long = (await upload(api, a_video_file(21, 8)))["id"]
+    for body, words in (
+        ({"model": "enlarger", "video": wide}, "160x64 becomes 320x128"),
+        ({"model": "enlarger", "video": long}, "it has 21 frames; model 'enlarger' takes at most 20"),
+        ({"model": "enlarger", "video": image}, "it is an image, not a video"),
+        ({"model": "enlarger", "image": image}, "model 'enlarger' needs one; its tasks: upscale_video"),
+        ({"model": "picture-enlarger", "video": video}, "does not support"),
+    ):
+        response = await api.post("/v1/jobs", json=body)
+        fault = response.json()["errors"][0]
+        assert (response.status_code, fault["param"]) == (422, "video"), response.text
+        assert words in fault["message"], fault

@@ -87,6 +87,9 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("Cosmos2_5_TransferPipeline", {Task.VIDEO_TO_VIDEO}),
         ("WanVACEPipeline", {Task.TEXT_TO_VIDEO, Task.EXTEND_VIDEO}),
         ("WanAnimatePipeline", {Task.ANIMATE}),
+        ("StableDiffusionUpscalePipeline", {Task.UPSCALE}),
+        ("LTXLatentUpsamplePipeline", {Task.UPSCALE_VIDEO}),
+        ("LTX2LatentUpsamplePipeline", {Task.UPSCALE_VIDEO}),
         ("SkyReelsV2DiffusionForcingVideoToVideoPipeline", set()),  # it continues one
     ],
 )
