@@ -10,7 +10,7 @@ import typer
 from cli.client_options import Exit, Json, Key, Url, connected, name_option
 from cli.jobs import Limit
 from cli.matching import print_changes
-from cli.messages import print_error
+from cli.messages import counted, print_error
 from fusequeue import Changes, Client, Group, JobState
 
 GROUPS_HELP = "Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one."
@@ -96,7 +96,7 @@ def download(
     with connected(url, api_key, as_json) as (client, console):
         done = client.download_group(name, out, tenant=tenant)
         result = {"group": name, "saved": done.saved, "kept": done.kept, "folder": str(out)}
-        console.record(result, (("saved", f"{done.saved} files in {out}"), ("kept", done.kept)))
+        console.record(result, (("saved", f"{counted(done.saved, 'files')} in {out}"), ("kept", done.kept)))
 
 
 def _change(

@@ -45,6 +45,11 @@ class Command(TyperCommand):
 class CommandGroup(TyperGroup):
     """A command with commands of its own, each listed with the whole first paragraph of its help."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if args[0] == "list" and "list" not in self.commands and self.invoke_without_command:
+            ctx.fail(f"No such command 'list': `{ctx.command_path}` alone lists them.")
+        return super().resolve_command(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = [record for parameter in self.get_params(ctx) if (record := parameter.get_help_record(ctx))]
         with formatter.section("Options"):

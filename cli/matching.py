@@ -19,6 +19,7 @@ from cli.client_options import (
     name_option,
     takes,
 )
+from cli.messages import counted
 from fusequeue import Changes, Job
 
 JobIds = Annotated[list[str] | None, typer.Argument(help="Jobs; or name filters.", callback=ids_option)]
@@ -126,8 +127,10 @@ def change_all(console: CommandConsole, change: Callable[..., Changes], chosen: 
 def print_changes(console: CommandConsole, changes: Changes, done: str, noun: str) -> None:
     """Print how many were changed; those that match and cannot be are unchanged."""
     verb = f"would be {done}" if changes.dry_run else done
-    count = f"{len(changes.ids)} {noun if len(changes.ids) != 1 else noun.removesuffix('s')}"
-    console.record(changes, ((verb, count), *((("unchanged", changes.skipped),) if changes.skipped else ())))
+    console.record(
+        changes,
+        ((verb, counted(len(changes.ids), noun)), *((("unchanged", changes.skipped),) if changes.skipped else ())),
+    )
 
 
 def filters_of(chosen: Chosen) -> dict[str, Any]:

@@ -10,6 +10,11 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+def counted(number: int, nouns: str) -> str:
+    """Return a number of things in words: `1 job`, `2 jobs`."""
+    return f"{number} {nouns if number != 1 else nouns.removesuffix('s')}"
+
+
 def print_error(text: object) -> None:
     """Print an error on one line of stderr."""
     print(f"fusequeue: {one_line(str(text))[:MAX_ERROR_CHARS]}", file=sys.stderr)
