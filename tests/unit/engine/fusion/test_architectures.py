@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import diffusers
+import diffusers.pipelines.ltx
 import diffusers.pipelines.ltx2
 import pytest
 import torch
@@ -40,7 +41,10 @@ def ltx_call(rows: int, timestep: torch.Tensor, **more: Any) -> dict[str, Any]:
     return add_substitutes(LTX, call | more)
 
 
-PACKAGES: tuple[Any, ...] = (diffusers, diffusers.models, diffusers.pipelines.ltx2, transformers)
+PACKAGES: tuple[Any, ...] = (
+    *(diffusers, diffusers.models, diffusers.pipelines.ltx, diffusers.pipelines.ltx2),
+    transformers,
+)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -59,6 +63,7 @@ def test_every_name_of_a_family_is_that_of_a_class(name: str) -> None:
         *family.denoising_parts,
         *family.listed_images,
         *family.fixed_rates,
+        *family.upscalers,
     }
     packages = mesh_packages() if names & set(OF_MESHES) else PACKAGES
     assert {one for one in names if not any(hasattr(package, one) for package in packages)} == set()
