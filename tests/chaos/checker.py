@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import redis
-from harness.s3_process import admin
-from PIL import Image
-
-from chaos.client import Client, Request
-from chaos.monitor import Monitor
-from chaos.processes import BUCKET, Cluster
-from chaos.sleeping_engine import EPOCH_STEPS, Forward, color_of, read_journal
+from chaos.evidence import Evidence
+from chaos.request import Request
+from chaos.sleeping_engine import EPOCH_STEPS, state_in
 from shared.job import JobRecord, State
-from shared.queue.records import record
 
 PARENT_FAILED = "parent_failed"
-_CHUNK = 500
 _SHOWN = 3
 
 
@@ -38,24 +28,6 @@ class Report:
         for kind, found in self.problems.items():
             lines += [f"! {kind:<28} {len(found):>7}   {'; '.join(found[:_SHOWN])}"]
         return lines
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Everything that is known after a run.
-
-    `webhooks`: (webhook id, job, type) of each one received. `lost_pids`: the workers that were killed or stopped.
-    """
-
-    requests: Sequence[Request]
-    records: Mapping[str, JobRecord]
-    objects: Mapping[str, bytes]
-    monitor: Monitor
-    forwards: Sequence[Forward]
-    lost_pids: Set[int]
-    webhooks: Sequence[tuple[str, str, str]] | None
-    leftovers: Sequence[str]
-    dead_letters: int
 
 
 PROMISES = (
@@ -76,6 +48,8 @@ PROMISES = (
     "ran before a parent ended",
     "ran after a failed parent",
     "failed for no parent",
+    "starts from another job",
+    "left of deleted jobs",
     "left in the queue",
 )
 """Kinds of problems; each must be empty."""
@@ -84,8 +58,8 @@ PROMISES = (
 def check(evidence: Evidence) -> Report:
     """Return the report of a run."""
     report = Report()
-    parts = (_check_requests, _check_ends, _check_parents, _check_results, _check_forwards, _check_pauses)
-    for part in (*parts, _check_webhooks):
+    parts = (_check_requests, _check_ends, _check_parents, _check_sources, _check_results, _check_forwards)
+    for part in (*parts, _check_pauses, _check_deletions, _check_webhooks):
         part(evidence, report)
     for kind, found in (
         ("stale progress", evidence.monitor.stale_progress),
@@ -102,7 +76,7 @@ def _check_requests(evidence: Evidence, report: Report) -> None:
     for job_id, known in evidence.records.items():
         of_token[known.job.metadata.get("token", "")].add(job_id)
     for request in requests:
-        jobs = of_token[request.planned.token] | request.job_ids
+        jobs = (of_token[request.planned.token] | request.job_ids) - set(request.retries.values())
         if request.planned.key and len(jobs) > 1 and not request.forgotten:
             report.problems["submitted twice"].append(f"{request.planned.token}: {sorted(jobs)}")
         if request.contradiction:
@@ -120,7 +94,7 @@ def _check_requests(evidence: Evidence, report: Report) -> None:
 def _check_ends(evidence: Evidence, report: Report) -> None:
     states: Counter[str] = Counter()
     for request in evidence.requests:
-        for job_id in () if request.forgotten else request.job_ids:
+        for job_id in () if request.forgotten else request.jobs - request.deleted:
             known = evidence.records.get(job_id)
             if known is None or not known.state.terminal:
                 report.problems["lost"].append(f"{job_id}: {known.state if known else 'no record'}")
@@ -128,6 +102,8 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
             states[known.state] += 1
             if not _is_planned(request, known):
                 report.problems["failed unplanned"].append(f"{job_id}: {known.error.code if known.error else '?'}")
+            if job_id not in request.job_ids:
+                continue
             if (request.canceled and known.state is not State.CANCELED) or (
                 request.cancel_accepted and known.state is State.SUCCEEDED
             ):
@@ -151,7 +127,7 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
 def _is_planned(request: Request, known: JobRecord) -> bool:
     """Return whether a job may end so; `_check_parents` checks those that failed for a parent."""
     if known.state is State.FAILED:
-        return request.planned.fails or (bool(request.parents) and _failed_for_parent(known))
+        return request.planned.fails or (bool(known.job.parents) and _failed_for_parent(known))
     return known.state is not State.EXPIRED or "deadline_s" in request.planned.body
 
 
@@ -167,15 +143,15 @@ def _check_parents(evidence: Evidence, report: Report) -> None:
             continue
         if request.refused_parent:
             _check_refusal(request, evidence, report)
-        for job_id in request.job_ids:
+        for job_id in request.jobs:
             known = evidence.records.get(job_id)
-            if known is None or not known.job.after:
+            if known is None or not known.job.parents:
                 continue
             began = places.get((job_id, State.RUNNING), math.inf)
-            ends = {parent: _end_of(parent, evidence) for parent in known.job.after}
+            ends = {parent: _end_of(parent, evidence) for parent in known.job.parents}
             failed = [parent for parent, (state, _) in ends.items() if state is not State.SUCCEEDED]
             ended_for_one = known.state is State.CANCELED or _failed_for_parent(known)
-            must_fail = failed and not request.planned.runs_anyway
+            must_fail = failed and not (request.planned.runs_anyway and set(failed).isdisjoint(known.job.sources))
             if early := [parent for parent, (_, place) in ends.items() if began < place]:
                 report.problems["ran before a parent ended"].append(f"{job_id}: {early}")
             if must_fail and (began < math.inf or not ended_for_one):
@@ -189,12 +165,14 @@ def _check_parents(evidence: Evidence, report: Report) -> None:
 
 
 def _check_refusal(request: Request, evidence: Evidence, report: Report) -> None:
-    """Check that a job was refused for a parent that Redis has forgotten or that has not succeeded, and is none."""
+    """Check that a refused job is none, and that the parent named is forgotten, deleted, refused or without success."""
     state, _ = _end_of(request.refused_parent, evidence)
-    is_forgotten = any(parent.forgotten for parent in request.parents)
-    is_right = state is not State.SUCCEEDED and (
-        is_forgotten or (state is not None and not request.planned.runs_anyway)
-    )
+    source = request.source
+    named = [*request.parents, *([] if source is None else [source])]
+    refused = [one for one in named if request.refused_parent in (*one.job_ids, one.planned.token)]
+    is_gone = any(one.forgotten or one.is_deleting or not one.job_ids for one in refused)
+    has_failed = state not in (None, State.SUCCEEDED) and (source in refused or not request.planned.runs_anyway)
+    is_right = is_gone or has_failed
     if request.job_ids or not is_right:
         text = f"{request.planned.token}: refused for {request.refused_parent}, {state}"
         report.problems["client saw"].append(text)
@@ -202,10 +180,39 @@ def _check_refusal(request: Request, evidence: Evidence, report: Report) -> None
 
 def _end_of(job_id: str, evidence: Evidence) -> tuple[State | None, float]:
     """Return the state in which a job ended and the place of that event; None and infinity if it has not."""
-    known = evidence.records.get(job_id)
-    if known is None or not known.state.terminal:
+    known, seen = evidence.records.get(job_id), evidence.monitor.ends.get(job_id)
+    state = (
+        State(seen[0]) if known is None and seen else None if known is None else known.state
+    )  # a deleted one was seen
+    if state is None or not state.terminal:
         return None, math.inf
-    return known.state, evidence.monitor.places.get((job_id, known.state), math.inf)
+    return state, evidence.monitor.places.get((job_id, state), math.inf)
+
+
+def _check_sources(evidence: Evidence, report: Report) -> None:
+    """Check that each job starts from the job it was to start from, or that job's retry, if that had not ended."""
+    counts = Counter[str]()
+    for request in evidence.requests:
+        for job_id in () if request.source is None or request.forgotten else request.jobs:
+            known = evidence.records.get(job_id)
+            for source in () if known is None else known.job.sources:
+                counts["started from unfinished jobs"] += known is not None and known.state is State.SUCCEEDED
+                counts["started from retries"] += source in request.source.retries.values()
+                if source not in request.source.jobs:
+                    report.problems["starts from another job"].append(f"{job_id}: {source}")
+    report.counts |= {**counts, "retries": sum(len(request.retries) for request in evidence.requests)}
+
+
+def _check_deletions(evidence: Evidence, report: Report) -> None:
+    """Check that nothing is left of deleted jobs."""
+    deleted = {job_id for request in evidence.requests for job_id in request.deleted if not request.forgotten}
+    kept = {key.split("/")[1] for key in evidence.objects if key.startswith("jobs/")}
+    report.counts |= {
+        "deleted": len(deleted),
+        "deletions refused": sum(request.needed for request in evidence.requests),
+    }
+    if left := deleted & (kept | evidence.records.keys()):
+        report.problems["left of deleted jobs"] += sorted(left)
 
 
 def _names(known: JobRecord, parents: Sequence[str]) -> bool:
@@ -213,7 +220,7 @@ def _names(known: JobRecord, parents: Sequence[str]) -> bool:
 
 
 def _check_results(evidence: Evidence, report: Report) -> None:
-    named = set()
+    named, of_token = set[str](), {request.planned.token: request for request in evidence.requests}
     for job_id, known in evidence.records.items():
         if known.state is not State.SUCCEEDED:
             continue
@@ -225,15 +232,11 @@ def _check_results(evidence: Evidence, report: Report) -> None:
             report.problems["results missing"].append(f"{job_id}: {missing} of {keys}")
         for artifact in known.artifacts:
             data = evidence.objects.get(artifact.key)
-            if data is not None and not _is_of(data, color_of(known.job.seed_of(artifact.index), known.job.steps)):
+            request = of_token[known.job.metadata["token"]]
+            if data is not None and state_in(data) != request.state_of(artifact.index):
                 report.problems["results of another job"].append(f"{job_id}: {artifact.key}")
     results = [key for key in evidence.objects if key.startswith("jobs/")]
     report.counts |= {"results": len(named), "files without a result": len(set(results) - named)}
-
-
-def _is_of(data: bytes, color: tuple[int, int, int]) -> bool:
-    with Image.open(io.BytesIO(data)) as image:
-        return image.getpixel((0, 0)) == color
 
 
 def _check_forwards(evidence: Evidence, report: Report) -> None:
@@ -287,71 +290,8 @@ def _check_webhooks(evidence: Evidence, report: Report) -> None:
     for (job_id, kind), seen in ids.items():
         if len(seen) > 1:
             report.problems["webhook events doubled"].append(f"{job_id} {kind}: {sorted(seen)}")
-    for job_id, known in evidence.records.items():
-        if known.state.terminal and (job_id, f"job.{known.state}") not in ids:
-            report.problems["webhooks lost"].append(f"{job_id}: {known.state}")
+    for job_id, state in evidence.ends():
+        if (job_id, f"job.{state}") not in ids:
+            report.problems["webhooks lost"].append(f"{job_id}: {state}")
     received = Counter(webhook_id for webhook_id, _, _ in evidence.webhooks)
     report.counts |= {"webhooks": len(received), "webhook ids repeated": sum(received.values()) - len(received)}
-
-
-def collect(
-    cluster: Cluster,
-    client: Client,
-    monitor: Monitor,
-    lost_pids: Set[int],
-    webhooks: Iterable[tuple[Mapping[str, str], str]] | None = None,
-) -> Evidence:
-    """Read everything that a run has left."""
-    received = None
-    if webhooks is not None:
-        bodies = [(headers["webhook-id"], json.loads(body)) for headers, body in webhooks]
-        received = [(name, body["data"]["id"], body["type"]) for name, body in bodies]
-    with redis.Redis(port=monitor.port, decode_responses=True, socket_timeout=30) as connection:
-        return Evidence(
-            requests=client.requests,
-            records=_records(connection, cluster),
-            objects=dict(_objects(cluster)),
-            monitor=monitor,
-            forwards=list(read_journal(cluster.journal)),
-            lost_pids=lost_pids,
-            webhooks=received,
-            leftovers=_leftovers(connection, cluster),
-            dead_letters=int(connection.zcard(cluster.keys.dead_letters)),
-        )
-
-
-def _records(connection: Any, cluster: Cluster) -> dict[str, JobRecord]:
-    prefix = cluster.keys.job("")
-    names = [str(name) for name in connection.scan_iter(match=f"{prefix}*", count=1000)]
-    found = {}
-    for first in range(0, len(names), _CHUNK):
-        pipe = connection.pipeline(transaction=False)
-        for name in names[first : first + _CHUNK]:
-            pipe.hgetall(name)
-        for name, fields in zip(names[first : first + _CHUNK], pipe.execute(), strict=True):
-            if known := record(fields):
-                found[name.removeprefix(prefix)] = known
-    return found
-
-
-def _leftovers(connection: Any, cluster: Cluster) -> list[str]:
-    """Return the indexes of queued and running jobs that are not empty although all jobs have ended."""
-    keys = cluster.keys
-    names = [keys.leases, keys.claimed_jobs, keys.queued_jobs, keys.deadlines, keys.signatures, keys.running_slots]
-    names += [keys.paused, keys.later, keys.ended_parents]
-    for family in (keys.paused_jobs, keys.later_jobs, keys.children, keys.told):
-        names += connection.scan_iter(match=f"{family('')}*", count=1000)
-    return [str(name) for name in names if connection.exists(name)]
-
-
-def _objects(cluster: Cluster) -> Iterable[tuple[str, bytes]]:
-    if not cluster.uses_s3:
-        for path in cluster.storage.rglob("*"):
-            if path.is_file() and ".incomplete" not in path.parts:
-                yield path.relative_to(cluster.storage).as_posix(), path.read_bytes()
-        return
-    client = admin(f"http://127.0.0.1:{cluster.s3_port}")
-    print("  reading the stored objects", flush=True)
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
-        for entry in page.get("Contents", ()):
-            yield entry["Key"], client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()

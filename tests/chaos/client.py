@@ -8,60 +8,18 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from chaos.plan import PlannedJob
+from chaos.request import Request, ended
 from shared.job import State
 
 REQUEST_TIMEOUT_S = 20.0
 GIVE_UP_S = 90.0
+MAX_CONNECTIONS = 256  # a tenth of the outstanding jobs and more are waited for
 _RETRIED = {429, 503}
-
-
-@dataclass
-class Request:
-    """One planned job as the client knows it."""
-
-    planned: PlannedJob
-    job_ids: set[str] = field(default_factory=set)
-    parents: tuple[Request, ...] = ()
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the client sends this request no more."""
-    refused_parent: str = ""
-    """The job for whose failure it was refused."""
-    refused: int = 0
-    unanswered: int = 0
-    canceled: bool = False
-    """The response to a cancellation said `canceled`."""
-    cancel_accepted: bool = False
-    """It said `cancel_requested`, of a job that runs: the job does not succeed any more."""
-    paused: list[tuple[str, float, float]] = field(default_factory=list)
-    """Jobs, and from when until when they were queued and paused, as responses say (`time.time()`)."""
-    seen_ends: set[str] = field(default_factory=set)
-    """Terminal states that responses and streams have shown."""
-    contradiction: str = ""
-    forgotten: bool = False
-    """Redis lost everything after this request had been sent."""
-
-    @property
-    def after(self) -> list[str]:
-        """Return the jobs that it waits for, one of each parent that has a job."""
-        return [min(parent.job_ids) for parent in self.parents if parent.job_ids]
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return {**self.planned.body, "after": self.after}
-
-    def is_refused(self, problem: Mapping[str, Any]) -> bool:
-        """Return whether a response refuses it because a parent has failed or is forgotten, and note which."""
-        place = str(problem.get("param", "")).partition("after.")[2]
-        if place.isdecimal():
-            self.refused_parent = self.after[int(place)]
-        return bool(self.refused_parent)
 
 
 class Client:
@@ -73,13 +31,16 @@ class Client:
         self._by_number: dict[int, Request] = {}
         self.statuses: Counter[int] = Counter()
         self.faults: list[str] = []
+        self.retries_refused = 0  # their source has no result, and no retry
         self.given_up = 0  # requests that are refused, or without a response: they could submit a second job
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(self.url, timeout=timeout, connector=aiohttp.TCPConnector(limit=64))
+        self._session = aiohttp.ClientSession(
+            self.url, timeout=timeout, connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,6 +59,11 @@ class Client:
     def acknowledged(self) -> dict[str, Request]:
         return {job_id: request for request in self.requests for job_id in request.job_ids}
 
+    @property
+    def retries(self) -> int:
+        """Return how many jobs are retries."""
+        return sum(len(request.retries) for request in self.requests)
+
     async def ready(self) -> None:
         """Wait until the API is ready."""
         deadline = time.monotonic() + GIVE_UP_S
@@ -113,11 +79,13 @@ class Client:
 
     async def submit(self, *jobs: PlannedJob) -> None:
         """Submit one job as often as planned, or several in a bulk request; start what the client does afterwards."""
-        requests = [Request(one, parents=tuple(self._by_number[number] for number in one.after)) for one in jobs]
-        self.requests += requests
-        self._by_number |= {request.planned.number: request for request in requests}
-        for parent in {id(parent): parent for request in requests for parent in request.parents}.values():
-            await parent.answered.wait()
+        requests = [self._request(one) for one in jobs]
+        earlier = {
+            id(one): one for request in requests for one in (*request.parents, request.source) if one is not None
+        }
+        for parent in earlier.values():
+            if parent not in requests:
+                await parent.answered.wait()
         if len(requests) > 1:
             await self._submit_bulk(requests)
         else:
@@ -126,6 +94,13 @@ class Client:
         for request in requests:
             request.answered.set()
             self._follow(request)
+
+    def _request(self, planned: PlannedJob) -> Request:
+        source = None if planned.source is None else self._by_number[planned.source.number]
+        request = Request(planned, tuple(self._by_number[number] for number in planned.after), source)
+        self.requests.append(request)
+        self._by_number[planned.number] = request
+        return request
 
     def _follow(self, request: Request) -> None:
         planned = request.planned
@@ -138,6 +113,12 @@ class Client:
                 self._start(self._poll(request, job_id))
             elif planned.watch == "sse":
                 self._start(self._stream(request, job_id))
+            if planned.deleted:
+                self._start(self._delete(request, job_id))
+        if planned.retried:
+            self._start(self._retry(request))
+        else:
+            request.retried.set()
 
     async def finish(self) -> None:
         """Wait for the cancellations, polls and streams."""
@@ -152,7 +133,7 @@ class Client:
         headers = {"Idempotency-Key": request.planned.token} if request.planned.key else {}
         deadline = time.monotonic() + GIVE_UP_S
         while time.monotonic() < deadline:
-            status, body = await self._call("POST", "/v1/jobs", json=request.body, headers=headers)
+            status, body = await self._call("POST", "/v1/jobs", json=request.body(), headers=headers)
             if status in (200, 202):
                 request.job_ids.add(str(body["id"]))
                 return
@@ -175,7 +156,7 @@ class Client:
 
     async def _submit_bulk(self, requests: list[Request]) -> None:
         """Repeat a bulk request, which has one key for all lines, until each line has been accepted."""
-        body = b"".join(json.dumps(request.body).encode() + b"\n" for request in requests)
+        body = b"".join(_line(request, tuple(requests)) for request in requests)
         headers = {"Idempotency-Key": f"bulk-{requests[0].planned.token}", "Content-Type": "application/x-ndjson"}
         deadline = time.monotonic() + GIVE_UP_S
         assert self._session is not None
@@ -196,7 +177,7 @@ class Client:
         request = requests[result["line"] - 1] if result["line"] else requests[0]
         if "error" not in result:
             request.job_ids.add(str(result["id"]))
-        elif result["error"]["status"] in _RETRIED:
+        elif result["error"]["retryable"]:
             request.refused += bool(result["line"])
         elif not request.refused_parent and request.is_refused(result["error"]):
             self._give_up(request)
@@ -223,7 +204,7 @@ class Client:
             if status == 200:
                 return body
             if status not in (0, *_RETRIED):
-                if not (request.forgotten and status == 404):
+                if not (status == 404 and (request.forgotten or request.is_deleting)):
                     self.faults.append(f"{method} {path}: {status} {body}")
                 return {}
             await asyncio.sleep(random.uniform(0.1, 0.4))
@@ -233,24 +214,73 @@ class Client:
     async def _cancel(self, request: Request, job_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
         body = await self._persistently(request, "POST", f"/v1/jobs/{job_id}/cancel")
-        _note_end(request, body)
+        request.note_end(body)
         request.canceled = body.get("status") == State.CANCELED
         request.cancel_accepted = body.get("status") == State.RUNNING and bool(body.get("cancel_requested"))
+
+    async def _delete(self, request: Request, job_id: str) -> None:
+        """Delete a job that has ended, once no other one starts from it."""
+        await self._poll(request, job_id)
+        deadline = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline and not request.forgotten:
+            request.is_deleting = True
+            status, body = await self._call("DELETE", f"/v1/jobs/{job_id}")
+            if status in (204, 404):  # 404: the reply of an earlier deletion was lost
+                request.deleted.add(job_id)
+                return
+            request.needed += status == 409
+            if status not in (0, 409, *_RETRIED):
+                self.faults.append(f"DELETE {job_id}: {status} {body}")
+                return
+            await asyncio.sleep(random.uniform(0.1, 0.4))
+        if not request.forgotten:
+            self.faults.append(f"DELETE {job_id}: refused for {GIVE_UP_S:g} s")
+
+    async def _retry(self, request: Request) -> None:
+        """Retry the jobs of a request that end without a result, after that of its source."""
+        try:
+            for job_id in tuple(request.job_ids):
+                await self._poll(request, job_id)
+                if request.source is not None:
+                    await request.source.retried.wait()
+                if not request.forgotten and State.SUCCEEDED not in request.seen_ends:
+                    await self._retry_job(request, job_id)
+        finally:
+            request.retried.set()
+        for job_id in request.retries.values():
+            while not ended(await self._persistently(request, "GET", f"/v1/jobs/{job_id}", params={"wait": "5"})):
+                if request.forgotten:
+                    return
+
+    async def _retry_job(self, request: Request, job_id: str) -> None:
+        deadline = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline and not request.forgotten:
+            status, body = await self._call("POST", f"/v1/jobs/{job_id}/retry")
+            if status == 202:
+                request.retries[job_id] = str(body["id"])
+                return
+            if status == 422 and request.source is not None:
+                self.retries_refused += 1
+                return
+            if status not in (0, *_RETRIED) and not request.forgotten:
+                self.faults.append(f"retry of {job_id}: {status} {body}")
+                return
+            await asyncio.sleep(random.uniform(0.1, 0.4))
 
     async def _pause(self, request: Request, job_id: str) -> None:
         for after_s, for_s in request.planned.pauses:
             await asyncio.sleep(after_s)
             body = await self._persistently(request, "POST", f"/v1/jobs/{job_id}/pause")
-            ended, since_s = _note_end(request, body), time.time()
+            ended, since_s = request.note_end(body), time.time()
             await asyncio.sleep(0 if ended else for_s)
             if body.get("status") == State.QUEUED and body.get("paused_at"):
                 request.paused.append((job_id, since_s, time.time()))
-            _note_end(request, await self._persistently(request, "POST", f"/v1/jobs/{job_id}/resume"))
+            request.note_end(await self._persistently(request, "POST", f"/v1/jobs/{job_id}/resume"))
 
     async def _poll(self, request: Request, job_id: str) -> None:
         while True:
             body = await self._persistently(request, "GET", f"/v1/jobs/{job_id}", params={"wait": "5"})
-            if not body or _note_end(request, body):
+            if not body or request.note_end(body):
                 return
 
     async def _stream(self, request: Request, job_id: str) -> None:
@@ -276,14 +306,9 @@ class Client:
                 if line.startswith("data: "):
                     if ended:
                         request.contradiction = f"{job_id}: {line} after its end"
-                    ended = _note_end(request, json.loads(line[6:])) or ended
+                    ended = request.note_end(json.loads(line[6:])) or ended
             return response.status, ended, last
 
 
-def _note_end(request: Request, body: dict[str, Any]) -> bool:
-    """Note the state in a response, if it is terminal; return whether it is."""
-    state = body.get("status")
-    if state not in set(State) or not State(state).terminal:
-        return False
-    request.seen_ends.add(str(state))
-    return True
+def _line(request: Request, together: tuple[Request, ...]) -> bytes:
+    return json.dumps(request.body(together) | {"key": request.planned.token}).encode() + b"\n"

@@ -24,7 +24,7 @@ HOOK_TIMEOUT_S = 30.0
 
 INDEXES = (
     *("ready", "lanes", "signature", "front", "solo", "dated", "returned"),
-    *("lane_order", "tenant_order", "tenant_signatures", "paused_jobs", "later_jobs", "children"),
+    *("lane_order", "tenant_order", "tenant_signatures", "paused_jobs", "later_jobs", "children", "dependents"),
 )
 """Families of keys that reconciling makes from the jobs' records and lanes."""
 

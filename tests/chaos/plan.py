@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from chaos.processes import MODELS
 from chaos.sleeping_engine import FAILS
@@ -17,11 +17,19 @@ HUB_EVERY = 25
 """Of so many jobs the first is a parent of many others."""
 
 
+class PlannedSource(NamedTuple):
+    """The artifact of another job from which a job starts, by that job's number."""
+
+    number: int
+    artifact: int
+
+
 @dataclass(frozen=True)
 class PlannedJob:
     """A job that the client submits. `key`: with an Idempotency-Key; `sends` > 1: the request is repeated.
 
-    `pauses`: seconds before each pause, and until the job is resumed. `after`: the numbers of its parents.
+    `pauses`: seconds before each pause, and until the job is resumed. `after`: the numbers of its parents. `deleted`:
+    once it has ended and no other job needs it. `retried`: once it has ended without a result.
     """
 
     number: int
@@ -32,6 +40,9 @@ class PlannedJob:
     watch: Literal["", "poll", "sse"] = ""
     pauses: tuple[tuple[float, float], ...] = ()
     after: tuple[int, ...] = ()
+    source: PlannedSource | None = None
+    deleted: bool = False
+    retried: bool = False
 
     @property
     def runs_anyway(self) -> bool:
@@ -71,6 +82,11 @@ class Mix:
     expiring: float = 0.01
     children: float = 0.25
     """Share of the jobs that wait for others: in fans, chains and what these make together."""
+    dependents: float = 0.2
+    """Share of the jobs that start from the results of others, also of jobs of the same bulk request."""
+    deleted: float = 0.05
+    retried: float = 0.5
+    """Share of the jobs that can end without a result, as planned, which are then retried."""
     paused: float = 0.0
     polled: float = 0.05
     streamed: float = 0.02
@@ -107,8 +123,13 @@ class Plan:
         ]
 
 
+def images_of(number: int) -> int:
+    """Return how many images a job makes."""
+    return 2 if number % 8 == 7 else 1
+
+
 def _planned_job(rng: random.Random, number: int, mix: Mix, first: int | None) -> PlannedJob:
-    """Return a job; `first` is that of its bulk request, of which no job is a parent of another."""
+    """Return a job; `first` is that of its bulk request, of which no job waits for another but to start from it."""
     place = rng.randrange(mix.signatures)
     size = place // len(MODELS)
     body: dict[str, Any] = {
@@ -117,7 +138,7 @@ def _planned_job(rng: random.Random, number: int, mix: Mix, first: int | None) -
         "width": SIDES[size % len(SIDES)],
         "height": SIDES[size // len(SIDES) % len(SIDES)],
         "steps": rng.randint(*mix.steps),
-        "n": rng.choice((1, 1, 1, 1, 1, 1, 1, 2)),
+        "n": images_of(number),
         "seed": number * SEEDS_PER_JOB,
         "priority": rng.choices(("interactive", "standard", "bulk"), (1, 8, 2))[0],
         "metadata": {"token": f"r{number}"},
@@ -128,16 +149,22 @@ def _planned_job(rng: random.Random, number: int, mix: Mix, first: int | None) -
     if rng.random() < mix.expiring:
         body["deadline_s"] = 1
     key = rng.random() < mix.keyed or first is not None
-    watch = rng.random()
+    watch, is_deleted = rng.random(), rng.random() < mix.deleted
+    source = _source(rng, number) if rng.random() < mix.dependents else None
+    cancel_after_s = rng.uniform(0, 0.5) if rng.random() < mix.canceled else None
+    can_fail = source or cancel_after_s is not None or "deadline_s" in body or body["prompt"].startswith(FAILS)
     return PlannedJob(
         number,
         body,
         key,
         sends=2 if key and rng.random() < mix.repeated else 1,
-        cancel_after_s=rng.uniform(0, 0.5) if rng.random() < mix.canceled else None,
+        cancel_after_s=cancel_after_s,
         watch="poll" if watch < mix.polled else "sse" if watch < mix.polled + mix.streamed else "",
         pauses=_pauses(rng) if mix.paused and rng.random() < mix.paused else (),
         after=after,
+        source=source,
+        deleted=is_deleted,
+        retried=bool(can_fail) and not is_deleted and rng.random() < mix.retried,
     )
 
 
@@ -148,6 +175,14 @@ def _parents(rng: random.Random, end: int) -> tuple[int, ...]:
     hub = (end - 1) // HUB_EVERY * HUB_EVERY
     some = tuple(sorted(rng.sample(range(max(0, end - HUB_EVERY), end), min(end, rng.randint(2, 4)))))
     return rng.choices(((hub,), (end - 1,), some), (5, 2, 2))[0]
+
+
+def _source(rng: random.Random, end: int) -> PlannedSource | None:
+    """Return an artifact of a job before `end`: of the last hub, or of one of the last jobs."""
+    if not end:
+        return None
+    number = rng.choice(((end - 1) // HUB_EVERY * HUB_EVERY, end - 1, rng.randrange(max(0, end - HUB_EVERY), end)))
+    return PlannedSource(number, rng.randrange(images_of(number)))
 
 
 def _pauses(rng: random.Random) -> tuple[tuple[float, float], ...]:

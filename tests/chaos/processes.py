@@ -33,6 +33,7 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 _MODEL = """[[model]]
 id = "{model}"
 source = "not-loaded/{model}"
+tasks = ["text_to_image", "image_to_image"]
 max_batch = {max_batch}
 window_ms = 20
 checkpoint_s = {checkpoint_s}

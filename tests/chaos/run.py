@@ -15,8 +15,9 @@ from pathlib import Path
 from harness.tcp_proxy import TcpProxy
 from harness.webhook_receiver import WebhookReceiver, receiving
 
-from chaos.checker import PROMISES, Report, check, collect
+from chaos.checker import PROMISES, Report, check
 from chaos.client import Client
+from chaos.evidence import collect
 from chaos.faults import FAULTS, Stage
 from chaos.monitor import Monitor
 from chaos.plan import Mix, Plan
@@ -111,10 +112,12 @@ class Run:
         computed, needed = report.counts["steps computed for them"], report.counts["steps of results"]
         if computed > self.scenario.computed * needed:
             report.problems["steps computed"].append(f"{computed}, at most {self.scenario.computed:g} x {needed}")
+        if len(self.client.requests) < self.plan.jobs:
+            report.problems["stuck"].append(f"{len(self.client.requests)} of {self.plan.jobs} jobs were submitted")
         for kind, found in (("client", self.client.faults), ("exit status", self.stage.exits)):
             if found:
                 report.problems[kind] += found
-        assert set(report.problems) <= {*PROMISES, "run again", "steps computed", "client", "exit status"}
+        assert set(report.problems) <= {*PROMISES, "run again", "steps computed", "stuck", "client", "exit status"}
 
     async def _connect_proxies(self, stack: contextlib.AsyncExitStack) -> None:
         proxies = {}
@@ -137,6 +140,7 @@ class Run:
         await self.client.ready()
         if receiver is not None:
             await self.client.add_webhook(receiver.url)
+        self.monitor.last_end_s = time.monotonic()  # starts can take minutes
         self.stage.forgetting, self.stage.switched = self._forget, self.monitor.switch
         return receiver
 
@@ -167,7 +171,7 @@ class Run:
 
     def _without_end(self) -> int:
         """Return how many jobs can still end; of the requests without a response, some have submitted one."""
-        return len(self.client.requests) - self.client.given_up - len(self.monitor.ends)
+        return len(self.client.requests) + self.client.retries - self.client.given_up - len(self.monitor.ends)
 
     def _forget(self) -> None:
         self.client.forget()

@@ -32,7 +32,18 @@ S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s
 SPOT = Scenario(
     24,
     {"kill_worker": 1},
-    mix=Mix(signatures=1, steps=(400, 400), keyed=1, failing=0, canceled=0, expiring=0, children=0, bulk=0),
+    mix=Mix(
+        signatures=1,
+        steps=(400, 400),
+        keyed=1,
+        failing=0,
+        canceled=0,
+        expiring=0,
+        children=0,
+        dependents=0,
+        deleted=0,
+        bulk=0,
+    ),
     run_again=_of_lost_workers,
     every_s=5.0,
     fewest=8,
@@ -40,12 +51,16 @@ SPOT = Scenario(
     computed=1.10,
 )
 """Jobs of 20 s, on workers of which one is lost every 5 s. A batch of 8 has a checkpoint after 1.6 s."""
+PIPELINES = Mix(dependents=0.8, failing=0.05, deleted=0.2, retried=1.0)
 EVICTED = {"evict_worker": 1}
+
+KEPT = Mix(deleted=0)
+"""Of runs that lose the index of jobs for which others are kept: until it is made again, those can be deleted."""
 
 PAUSES = Scenario(
     4_000,
     {"kill_worker": 20, "stop_worker": 5, "drain_worker": 10, "kill_redis": 3, "lose_indexes": 3},
-    mix=Mix(steps=(1, 20), paused=0.5, canceled=0.1, outstanding=100),
+    mix=replace(KEPT, steps=(1, 20), paused=0.5, canceled=0.1, outstanding=100),
     webhooks=True,
 )
 
@@ -56,12 +71,18 @@ SCENARIOS = {
     "drains": Scenario(4_000, {"drain_worker": 100}, at_once=2, run_again=_never),
     "cancels": Scenario(6_000, mix=Mix(canceled=0.84), run_again=_never),
     "pauses": PAUSES,
+    "sources": Scenario(
+        2_000,
+        {"kill_worker": 20, "drain_worker": 10, "kill_redis": 3, "restart_chores": 3},
+        mix=PIPELINES,
+        webhooks=True,
+    ),
     "api": Scenario(2_000, {f"kill_api:{name}": 10 for name in hooks.API_HOOKS}, run_again=_never),
     "redis": Scenario(3_000, {"kill_redis": 20, "rewrite_aof": 5, "flush_scripts": 5}, run_again=_never),
     "outages": Scenario(1_000, {"long_outage": 3, "freeze_redis": 3}, run_again=_never),
     "memory": Scenario(2_000, {"out_of_memory:5": 3, "out_of_memory:30": 1}, run_again=_never),
     "clock": Scenario(1_000, {"step_clock": 10, "kill_worker": 5}),
-    "repairs": Scenario(2_000, {"lose_indexes": 10}),
+    "repairs": Scenario(2_000, {"lose_indexes": 10}, mix=KEPT),
     "flush": Scenario(1_000, {"flush_all": 2}),
     "failover": Scenario(1_500, {"promote_replica": 3}, proxied=True),
     "network": Scenario(3_000, dict.fromkeys(NETWORK, 4), proxied=True),
@@ -84,6 +105,7 @@ SCENARIOS = {
             "long_outage": 2,
         }
         | dict.fromkeys((*STEPS, *STOPS, *NETWORK, *S3_FAULTS), 2),
+        mix=KEPT,
         webhooks=True,
         proxied=True,
         s3=True,

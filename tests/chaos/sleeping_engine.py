@@ -6,6 +6,7 @@ Its images have a state that each step changes, and checkpoints that hold it, li
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from chaos import hooks
 from shared.config.catalog import Catalog
@@ -68,7 +70,8 @@ class _Run:
     def __post_init__(self) -> None:
         """Continue from the checkpoints, if each image has one."""
         job, files = self.request.job, [json.loads(data) for data in self.request.checkpoints if data is not None]
-        self.states = [job.seed_of(index) for index in range(job.n)]
+        image = next((state_in(data) for data in self.request.inputs.images), None)
+        self.states = [_first_state(job.seed_of(index), image) for index in range(job.n)]
         if len(files) == job.n and all(file["job"] == job.id for file in files):
             self.step, self.states = files[0]["step"], [file["state"] for file in files]
 
@@ -102,9 +105,21 @@ def _next_state(state: int, step: int) -> int:
     return (5 * state + step) % 2**24
 
 
-def color_of(seed: int, steps: int) -> tuple[int, int, int]:
-    """Return the color of the image of a seed, by which the checker knows whose image it is."""
-    return _color(functools.reduce(_next_state, range(steps), seed))
+def _first_state(seed: int, image: int | None) -> int:
+    """Return the state of an image before its first step: that of the image from which it starts counts."""
+    return seed if image is None else (3 * image + seed + 1) % 2**24
+
+
+def final_state(seed: int, steps: int, image: int | None = None) -> int:
+    """Return the state of an image after its last step, by which the checker knows whose image it is."""
+    return functools.reduce(_next_state, range(steps), _first_state(seed, image))
+
+
+def state_in(data: bytes) -> int:
+    """Return the state that the color of a stored image shows."""
+    with Image.open(io.BytesIO(data)) as image:
+        red, green, blue = image.convert("RGB").getpixel((0, 0))  # type: ignore[misc]
+    return int(red | green << 8 | blue << 16)
 
 
 def _color(state: int) -> tuple[int, int, int]:

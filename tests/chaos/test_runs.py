@@ -13,7 +13,7 @@ from chaos.faults import FAULTS, INDEXES
 from chaos.plan import Mix, Plan
 from chaos.processes import redis_executable
 from chaos.run import Run, Scenario
-from chaos.scenarios import EVICTED, PAUSES, SCENARIOS, SPOT, STEPS
+from chaos.scenarios import EVICTED, PAUSES, PIPELINES, SCENARIOS, SPOT, STEPS
 from shared.queue.redis_keys import KEYS
 
 SEED = 1
@@ -21,7 +21,7 @@ SHORT_LEASE = {"lease_ms": 1000}
 WORKER_FAULTS = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "drain_worker"), 1)
 REDIS_FAULTS = {"kill_redis": 1, "rewrite_aof": 1, "flush_scripts": 1}
 
-GRAPHS = Mix(children=0.8, failing=0.1, expiring=0.05)
+GRAPHS = Mix(children=0.8, failing=0.1, expiring=0.05, dependents=0)
 
 WITH_BUGS = {
     "unfenced_settle": (
@@ -51,6 +51,17 @@ async def test_jobs_outlive_a_kill_of_redis(tmp_path: Path) -> None:
     scenario = Scenario(60, REDIS_FAULTS, workers=2, run_again=lambda kills: 0)
     report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
     assert not report.problems, "\n".join(report.lines())
+
+
+@NEEDS_REDIS
+async def test_jobs_start_from_the_results_of_others(tmp_path: Path) -> None:
+    """Also from those of retries, while workers and Redis are killed and sources are deleted."""
+    kinds = {"kill_worker": 1, "kill_at:after_claim": 1, "kill_redis": 1, "kill_api:after_submit": 1}
+    scenario = Scenario(100, kinds, workers=2, mix=PIPELINES, step_s=0.02, settings=SHORT_LEASE)
+    report = await Run(scenario, scenario.plan(SEED), tmp_path).report()
+    assert not report.problems, "\n".join(report.lines())
+    counts = ("started from unfinished jobs", "started from retries", "deletions refused", "deleted")
+    assert all(report.counts[name] for name in counts), "\n".join(report.lines())
 
 
 @NEEDS_REDIS
