@@ -248,9 +248,9 @@ class Client:
         finally:
             request.retried.set()
         for job_id in request.retries.values():
-            while not ended(await self._persistently(request, "GET", f"/v1/jobs/{job_id}", params={"wait": "5"})):
-                if request.forgotten:
-                    return
+            body: dict[str, Any] = {"id": job_id}
+            while body and not ended(body):
+                body = await self._persistently(request, "GET", f"/v1/jobs/{job_id}", params={"wait": "5"})
 
     async def _retry_job(self, request: Request, job_id: str) -> None:
         deadline = time.monotonic() + GIVE_UP_S

@@ -69,7 +69,7 @@ SCENARIOS = {
     "steps": Scenario(2_000, dict.fromkeys(STEPS, 5), webhooks=True),
     "stops": Scenario(2_000, dict.fromkeys(STOPS, 3) | {"stop_worker": 29}, at_once=4, workers=6),
     "drains": Scenario(4_000, {"drain_worker": 100}, at_once=2, run_again=_never),
-    "cancels": Scenario(6_000, mix=Mix(canceled=0.84), run_again=_never),
+    "cancels": Scenario(6_000, mix=Mix(canceled=0.84, retried=0.05), run_again=_never),
     "pauses": PAUSES,
     "sources": Scenario(
         2_000,
