@@ -8,7 +8,7 @@ from api.jobs.request import JobRequest
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.model_spec import ModelSpec
-from shared.config.noise_schedulers import misfit
+from shared.config.noise_schedulers import misfit, most_steps
 from shared.config.refiners import NONE
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults
 from shared.errors import InvalidRequest
@@ -127,6 +127,11 @@ def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRe
     is_chosen = request.scheduler is not None or request.scheduler_options is not None
     if is_chosen or spec.facts.unusable_schedulers:
         yield from _scheduler_faults(request, spec)
+    choice, steps = chosen_scheduler(request, spec), given_or(request.steps, spec.defaults.steps)
+    name = choice.name or spec.own_scheduler.class_name
+    most = most_steps(name, spec.own_scheduler, choice.spacing) if choice.values is None else None
+    if most is not None and steps > most:
+        yield InvalidRequest(f"steps: {name} has at most {most} on model {spec.id!r}, not {steps}", param="steps")
     if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
         allowed = ", ".join(("off", *spec.step_cache.allowed))
         yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")

@@ -44,6 +44,23 @@ NOISE_ONLY = frozenset(
         "UnCLIPScheduler",
     }
 )
+LEVELS = frozenset(
+    {
+        "CogVideoXDDIMScheduler",
+        "CogVideoXDPMScheduler",
+        "DDIMInverseScheduler",
+        "DDIMParallelScheduler",
+        "DDIMScheduler",
+        "DDPMParallelScheduler",
+        "DDPMScheduler",
+        "PNDMScheduler",
+    }
+)
+"""Classes whose steps are noise levels of the training, spaced "leading" by default; the others compute theirs."""
+
+DISTILLED = frozenset({"LCMScheduler", "TCDScheduler"})
+"""Classes whose steps are some of the few that the distilled model was trained with."""
+
 _FLOW = "FlowMatch"  # how the names of the others begin
 
 _SPACINGS = {"spacing"}
@@ -95,16 +112,42 @@ def misfit(name: str, is_flow: bool | None) -> str | None:
 
 
 class OwnScheduler(NamedTuple):
-    """What a model's files say of its own noise scheduler; None where they do not."""
+    """What a model's files say of its own noise scheduler; None where they do not.
+
+    `train_steps` are the noise levels of the model's training; steps with the `spacing` "leading" are `steps_offset`
+    levels higher. `distilled_steps` are those of which `DISTILLED` take some.
+    """
 
     class_name: str | None = None
     is_flow: bool | None = None
     shifts_by_size: bool = False
+    train_steps: int | None = None
+    spacing: str | None = None
+    steps_offset: int = 0
+    distilled_steps: int = 50
 
 
 def described(config: Mapping[str, Any], class_name: str) -> OwnScheduler:
     """Return what a configuration says of a model's own noise scheduler."""
-    return OwnScheduler(class_name, predicts_flow(config, class_name), bool(config.get("use_dynamic_shifting")))
+    return OwnScheduler(
+        class_name,
+        predicts_flow(config, class_name),
+        shifts_by_size=bool(config.get("use_dynamic_shifting")),
+        train_steps=config.get("num_train_timesteps"),
+        spacing=config.get("timestep_spacing"),
+        steps_offset=config.get("steps_offset") or 0,
+        distilled_steps=config.get("original_inference_steps") or 50,
+    )
+
+
+def most_steps(name: str | None, own: OwnScheduler, spacing: str | None = None) -> int | None:
+    """Return the most steps that a scheduler has on a model: more fail. None: any, or it is not known."""
+    if name in DISTILLED:
+        return own.distilled_steps
+    if name not in LEVELS or own.train_steps is None:
+        return None
+    is_leading = (spacing or own.spacing or "leading") == "leading"
+    return own.train_steps - own.steps_offset if is_leading else own.train_steps
 
 
 @lru_cache(maxsize=256)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from api.jobs.model_limits import field_faults
 from api.jobs.request import parse
 from api.jobs.resolve import resolve_for_model
 from shared.config.catalog import Catalog
 from shared.config.model_facts import ModelFacts
 from shared.config.model_spec import ModelSpec
 from shared.config.noise_schedulers import FLOW_OPTION, NOISE_ONLY, OwnScheduler, misfit
-from shared.config.request_limits import Defaults
+from shared.config.request_limits import Defaults, Limits
 from shared.config.scheduler_choices import named_choice
 from shared.errors import InvalidRequest
 
@@ -112,6 +114,42 @@ def test_a_default_that_no_worker_can_make_is_for_the_operator(model: Callable[.
     assert message is not None
     assert "send none" not in message
     assert message.endswith("is the default of model 'm', so the operator must install what it needs, or change it")
+
+
+SD = {"num_train_timesteps": 1000, "steps_offset": 1, "beta_schedule": "scaled_linear"}
+
+
+@pytest.mark.parametrize(
+    ("config", "scheduler", "most"),
+    [
+        ({"_class_name": "PNDMScheduler", **SD}, None, 999),
+        ({"_class_name": "PNDMScheduler", **SD}, {"spacing": "trailing"}, 1000),
+        ({"_class_name": "PNDMScheduler", **SD, "timestep_spacing": "linspace"}, None, 1000),
+        ({"_class_name": "EulerDiscreteScheduler", **SD, "timestep_spacing": "leading"}, "ddim", 999),
+        ({"_class_name": "EulerDiscreteScheduler", **SD, "timestep_spacing": "leading"}, None, None),
+        ({"_class_name": "PNDMScheduler", **SD}, "lcm", 50),
+        ({"_class_name": "LCMScheduler", **SD, "original_inference_steps": 100}, None, 100),
+        ({"_class_name": "DDIMScheduler"}, None, None),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000}, None, None),
+    ],
+)
+def test_more_steps_than_a_scheduler_has_on_a_model_are_refused(
+    tmp_path: Path, config: Mapping[str, Any], scheduler: Any, most: int | None
+) -> None:
+    """Whatever the model's `max_steps` allows: diffusers fails with them."""
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler/scheduler_config.json").write_text(json.dumps(config))
+    limits = Limits(max_steps=2000)
+    spec = ModelSpec(id="m", source=str(tmp_path), schedulers=("ddim", "lcm"), limits=limits)
+
+    def faults(steps: int) -> list[tuple[str | None, str]]:
+        request = parse({"model": "m", "prompt": "a red circle", "steps": steps, "scheduler": scheduler})
+        return [(fault.param, fault.message) for fault in field_faults(request, spec)]
+
+    assert faults(most or 2000) == []
+    if most is not None:
+        ((param, message),) = faults(most + 1)
+        assert (param, f"at most {most} on model 'm', not {most + 1}" in message) == ("steps", True)
 
 
 def test_facts_that_are_gone_are_forgotten() -> None:
