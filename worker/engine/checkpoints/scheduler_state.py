@@ -43,11 +43,20 @@ class SchedulerState:
         self.last_step, self.loop, self.loop_ended = at, loop, loop_ended
         self.output, self._after = StepOutput(at, output), _attributes(self.scheduler)
 
+    def end(self) -> None:
+        """Copy the state and let go of the noise scheduler; raises `NotStorable`."""
+        self.loop_ended = True
+        try:
+            self.copy_to_host()
+        finally:
+            self.scheduler, self._before, self._after = None, {}, {}
+
     def copy_to_host(self) -> None:
         """Replace what the last step returned by copies, after a loop also the attributes; raises `NotStorable`."""
         if self.output is not None:
             self.output.copy_to_host()
-        if not self.loop_ended:  # steps replace attributes, but the next loop can reset them
+        # Steps replace attributes and do not change them, but the next loop can reset them.
+        if not self.loop_ended or self._parts is not None:
             return
         parts = self._changed()
         for part in parts.values():

@@ -71,6 +71,17 @@ class TaskRecord:
         """Keep the state of the generator of the pipeline's call."""
         self._generator = generator
 
+    def end(self) -> None:
+        """Let go of the noise schedulers, as the pipeline's call has ended; its last step can have a checkpoint."""
+        for state in self._schedulers.values():
+            with suppress(Exception):  # of what cannot be stored, which `take` reports
+                state.end()
+
+    def forget(self) -> None:
+        """Let go of everything but the figures, as the image does not continue."""
+        self._replay = None
+        self._begin()
+
     def restart(self) -> None:
         """Forget the checkpoint, which the pipeline's call did not follow: the image starts anew."""
         self._replay, self._resumed_steps = None, 0
@@ -99,6 +110,8 @@ class TaskRecord:
         else:
             if self._resumed_steps is None:
                 self._resumed_steps = self._progress.step
+            if self._replay is not None and len(self._steps) >= self._replay.steps:
+                self._replay = None  # all of it has been repeated
             output = compute()
         self._calls.append((method, self._number_of_form(output)))
         return output
@@ -112,7 +125,8 @@ class TaskRecord:
             latents = self._replay.predicted
         self._predicted = None if latents is None else StatePart("predicted", latents)
         if self._predicted is not None:
-            self._predicted.copy_to_host()
+            with suppress(Exception):  # `take` copies it again, and reports why it cannot
+                self._predicted.copy_to_host()
         return latents
 
     def step(self, scheduler: Any, run: Callable[[], Any]) -> Any:

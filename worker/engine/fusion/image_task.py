@@ -94,6 +94,17 @@ class ImageTask:
         if self._greenlet is not None:
             # No `Exception`: pipelines do not catch it.
             self._watched(self._greenlet, greenlet.GreenletExit())
+        if self._record is not None:
+            self._record.forget()
+        self._free()
+
+    def _free(self) -> None:
+        """Free what only the steps needed: other images of the job can take long to end."""
+        self._changes = ()
+        if self._greenlet is not None:
+            self._greenlet.on_step = None  # it can refer to the pipeline
+        if self.step_cache is not None:
+            self.step_cache.release()
 
     def _switch(self, device: torch.device, task: TaskGreenlet, value: object = None) -> None:
         # Autocast, grad mode and global generators belong to the thread, so to all its greenlets. Each task keeps its
@@ -104,6 +115,8 @@ class ImageTask:
             call = self._watched(task, value)
         if self._record is not None:
             self._record.settle()
+        if self.done:
+            self._free()
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
             _set_autocast(device, None)

@@ -116,7 +116,8 @@ class StepCache:
         kept.append(_KeptOutput(self._step, values))
         self._forms[branch.key] = map_tensors(output, lambda tensor: tensor.new_empty(0))
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Free the kept outputs."""
         self._kept.clear()
         self._forms.clear()
 
@@ -128,7 +129,7 @@ class StepCache:
             self._computed = frozenset(computed_steps(progress.loop_steps, self._schedule))
             skipped = set(range(progress.loop_steps)) - self._computed
             self._last_needed = max(skipped, default=0)
-            self._release()
+            self.release()
         step = progress.step - progress.loop_start
         if step != self._step:
             self._step, self._calls, self._answered_all = step, {}, False

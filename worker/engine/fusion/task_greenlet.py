@@ -34,6 +34,8 @@ class StepRecord(Protocol):
 
     def settle(self) -> None: ...
 
+    def forget(self) -> None: ...
+
 
 class ScoredStep(NamedTuple):
     """What a candidate parks with after a step at which only `left` go on: its score, None without a finite one."""

@@ -356,6 +356,8 @@ class BatchScheduler:
         for index, output in enumerate(outputs, first_index):
             self._events.on_event(protocol.OutputReady(engine_job.claim_key, index, output))
         task.result = None
+        if (record := engine_job.records[number]) is not None:
+            record.end()
         if all(one.done and one.result is None and one.error is None for one in engine_job.tasks):  # all are reported
             self.finish(engine_job)
 

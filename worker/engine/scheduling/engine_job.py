@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -106,6 +107,7 @@ class EngineJob:
             self.steps.append(steps)
             self.records.append(record)
             self.tasks.append(model.image_task(self.job, index, self.inputs, steps, record))
+        self.request = replace(self.request, checkpoints=())  # they have been read
         self._pass_marks()
 
     def _checkpoints(self, model: LoadedModel) -> list[Checkpoint | None]:

@@ -161,3 +161,34 @@ def test_a_checkpoint_has_the_predicted_image_only_if_the_pipeline_keeps_it() ->
         assert len([name for name in checkpoint.tensors if name.startswith("output.")]) == tensors
         kept.clear()
         assert torch.equal(Image(own_code, checkpoint).run(), expected)
+
+
+def live_tensors() -> int:
+    """Return how many tensors of a sample's size are live."""
+    count = torch.Size(SHAPE).numel()
+    return live_bytes(lambda tensor: tensor.numel() == count) // (4 * count)
+
+
+def test_an_image_that_is_given_up_holds_no_tensor_of_its_steps() -> None:
+    """As a candidate that is dropped: its job goes on."""
+    image = Image(keeps)
+    image.task.start(CPU)
+    for _ in range(3):
+        assert image.task.parked_call is not None
+        image.task.resume(CPU, image.task.parked_call.run())
+    assert live_tensors() > 0
+    image.task.abort()
+    assert live_tensors() == 0
+    assert image.record.resumed_steps == 0
+
+
+def test_an_image_that_has_ended_keeps_one_copy_of_its_last_sample_for_checkpoints_of_its_job() -> None:
+    image = Image(keeps)
+    expected = image.run()
+    image.record.end()
+    image.task.result = None
+    assert live_tensors() == 2, "the copy, and what is compared here"
+    checkpoint = image.take()
+    assert isinstance(checkpoint, Checkpoint)
+    assert (checkpoint.step, len(checkpoint.state["schedulers"])) == (STEPS, 1)
+    assert torch.equal(Image(keeps, checkpoint).run(), expected)
