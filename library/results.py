@@ -14,7 +14,7 @@ from PIL import Image
 
 from shared.errors import FusequeueError
 from shared.job import BatchingStats, FieldWarning, Job
-from worker.engine.protocol import Audio, Latents, Mesh, Output
+from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.output.image_encoding import encode, encode_latents
 
 StrPath: TypeAlias = str | Path

@@ -19,16 +19,13 @@ from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError, InferenceFailed, InvalidRequest, ModelUnavailable
 from shared.job import Job
 from worker.engine.engine import Engine
+from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.engine.protocol import (
-    Audio,
     EngineEvent,
     EngineRequest,
     InputFiles,
     JobFinished,
     JobProgress,
-    Latents,
-    Mesh,
-    Output,
     OutputReady,
     PreviewReady,
 )

@@ -13,7 +13,8 @@ from shared.errors import JobError, LoadPostponed, RedisUnavailable
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.queue.maintenance.model_orders import ModelAction, ModelOrder
 from shared.runtime.asyncio_tools import retry_while_unavailable
-from worker.engine.protocol import EngineInterface, LoadFailure, MemoryOrder, MemoryOrders
+from worker.engine.engine_status import LoadFailure
+from worker.engine.protocol import EngineInterface, MemoryOrder, MemoryOrders
 
 log = structlog.get_logger()
 

@@ -19,7 +19,8 @@ from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import VERSION
 from worker.claims.claimed_job import ClaimedJob
 from worker.cost_curves import CostCurves
-from worker.engine.protocol import EngineInterface, EngineStatus, ForwardDone
+from worker.engine.engine_status import EngineStatus
+from worker.engine.protocol import EngineInterface, ForwardDone
 from worker.model_availability import unavailable_models
 
 log = structlog.get_logger()

@@ -27,7 +27,9 @@ from shared.job import BatchingStats, Phase
 from shared.signature import signature
 from worker.engine import protocol
 from worker.engine.checkpoints.policy import is_due
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, ImageCheckpoint, MemoryOrders
+from worker.engine.engine_status import Activity, EngineStatus, shape_key
+from worker.engine.outputs import Output
+from worker.engine.protocol import EngineEvents, EngineRequest, ImageCheckpoint, MemoryOrders
 
 JOURNAL, STEP_S = "CHAOS_JOURNAL", "CHAOS_STEP_S"
 FAILS = "fail"
@@ -224,7 +226,7 @@ class StubEngine:
         first, rows = batch[0].request, sum(run.request.job.slots for run in batch)
         self._events.on_event(
             protocol.ForwardDone(
-                first.job.model, rows, len(batch), self._step_s, "cpu", protocol.shape_key(first.job), first.claim_key
+                first.job.model, rows, len(batch), self._step_s, "cpu", shape_key(first.job), first.claim_key
             )
         )
         for run in batch:
@@ -248,7 +250,7 @@ class StubEngine:
         self._events.on_event(protocol.JobPhaseChanged(key, Phase.DECODING))
         for index in range(job.n):
             pixels = np.full((job.height, job.width, 3), _color(run.states[index]), np.uint8)
-            self._events.on_event(protocol.OutputReady(key, index, protocol.Output(pixels)))
+            self._events.on_event(protocol.OutputReady(key, index, Output(pixels)))
         batching = BatchingStats(forwards=run.forwards, max_jobs=run.max_jobs)
         used_s, resumed = self._step_s * run.forwards, run.resumed_steps
         finished = protocol.JobFinished(key, batching=batching, device_seconds=used_s, resumed_steps=resumed)

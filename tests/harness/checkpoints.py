@@ -12,7 +12,8 @@ from harness.engine import EngineHarness, EventRecorder
 from shared.config.model_spec import ModelSpec
 from shared.job import Job
 from worker.engine.engine import Engine
-from worker.engine.protocol import CheckpointTaken, Output
+from worker.engine.outputs import Output
+from worker.engine.protocol import CheckpointTaken
 
 
 @dataclass(frozen=True)

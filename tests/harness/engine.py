@@ -25,8 +25,8 @@ from shared.config.settings import Settings
 from shared.job import InputRef, Job
 from shared.job_fields import VIDEO_TYPES, OutputFormat, Task
 from worker.engine.engine import Engine
+from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.engine.protocol import (
-    Audio,
     CandidatesDropped,
     CheckpointTaken,
     EngineEvent,
@@ -36,9 +36,6 @@ from worker.engine.protocol import (
     JobFinished,
     JobPhaseChanged,
     JobProgress,
-    Latents,
-    Mesh,
-    Output,
     OutputReady,
     PreviewReady,
 )

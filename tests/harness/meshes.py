@@ -13,7 +13,7 @@ from PIL import Image
 from harness.engine import a_job, a_spec, input_files
 from shared.job import Job
 from shared.job_fields import OutputFormat, Task
-from worker.engine.protocol import Mesh
+from worker.engine.outputs import Mesh
 from worker.engine.weights.shape_classes import shape_classes
 
 VIEWS = ("front", "left", "back", "right")

@@ -23,19 +23,17 @@ from shared.job import Job
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import Storage, connect
+from worker.engine.engine_status import Activity, EngineStatus, LoadFailure
+from worker.engine.outputs import Output
 from worker.engine.protocol import (
-    Activity,
     CheckpointTaken,
     EngineEvents,
     EngineRequest,
-    EngineStatus,
     ForwardDone,
     ImageCheckpoint,
     JobFinished,
     JobProgress,
-    LoadFailure,
     MemoryOrders,
-    Output,
     OutputReady,
     PreviewReady,
 )

@@ -20,7 +20,7 @@ from transformers import CLIPTextModel
 
 from shared.job import Job
 from worker.engine.fusion.stacking import map_tensors
-from worker.engine.protocol import Audio, Output
+from worker.engine.outputs import Audio, Output
 
 A_LEVEL = 1 / 255
 NUDGE = 1e-6

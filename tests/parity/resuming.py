@@ -20,7 +20,8 @@ from parity.running import as_floats
 from shared.config.model_index import index_file
 from shared.config.model_spec import ModelSpec
 from shared.job import Job
-from worker.engine.protocol import InputFiles, Output
+from worker.engine.outputs import Output
+from worker.engine.protocol import InputFiles
 
 CONTINUE_S = 300.0
 Difference = float | str  # the string is the reason for which a job begins anew

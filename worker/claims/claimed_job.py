@@ -21,17 +21,8 @@ from shared.queue import Claim
 from shared.queue.checkpoints import JobCheckpoint
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.claims.step_times import StepTimes, ran_s, remaining_s, with_report
-from worker.engine.protocol import (
-    Audio,
-    EngineRequest,
-    ImageCheckpoint,
-    InputFiles,
-    JobFinished,
-    Latents,
-    Mesh,
-    Output,
-    Pixels,
-)
+from worker.engine.outputs import Audio, Latents, Mesh, Output, Pixels
+from worker.engine.protocol import EngineRequest, ImageCheckpoint, InputFiles, JobFinished
 from worker.metrics.job_trace import JobTimes
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader

@@ -34,7 +34,8 @@ from worker.claims.claim_policy import (
 )
 from worker.claims.claimed_job import ClaimedJob
 from worker.cost_curves import CostCurves
-from worker.engine.protocol import EngineInterface, allowed_rows
+from worker.engine.engine_status import allowed_rows
+from worker.engine.protocol import EngineInterface
 from worker.metrics.batch_log import BatchLog
 from worker.model_availability import ModelAvailability
 from worker.output.upload import Uploader

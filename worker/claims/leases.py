@@ -13,7 +13,8 @@ from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import metrics
 from worker.claims.claimed_job import ClaimedJob, StopReason
-from worker.engine.protocol import Activity, EngineInterface
+from worker.engine.engine_status import Activity
+from worker.engine.protocol import EngineInterface
 
 log = structlog.get_logger()
 

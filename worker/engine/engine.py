@@ -23,6 +23,7 @@ from worker.engine.checks.resume_check import check_resuming
 from worker.engine.checks.self_check import run_self_check
 from worker.engine.checks.warm_up import warm_up_model
 from worker.engine.device import choose_device, device_uuid, prepare_thread
+from worker.engine.engine_status import Activity, EngineStatus
 from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.embedding_files import published_widths
 from worker.engine.lora.fitting import adaptable_layers
@@ -34,7 +35,7 @@ from worker.engine.models.order_follower import OrderFollower
 from worker.engine.pipelines.extra_inputs import describe_inputs
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.loaded_model import LoadedModel
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, MemoryOrders
+from worker.engine.protocol import EngineEvents, EngineRequest, MemoryOrders
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.job_checkpoints import JobCheckpoints

@@ -1,11 +1,8 @@
 """Types that cross the boundary between the worker and its engine; nothing here imports torch."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from shared.config.adapters import AdapterSpec
 from shared.config.catalog import Catalog
@@ -15,9 +12,8 @@ from shared.config.settings import Settings
 from shared.errors import JobError
 from shared.job import BatchingStats, DeviceTimes, FieldWarning, Job, Phase
 from shared.model_inputs import ModelInput
-from shared.signature import shape
-
-Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, height, width, 3] of a video
+from worker.engine.engine_status import EngineStatus
+from worker.engine.outputs import Audio, Latents, Mesh, Output, Pixels
 
 
 @dataclass(frozen=True)
@@ -31,69 +27,6 @@ class InputFiles:
     video: bytes | None = None
     audio: bytes | None = None
     face_video: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Audio:
-    """A sound, or that of a video: `samples` [channels, samples] of -1 to 1, `rate` in Hz."""
-
-    samples: npt.NDArray[np.float32]
-    rate: int
-
-    @property
-    def duration_s(self) -> float:
-        return round(int(self.samples.shape[-1]) / self.rate, 3)
-
-    @property
-    def nbytes(self) -> int:
-        return self.samples.nbytes
-
-
-@dataclass(frozen=True)
-class Output:
-    """A finished image, or a video with its audio; `flagged` by the model's safety checker.
-
-    One of a job with candidates has its number among these, and the `score` by which it was kept.
-    """
-
-    pixels: Pixels
-    flagged: bool = False
-    audio: Audio | None = None
-    candidate: int | None = None
-    score: float | None = None
-
-    @property
-    def is_video(self) -> bool:
-        return self.pixels.ndim == 4
-
-    @property
-    def nbytes(self) -> int:
-        return self.pixels.nbytes + (0 if self.audio is None else self.audio.nbytes)
-
-
-@dataclass(frozen=True)
-class Latents:
-    """An image that is not decoded: the values of a tensor of `shape` as bytes, in a type as safetensors names it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    values: bytes
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.values)
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """A finished mesh: `vertices` [n, 3], and `faces` [m, 3] of indexes of vertices, counter-clockwise from outside."""
-
-    vertices: npt.NDArray[np.float32]
-    faces: npt.NDArray[np.uint32]
-
-    @property
-    def nbytes(self) -> int:
-        return self.vertices.nbytes + self.faces.nbytes
 
 
 @dataclass(frozen=True)
@@ -282,41 +215,6 @@ class EngineEvents(Protocol):
 
 
 @dataclass(frozen=True)
-class Activity:
-    """Input of the hang detection.
-
-    `since_s` is the time (`time.monotonic()`) of the last progress while `busy`: the end of a forward or of an image
-    task's own code, or the start of the work; minus infinity once the engine's thread has died. `loading`: a model
-    is loaded and no forward runs. `expected_s` is the usual time of the present forward, None for a new kind.
-    """
-
-    busy: bool
-    since_s: float
-    loading: bool = False
-    expected_s: float | None = None
-
-
-@dataclass(frozen=True)
-class ThreadTime:
-    """Seconds that the engine's thread had image tasks to run, and that it had none while a job was queued."""
-
-    busy_s: float = 0.0
-    idle_while_queued_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class LoadFailure:
-    """Why a model's last load failed; `retry_at_s` is the time (`time.monotonic()`) of the next one.
-
-    `permanent`: the model or its files are at fault, not the network, a disk or memory.
-    """
-
-    reason: str
-    permanent: bool
-    retry_at_s: float
-
-
-@dataclass(frozen=True)
 class MemoryOrder:
     """An operator's order to load a model, or to unload it; `number` is larger for a later one."""
 
@@ -331,43 +229,6 @@ class MemoryOrders:
 
     pinned: tuple[str, ...] = ()
     last: tuple[MemoryOrder, ...] = ()
-
-
-@dataclass(frozen=True)
-class EngineStatus:
-    """State of an engine.
-
-    `models_bytes` is the memory of loaded models, adapters and outputs kept by step caching, out of the device's
-    `memory_bytes`. `kept_models` were evicted, and their weights are in CPU memory, `kept_bytes` of it. `load_seconds`
-    is the time of each model's last load, from reading its files to its first job; of a kept one, that of its copy.
-    `unavailable_models` has the models with a failed last load. `device_uuid` is the GPU's UUID in NVML. `row_limits`
-    is how many images memory holds at once, by model and shape, where it ran out. `failure` is why an engine that ended
-    did so. `models_limit_bytes` is what loaded models can take, `model_bytes` the size of each as far as it is known.
-    `awaits_jobs`: an operator's order waits for the end of running jobs, so no further ones should start.
-    """
-
-    device: str
-    device_uuid: str | None = None
-    memory_bytes: int = 0
-    models_bytes: int = 0
-    loaded_models: tuple[str, ...] = ()
-    kept_models: tuple[str, ...] = ()
-    loading_models: tuple[str, ...] = ()
-    pinned_models: tuple[str, ...] = ()
-    kept_bytes: int = 0
-    models_limit_bytes: int = 0
-    model_bytes: Mapping[str, int] = field(default_factory=dict)
-    awaits_jobs: bool = False
-    load_seconds: Mapping[str, float] = field(default_factory=dict)
-    unavailable_models: Mapping[str, LoadFailure] = field(default_factory=dict)
-    row_limits: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    activity: Activity = Activity(busy=False, since_s=0.0)
-    thread_time: ThreadTime = ThreadTime()
-    failure: str | None = None
-
-    def usable(self, models: Iterable[str]) -> bool:
-        """Return whether one of `models` is loaded or can be."""
-        return any(model in self.loaded_models or model not in self.unavailable_models for model in models)
 
 
 class EngineInterface(Protocol):
@@ -409,13 +270,3 @@ class EngineInterface(Protocol):
 
 
 EngineFactory: TypeAlias = Callable[[Catalog, EngineEvents, Settings], EngineInterface]
-
-
-def allowed_rows(status: EngineStatus, job: Job, limit: int) -> int:
-    """Return how many images like those of `job`, at most `limit`, fit into memory together now."""
-    return min(limit, status.row_limits.get((job.model, shape_key(job)), limit))
-
-
-def shape_key(job: Job) -> str:
-    """Return the size of a job's images, as the key of learned times and limits."""
-    return shape(job) if job.frames == 1 else f"{shape(job)}x{job.frames}"

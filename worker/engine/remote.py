@@ -19,15 +19,8 @@ from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from shared.runtime.python_command import python_command
 from worker.engine.channel import Channel
-from worker.engine.protocol import (
-    Activity,
-    EngineEvents,
-    EngineRequest,
-    EngineStatus,
-    JobFinished,
-    MemoryOrders,
-    WarmUpDone,
-)
+from worker.engine.engine_status import Activity, EngineStatus
+from worker.engine.protocol import EngineEvents, EngineRequest, JobFinished, MemoryOrders, WarmUpDone
 from worker.engine.weights.packages import unused_packages
 
 log = structlog.get_logger()

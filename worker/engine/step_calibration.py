@@ -25,7 +25,8 @@ from shared.config.step_schedules import (
 from shared.errors import InferenceFailed
 from shared.job import Job
 from worker.engine.checks.sample_jobs import default_size, sample_job
-from worker.engine.protocol import Audio, Output, OutputReady
+from worker.engine.outputs import Audio, Output
+from worker.engine.protocol import OutputReady
 from worker.engine.sample_engine import SampleEngine, sample_engine
 
 LEAST_PSNR: Mapping[CacheLevel, float] = {CacheLevel.LIGHT: 45.0, CacheLevel.MEDIUM: 38.0, CacheLevel.STRONG: 30.0}

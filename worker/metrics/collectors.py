@@ -13,7 +13,8 @@ from shared.queue import Claim
 from shared.queue.maintenance.tenant_usage import used_by
 from shared.runtime import metrics
 from worker.engine import protocol
-from worker.engine.protocol import EngineStatus, ModelEvent, ThreadTime
+from worker.engine.engine_status import EngineStatus, ThreadTime
+from worker.engine.protocol import ModelEvent
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from shared.job import Job
 from shared.job_fields import OutputFormat
-from worker.engine.protocol import Audio
+from worker.engine.outputs import Audio
 from worker.output.image_encoding import SOFTWARE, parameters_json
 
 WAVEFORM_SIZE = (512, 128)

@@ -16,7 +16,7 @@ from shared.job import Job
 from shared.job_fields import CallFields, ChosenFields, OutputFormat, PipelineFields
 from shared.queue import Claim, Queue
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES
-from worker.engine.protocol import Latents, Pixels
+from worker.engine.outputs import Latents, Pixels
 
 log = structlog.get_logger()
 

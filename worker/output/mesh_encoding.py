@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shared.job import Job
-from worker.engine.protocol import Mesh
+from worker.engine.outputs import Mesh
 from worker.output.image_encoding import SOFTWARE, parameters_json
 from worker.output.mesh_thumbnail import thumbnail_of
 

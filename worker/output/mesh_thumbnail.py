@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from worker.engine.protocol import Mesh
+from worker.engine.outputs import Mesh
 
 _YAW, _PITCH = np.radians(30), np.radians(20)
 _GROUND, _SURFACE = 255, np.array((186, 190, 198), np.float32)

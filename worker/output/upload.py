@@ -15,7 +15,7 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
-from worker.engine.protocol import Audio, Latents, Mesh, Output
+from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.output.image_encoding import encode, encode_latents
 from worker.output.mesh_encoding import encode_mesh
 from worker.output.sending import File, OutputSender

@@ -19,7 +19,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from shared.job import Job
-from worker.engine.protocol import Audio, Output, Pixels
+from worker.engine.outputs import Audio, Output, Pixels
 from worker.output.image_encoding import parameters_json
 
 ENCODER_THREADS = 2  # per video: the GPU's host has other work

@@ -30,7 +30,7 @@ from shared.job_fields import Task
 from shared.queue import Claim, Queue
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
-from worker.engine.protocol import Output
+from worker.engine.outputs import Output
 from worker.output.video_encoding import encode_video
 
 # The SDK warns about the end of OpenAI's service.

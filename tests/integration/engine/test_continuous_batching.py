@@ -20,8 +20,9 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
 from shared.job import Job
 from shared.job_fields import Priority
+from worker.engine.engine_status import Activity
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.protocol import Activity, EngineEvent, JobProgress
+from worker.engine.protocol import EngineEvent, JobProgress
 from worker.engine.scheduling.selection import CallSelector, TaskCall
 
 pytestmark = pytest.mark.usefixtures("shared_models")

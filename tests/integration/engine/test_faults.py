@@ -15,9 +15,9 @@ from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spe
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
+from worker.engine.engine_status import allowed_rows
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.loaded_model import LoadedModel
-from worker.engine.protocol import allowed_rows
 
 pytestmark = pytest.mark.usefixtures("shared_models")
 

@@ -19,7 +19,8 @@ from tiny.meshes import needs_hy3dgen, save_mesh_model
 
 from shared.errors import ModelUnavailable
 from shared.job import Job
-from worker.engine.protocol import EngineRequest, InputFiles, Mesh
+from worker.engine.outputs import Mesh
+from worker.engine.protocol import EngineRequest, InputFiles
 from worker.engine.weights.missing_packages import missing_package
 from worker.engine.weights.shape_classes import shape_classes
 

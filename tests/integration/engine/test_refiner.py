@@ -28,7 +28,8 @@ from shared.config.scheduler_choices import SchedulerOptions
 from shared.inputs.formats.latents import file_of
 from shared.job import InputRef, Job
 from shared.job_fields import LATENTS_TYPE, OutputFormat, Task
-from worker.engine.protocol import EngineRequest, InputFiles, Latents
+from worker.engine.outputs import Latents
+from worker.engine.protocol import EngineRequest, InputFiles
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 

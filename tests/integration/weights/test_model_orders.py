@@ -14,8 +14,9 @@ from tiny import lora
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import LoadPostponed
+from worker.engine.engine_status import EngineStatus
 from worker.engine.pipelines.loading import load
-from worker.engine.protocol import EngineRequest, EngineStatus, MemoryOrder, MemoryOrders, ModelLoaded
+from worker.engine.protocol import EngineRequest, MemoryOrder, MemoryOrders, ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("quick_loads")]
 GIB = 2**30

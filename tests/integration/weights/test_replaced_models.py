@@ -12,9 +12,10 @@ from harness.waiting import wait_until
 from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults
+from worker.engine.engine_status import EngineStatus
 from worker.engine.models import model_cache
 from worker.engine.pipelines.loading import load
-from worker.engine.protocol import EngineStatus, ModelLoaded
+from worker.engine.protocol import ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("quick_loads")]
 EVERY = ("one", "same", "changed", "removed")

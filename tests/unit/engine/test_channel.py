@@ -12,7 +12,8 @@ import pytest
 
 from shared.errors import InferenceFailed
 from worker.engine.channel import Channel, SharedArray, shared_array
-from worker.engine.protocol import JobFinished, Output
+from worker.engine.outputs import Output
+from worker.engine.protocol import JobFinished
 
 
 @pytest.fixture

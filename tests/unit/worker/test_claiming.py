@@ -33,7 +33,7 @@ from worker.claims.claim_policy import (
     running_signature,
 )
 from worker.claims.claiming import ClaimLoop
-from worker.engine.protocol import LoadFailure
+from worker.engine.engine_status import LoadFailure
 from worker.model_availability import claimable_models, models_only_here
 
 BULK, INTERACTIVE = Priority.BULK, Priority.INTERACTIVE

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shared.job import Phase, Progress
+from worker.engine.outputs import Output
 from worker.engine.protocol import (
     CandidatesDropped,
     EngineEvent,
@@ -18,7 +19,6 @@ from worker.engine.protocol import (
     JobPhaseChanged,
     JobProgress,
     ModelLoadFailed,
-    Output,
     OutputReady,
     PreviewReady,
 )

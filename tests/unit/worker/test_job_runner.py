@@ -29,7 +29,9 @@ from worker import job_runner
 from worker.adapter_folder import AdapterFolder
 from worker.claims.checkpoint_store import CheckpointStore
 from worker.claims.claimed_job import ClaimedJob, StopReason
-from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
+from worker.engine.engine_status import EngineStatus
+from worker.engine.outputs import Output
+from worker.engine.protocol import EngineRequest, JobFinished
 from worker.job_runner import JobRunner
 from worker.model_availability import ModelAvailability
 from worker.output.sending import OutputSender

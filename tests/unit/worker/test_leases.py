@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.claims.leases import StallLimits, stalled
-from worker.engine.protocol import Activity
+from worker.engine.engine_status import Activity
 
 LIMITS = StallLimits(factor=20, floor_s=60, loading_s=1800)
 

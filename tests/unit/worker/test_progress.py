@@ -16,7 +16,7 @@ from shared.queue import ProgressReport, WorkerInfo
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker import progress
 from worker.cost_curves import CostCurves
-from worker.engine.protocol import EngineStatus
+from worker.engine.engine_status import EngineStatus
 from worker.progress import ProgressReporter
 
 Eventually = Callable[..., Awaitable[None]]

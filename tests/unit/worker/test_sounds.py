@@ -14,7 +14,7 @@ from PIL import Image
 
 from shared.job import Job
 from shared.job_fields import AUDIO_TYPES, OutputFormat, Task
-from worker.engine.protocol import Audio
+from worker.engine.outputs import Audio
 from worker.output.audio_encoding import bitrate, encode_audio, waveform
 
 RATE = 44_100

@@ -15,7 +15,7 @@ from shared.errors import StorageRefused, StorageUnavailable, UploadFailed
 from shared.job import Job
 from shared.job_fields import OutputFormat, Task
 from shared.queue import Claim
-from worker.engine.protocol import Audio, Output
+from worker.engine.outputs import Audio, Output
 from worker.output import upload
 from worker.output.upload import Files, Uploader, object_key
 

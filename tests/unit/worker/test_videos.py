@@ -15,7 +15,7 @@ from PIL import Image
 
 from shared.job import Job
 from shared.job_fields import OutputFormat, Task
-from worker.engine.protocol import Audio, Output
+from worker.engine.outputs import Audio, Output
 from worker.output.video_encoding import crf, encode_video
 
 FRAMES, HEIGHT, WIDTH, FPS = 17, 64, 96, 16

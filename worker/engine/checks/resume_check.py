@@ -22,11 +22,11 @@ from worker.engine.checkpoints.trees import NotStorable
 from worker.engine.checks.sample_jobs import PROMPTS, SampleSize, sample_files, sample_job, sample_sizes, with_control
 from worker.engine.errors import as_job_error
 from worker.engine.fusion.module_proxy import Stage
+from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
-from worker.engine.protocol import Audio, Latents, Mesh, Output
 
 Result = Output | Audio | Mesh | Latents
 

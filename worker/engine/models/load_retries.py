@@ -12,8 +12,8 @@ import structlog
 
 from shared.config.model_spec import ModelSpec
 from shared.errors import JobError, LoadPostponed
+from worker.engine.engine_status import LoadFailure
 from worker.engine.models.model_cache import PinsInTheWay
-from worker.engine.protocol import LoadFailure
 from worker.engine.weights.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 
 log = structlog.get_logger()

@@ -9,10 +9,10 @@ from PIL import Image
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents
 from shared.job_fields import OutputFormat
 from worker.engine.channel import shared_array
+from worker.engine.outputs import Audio, Latents, Mesh, Output, Pixels
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.pipelines.sounds import audio_of, to_audio
-from worker.engine.protocol import Audio, Latents, Mesh, Output, Pixels
 
 LATENT = OutputFormat.LATENT.value  # diffusers' `output_type` has the same name
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

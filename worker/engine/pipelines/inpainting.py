@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageFilter
 
-from worker.engine.protocol import Pixels
+from worker.engine.outputs import Pixels
 
 HALF = 128
 """Pipelines repaint where a mask has at least this level: they make it black and white."""

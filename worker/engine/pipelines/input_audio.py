@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shared.errors import UnusableInput
 from shared.inputs.formats.audio import audio_format
 from shared.job import FieldWarning
-from worker.engine.protocol import Audio
+from worker.engine.outputs import Audio
 
 Samples = npt.NDArray[np.float32]
 MOST_CHANNELS = 2

@@ -14,10 +14,11 @@ from shared.errors import UnusableInput
 from shared.inputs.formats.latents import NAME
 from shared.job import FieldWarning, Job
 from shared.job_fields import Task
+from worker.engine.outputs import Audio
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
 from worker.engine.pipelines.input_audio import decode_audio, decode_soundtrack, resampled
 from worker.engine.pipelines.input_videos import decode_video
-from worker.engine.protocol import Audio, InputFiles
+from worker.engine.protocol import InputFiles
 
 MAX_OBJECT_SIDE = 2048
 """Of an image that becomes a mesh: hy3dgen copies it into a square of its longer side, in float32, and scales that to

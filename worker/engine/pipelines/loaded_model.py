@@ -25,6 +25,7 @@ from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.fusion.rng_state import seed_globally
 from worker.engine.fusion.step_caching import StepCache
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
+from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.engine.parallel.rank_group import RankGroup
 from worker.engine.pipelines.call_arguments import arguments_for, set_guidance
 from worker.engine.pipelines.call_checks import check_gives_latents, check_part_has_steps, inputs_refused
@@ -46,7 +47,6 @@ from worker.engine.pipelines.scoring import Scorer
 from worker.engine.pipelines.sounds import cut_to
 from worker.engine.pipelines.text_cache import TextCache
 from worker.engine.pipelines.weighted_prompts import with_embeddings
-from worker.engine.protocol import Audio, Latents, Mesh, Output
 
 log = structlog.get_logger()
 

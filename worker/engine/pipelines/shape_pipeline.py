@@ -19,7 +19,7 @@ from shared.errors import InferenceFailed, NonFiniteLatents, NoSurface
 from shared.job_fields import Task
 from shared.model_inputs import ModelInput
 from worker.engine.channel import shared_array
-from worker.engine.protocol import Mesh
+from worker.engine.outputs import Mesh
 from worker.engine.weights.shape_classes import shape_classes
 
 VIEWS = ("front", "left", "back", "right")

@@ -11,10 +11,10 @@ import torch
 from shared.errors import InferenceFailed, NonFiniteLatents
 from shared.job import Job
 from shared.job_fields import Task
+from worker.engine.outputs import Audio
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.input_audio import at_rate
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.protocol import Audio
 
 DURATIONS = ("audio_duration", "duration", "audio_end_in_s", "audio_length_in_s", "audio_duration_s")
 """Names that pipelines give to the seconds of a sound."""

@@ -17,12 +17,14 @@ from worker.engine.checkpoints.identity import identity_of
 from worker.engine.checkpoints.mark_state import latest
 from worker.engine.checkpoints.policy import is_due
 from worker.engine.checkpoints.task_record import TaskRecord
+from worker.engine.engine_status import shape_key
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
+from worker.engine.outputs import Pixels
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loaded_model import LoadedModel
-from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
+from worker.engine.protocol import EngineRequest, JobFinished
 from worker.engine.scheduling.device_work import DeviceWork
 from worker.engine.scheduling.job_candidates import JobCandidates
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from cachetools import LRUCache
 
-from worker.engine.protocol import ThreadTime
+from worker.engine.engine_status import ThreadTime
 
 T = TypeVar("T")
 OnDone = Callable[[float], None]

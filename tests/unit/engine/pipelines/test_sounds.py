@@ -18,12 +18,12 @@ from harness.engine import an_audio_file
 from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
 from shared.job import Job
 from shared.job_fields import Task
+from worker.engine.outputs import Audio
 from worker.engine.pipelines import input_images
 from worker.engine.pipelines.input_audio import at_rate, decode_audio
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.sounds import check_lyrics, cut_to, sound_arguments, to_audio
 from worker.engine.pipelines.task_pipelines import call_parameters, supports
-from worker.engine.protocol import Audio
 
 CODEC = SimpleNamespace(config=SimpleNamespace(sampling_rate=8000, audio_channels=2))
 

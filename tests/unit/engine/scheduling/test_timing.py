@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from worker.engine.protocol import ThreadTime
+from worker.engine.engine_status import ThreadTime
 from worker.engine.scheduling import timing
 from worker.engine.scheduling.timing import LEARNING_RATE, ForwardTimer, ThreadTimer
 
