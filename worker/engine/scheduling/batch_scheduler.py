@@ -1,9 +1,8 @@
 """Batch scheduler: holds the engine's jobs, and runs one fused forward after the other."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import structlog
 import torch
@@ -12,9 +11,7 @@ from shared.errors import InferenceFailed, JobError, OutOfMemory
 from shared.job import Phase
 from shared.signature import DENOISERS
 from worker.engine import protocol
-from worker.engine.device import device_name
 from worker.engine.errors import as_job_error
-from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.lora.per_row import AdapterKey
@@ -22,8 +19,9 @@ from worker.engine.models.model_cache import ModelCache, empty_cache
 from worker.engine.pipelines.call_results import non_finite_error
 from worker.engine.pipelines.loaded_model import LoadedModel
 from worker.engine.pipelines.text_cache import TextCache
-from worker.engine.protocol import EngineEvents, ForwardDone
+from worker.engine.protocol import EngineEvents
 from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.forward_runner import ForwardRunner, distinct, record_own_code
 from worker.engine.scheduling.memory_limits import MemoryLimits
 from worker.engine.scheduling.selection import CallSelector, TaskCall
 from worker.engine.scheduling.timing import ForwardTimer
@@ -50,6 +48,7 @@ class BatchScheduler:
         self._jobs: dict[str, EngineJob] = {}  # by claim key
         self._memory = MemoryLimits()
         self._selector = CallSelector(timer, self._memory, aging_s)
+        self._forwards = ForwardRunner(self._device, timer, self._memory, events, self._free_memory)
         self.take_checkpoint: Callable[[EngineJob], None] = lambda _engine_job: None
 
     @property
@@ -161,12 +160,12 @@ class BatchScheduler:
             task_calls = self._drop_non_finite(task_calls)
         if not task_calls:
             return
-        cache = self._text_cache(task_calls[0].engine_job, task_calls[0].parked_call)
+        run, cache = self._forwards.run, self._text_cache(task_calls[0].engine_job, task_calls[0].parked_call)
         if cache is None:
-            results = self._run(task_calls)
+            results = run(task_calls)
         else:
             parked = [task_call.parked_call for task_call in task_calls]
-            results = cache.get_or_run(parked, lambda indexes: self._run([task_calls[index] for index in indexes]))
+            results = cache.get_or_run(parked, lambda indexes: run([task_calls[index] for index in indexes]))
         resumed = [(one, result) for one, result in zip(task_calls, results, strict=True) if not one.task.done]
         for (engine_job, task, _), result in resumed:
             task.resume(self._device, result)
@@ -174,11 +173,11 @@ class BatchScheduler:
         engine_jobs = [engine_job for (engine_job, _, _), _ in resumed]
         self._timer.note_parked(
             (*task_calls[0].kind, len(task_calls)),
-            partial(_record_own_code, engine_jobs, task_calls[0].parked_call.shared_method.stage),
+            partial(record_own_code, engine_jobs, task_calls[0].parked_call.shared_method.stage),
         )
         for (engine_job, task, _), _ in resumed:
             self._after_resume(engine_job, task)
-        served = _distinct(task_call.engine_job for task_call in task_calls)
+        served = distinct(task_call.engine_job for task_call in task_calls)
         self._report_progress(served)
         for engine_job in served:
             if engine_job.claim_key in self._jobs and engine_job.checkpoint_due:
@@ -210,7 +209,7 @@ class BatchScheduler:
         for task in running:
             task.start(self._device)
             self._resume_cached(engine_job, task)
-        self._timer.end_own_code(started, partial(_record_own_code, [engine_job], None))
+        self._timer.end_own_code(started, partial(record_own_code, [engine_job], None))
         for task in running:
             self._after_resume(engine_job, task)
 
@@ -225,7 +224,7 @@ class BatchScheduler:
         for task in engine_job.tasks:
             task.abort()
         if engine_job.started:
-            self._timer.measure_rest(partial(_record_own_code, [engine_job], None))
+            self._timer.measure_rest(partial(record_own_code, [engine_job], None))
         self._timer.drain()
         self._unfinished.discard(engine_job.claim_key)
         self._events.on_event(engine_job.finished(error, canceled))
@@ -238,6 +237,15 @@ class BatchScheduler:
     def _trim_adapters(self, model: LoadedModel, keep_unused: bool = True) -> None:
         in_use = {one.adapter for one in self._jobs.values() if one.started and one.spec.id == model.spec.id}
         self._models.adapters.trim(model, in_use, keep_unused=keep_unused)
+
+    def _free_memory(self) -> None:
+        """Free models, adapters and text encodings that no job needs."""
+        while self._models.evict_one(self.models_in_use(), keep=False):
+            pass
+        for model in self._models.loaded.values():
+            self._trim_adapters(model, keep_unused=False)
+            model.text_cache.clear()
+        empty_cache(self._device)
 
     def _drop_non_finite(self, task_calls: list[TaskCall]) -> list[TaskCall]:
         """Fail the jobs whose latents are not finite; waits for the device once for all of them."""
@@ -255,73 +263,6 @@ class BatchScheduler:
         if not encodes or engine_job.pad_to is not None or engine_job.model is None:
             return None
         return engine_job.model.text_cache
-
-    def _run(self, task_calls: Sequence[TaskCall]) -> list[Any]:
-        stage, kind, pad_to = task_calls[0].parked_call.shared_method.stage, task_calls[0].kind, task_calls[0].pad_to
-        is_preview = any(task_call.parked_call.preview for task_call in task_calls)
-        self._report_decoding(task_calls)
-
-        def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
-            engine_jobs = [task_calls[index].engine_job for index in indexes]
-            key = (*kind, len(indexes))
-
-            def record(seconds: float) -> None:
-                _record_forward(engine_jobs, stage, is_preview, seconds)
-                if stage is Stage.DENOISE:
-                    self._report_forward(engine_jobs, seconds, self._timer.own_code_s(key), pad_to)
-
-            outputs = self._timer.measure(key, run, record, partial(_record_own_code, engine_jobs, stage))
-            self._memory.record_success(kind, len(indexes))
-            return outputs
-
-        def free_memory(failed: int, next_calls: int) -> None:
-            self._events.on_event(protocol.MemoryExhausted(kind.model))
-            log.warning("memory_exhausted", **kind._asdict(), calls=failed, next_calls=next_calls)
-            if pad_to is None:  # a padded forward has the same rows for any number of calls
-                self._memory.record_failure(kind, failed, next_calls)
-            while self._models.evict_one(self.models_in_use(), keep=False):
-                pass
-            for model in self._models.loaded.values():
-                self._trim_adapters(model, keep_unused=False)
-                model.text_cache.clear()
-            empty_cache(self._device)
-
-        parked = [task_call.parked_call for task_call in task_calls]
-        positions = [task_call.position for task_call in task_calls if task_call.position is not None]
-        known_limit = self._memory.fits(kind) if pad_to is None else None
-        fused = FusedCall(parked, pad_to, positions, measure, free_memory, known_limit)
-        results = fused.run()
-        if (refused := fused.refused_calls) is not None:
-            self._memory.record_failure(kind, *refused)
-            log.warning("rows_refused", **kind._asdict(), calls=refused[0], next_calls=refused[1])
-        else:
-            for index in fused.refused_pairs:
-                task_calls[index].task.run_solo(parked[index].shared_method)
-        if failures := fused.failed_forwards:
-            self._events.on_event(protocol.ForwardRetried(kind.model, failures))
-            log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)
-        return results
-
-    def _report_forward(
-        self, engine_jobs: Sequence[EngineJob], seconds: float, own_code_s: float, pad_to: int | None
-    ) -> None:
-        """Report the forward of a denoiser, with one entry per image."""
-        rows, distinct, first = len(engine_jobs), _distinct(engine_jobs), engine_jobs[0]
-        for engine_job in distinct:
-            engine_job.record_forward(rows, len(distinct))
-        self._events.on_event(
-            ForwardDone(
-                model=first.spec.id,
-                rows=rows,
-                jobs=len(distinct),
-                seconds=seconds,
-                device=device_name(self._device),
-                shape=first.shape,
-                claim_key=first.claim_key,
-                padding=max(0, (pad_to or 0) - rows),
-                own_code_s=own_code_s,
-            )
-        )
 
     def _resume_cached(self, engine_job: EngineJob, task: ImageTask) -> None:
         """Resume a task while its next output is cached."""
@@ -373,13 +314,6 @@ class BatchScheduler:
         for number in verdict.kept:
             self._after_resume(engine_job, tasks[number])
 
-    def _report_decoding(self, task_calls: Sequence[TaskCall]) -> None:
-        for engine_job, _, parked_call in task_calls:
-            decodes = parked_call.shared_method.stage is Stage.DECODE and not parked_call.preview
-            if decodes and not engine_job.decoding_reported:
-                engine_job.decoding_reported = True
-                self._events.on_event(protocol.JobPhaseChanged(engine_job.claim_key, Phase.DECODING))
-
     def _report_progress(self, engine_jobs: Iterable[EngineJob]) -> None:
         for engine_job in engine_jobs:
             if engine_job.progressed and engine_job.claim_key in self._jobs:
@@ -387,25 +321,3 @@ class BatchScheduler:
                 for index, pixels in engine_job.take_previews():
                     self._events.on_event(protocol.PreviewReady(engine_job.claim_key, index, pixels))
                 self._events.on_event(protocol.JobProgress(engine_job.claim_key, *engine_job.progress()))
-
-
-def _record_forward(engine_jobs: Sequence[EngineJob], stage: Stage, is_preview: bool, seconds: float) -> None:
-    """Record the time of a forward with one entry per image."""
-    _record_own_code(engine_jobs, stage, seconds)
-    for engine_job in _distinct(engine_jobs) if not is_preview else ():
-        engine_job.device_work.note_share(stage, seconds / len(engine_jobs))
-
-
-def _record_own_code(engine_jobs: Sequence[EngineJob], stage: Stage | None, seconds: float) -> None:
-    """Record the time of a forward, or of the code before or after it: each image has a share, each job all of it.
-
-    `stage` is that of the forward, None without one.
-    """
-    for engine_job in engine_jobs:
-        engine_job.device_seconds += seconds / len(engine_jobs)
-    for engine_job in _distinct(engine_jobs):
-        engine_job.device_work.add(stage, seconds)
-
-
-def _distinct(engine_jobs: Iterable[EngineJob]) -> Collection[EngineJob]:
-    return {one.claim_key: one for one in engine_jobs}.values()
