@@ -176,10 +176,10 @@ class RequestContext:
         if record.state is State.QUEUED:
             if record.paused_at_ms is not None:
                 return QUEUE_PAUSED
-            if record.waits:
-                return QUEUE_WAITING
             with contextlib.suppress(Unavailable):
                 return await self.services.queue_positions.of(record.job.id, record.job.model)
+            if record.waits:
+                return QUEUE_WAITING
         return None
 
     async def store_upload(self, file: UploadFile, param: str) -> InputRef:

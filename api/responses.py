@@ -74,7 +74,7 @@ class QueuePositions:
         if position is None:
             return None
         workers = await self._live_workers()
-        served = any(worker.serves(model) for worker in workers)
+        served = all(any(worker.serves(one) for worker in workers) for one in {model, *position.models})
         reason = queue_reason(position.reason, model, workers)
         return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
 

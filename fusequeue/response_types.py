@@ -36,7 +36,8 @@ class Progress(Resource):
 
 
 class QueuePosition(Resource):
-    """Position of a queued job: 0 is next, None is unknown; `reason` is why it waits."""
+    """Position of a queued job: 0 is next, None is unknown; `eta_s` is the time until it is expected to end, after the
+    jobs that it waits for, None if it is unknown; `reason` is why it waits."""
 
     position: int | None = None
     eta_s: float | None = None

@@ -32,11 +32,12 @@ class ProgressObject(BaseModel):
 
 
 class QueueObject(BaseModel):
-    """Position of a queued job; 0 is next, null is unknown."""
+    """Position of a queued job; 0 is next, null is unknown, and of a job that waits for its time or for others."""
 
     position: int | None
     eta_s: float | None = Field(
-        description="Seconds until the job is expected to be finished; null while no worker serves its model."
+        description="Seconds until the job is expected to be finished: one that waits, after its `not_before` and the "
+        "jobs that it waits for; null if it is unknown, and while no worker serves its model or theirs."
     )
     reason: QueueReason | None = Field(description="Why the job waits.")
 

@@ -8,7 +8,7 @@ from shared.queue.records import WorkerInfo
 
 def queue_reason(reason: QueueReason, model: str, workers: Sequence[WorkerInfo]) -> QueueReason:
     """Return why a job of `model` waits: `reason`, or a reason before it of its workers; `workers` are those alive."""
-    if reason is QueueReason.PAUSED:
+    if reason in (QueueReason.PAUSED, QueueReason.WAITING):
         return reason
     serving = [worker for worker in workers if worker.serves(model)]
     if not serving:

@@ -40,8 +40,8 @@ class GroupObject(BaseModel):
     last_submitted_at: str | None
     rate_per_minute: float = Field(description="Jobs that have succeeded or failed, each minute of the last five.")
     eta_s: float | None = Field(
-        description="Seconds until the jobs that are not paused have ended, at that rate; null if it is unknown, and "
-        "without such jobs."
+        description="Seconds until the jobs that are not paused have ended: at that rate, or when the last one, which "
+        "waits for others or for its time, is expected to; null if it is unknown, and without such jobs."
     )
     device_seconds: float = Field(description="Device time of the jobs that have ended.")
 

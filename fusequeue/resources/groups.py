@@ -20,7 +20,8 @@ class GroupJobs(Resource):
 
 
 class Group(Resource):
-    """The progress of a group; `eta_s` until the jobs that are not paused have ended, None if it is unknown."""
+    """The progress of a group; `eta_s` until the jobs that are not paused have ended, those that wait for others or for
+    their time included, None if it is unknown."""
 
     name: str
     total: int

@@ -9,8 +9,8 @@ from typing import Any
 from shared.errors import NotFound
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
-from shared.queue.order.facts import place_facts
-from shared.queue.order.position import queue_position
+from shared.queue.order.expected_ends import queue_positions
+from shared.queue.order.facts import unfinished_jobs
 from shared.queue.records import page_after
 
 STATES = ("queued", "paused", "running", "succeeded", "failed", "canceled", "expired")
@@ -32,7 +32,7 @@ class Group:
 
     `recent` jobs have succeeded or failed within the last `recent_s` seconds. `device_seconds` are those of all its
     jobs that have ended, deleted ones too. `queue_eta_s` is the time until its last queued job is expected to end, None
-    if unknown.
+    if unknown; where the group has a rate, only of a job that is for later or waits for others.
     """
 
     name: str
@@ -51,11 +51,13 @@ class Group:
 
     @property
     def eta_s(self) -> float | None:
-        """The time until all jobs that are not paused have ended: at the group's rate, else as the queue expects."""
+        """The time until all jobs that are not paused have ended: at the group's rate, or as the queue expects."""
         left = self.jobs["queued"] + self.jobs["running"]
         if not left:
             return None
-        return left * self.recent_s / self.recent if self.recent else self.queue_eta_s
+        if not self.recent:
+            return self.queue_eta_s
+        return max(left * self.recent_s / self.recent, self.queue_eta_s or 0.0)
 
 
 class Groups(QueueComponent):
@@ -79,15 +81,21 @@ class Groups(QueueComponent):
         commands = [command for name in last_submits for command in self._reads(tenant, name, now_ms)]
         replies = await self._replies(commands)
         each = len(commands) // max(1, len(last_submits))
-        found = []
-        for at, (name, last_ms) in enumerate(last_submits.items()):
-            group, last_queued = _group(name, last_ms, now_ms, replies[at * each : (at + 1) * each])
-            if last_queued and not group.recent:
-                facts = place_facts(await self._scripts.read_place(last_queued[0]))
-                eta_s = None if facts is None else queue_position(facts).eta_s
-                group = replace(group, queue_eta_s=eta_s)
-            found.append(group)
-        return found
+        found = [
+            _group(name, last_ms, now_ms, replies[at * each : (at + 1) * each])
+            for at, (name, last_ms) in enumerate(last_submits.items())
+        ]
+        places = await self._replies(("HGET", self._keys.job(last_queued), "src") for _, last_queued in found)
+        return [
+            replace(group, queue_eta_s=await self._eta_s(last_queued))
+            if last_queued and (place == "waiting" or not group.recent)
+            else group
+            for (group, last_queued), place in zip(found, places, strict=True)
+        ]
+
+    async def _eta_s(self, job_id: str) -> float | None:
+        position = queue_positions(unfinished_jobs(await self._scripts.read_places(job_id))).get(job_id)
+        return None if position is None else position.eta_s
 
     def _reads(self, tenant: str, name: str, now_ms: int) -> list[Sequence[str | int]]:
         index = self._keys.group_states(tenant, name)
@@ -111,8 +119,8 @@ def _scores(state: str, first_ms: int = 0) -> tuple[int | str, int | str]:
     return place + max(0, first_ms), f"({place + SPAN}"
 
 
-def _group(name: str, last_ms: int, now_ms: int, replies: Sequence[Any]) -> tuple[Group, list[str]]:
-    """Return a group from the replies to its reads, and the job that was queued last, if there is one."""
+def _group(name: str, last_ms: int, now_ms: int, replies: Sequence[Any]) -> tuple[Group, str]:
+    """Return a group from the replies to its reads, and the job that was queued last, "" without one."""
     (first, device_us), last_queued, *counts = replies
     first_ms = int(first or last_ms)
     group = Group(
@@ -124,4 +132,4 @@ def _group(name: str, last_ms: int, now_ms: int, replies: Sequence[Any]) -> tupl
         recent=sum(counts[len(STATES) :]),
         recent_s=min(RATE_S, max(1.0, (now_ms - first_ms) / 1000)),
     )
-    return group, last_queued
+    return group, str(next(iter(last_queued), ""))

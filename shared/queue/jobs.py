@@ -18,7 +18,8 @@ from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated
 from shared.queue.maintenance.dependents import unfinished_dependents
 from shared.queue.maintenance.retention import EndedJob
-from shared.queue.order.facts import place_facts
+from shared.queue.order.expected_ends import queue_positions
+from shared.queue.order.facts import place_facts, unfinished_jobs
 from shared.queue.order.position import QueuePosition, queue_position
 from shared.queue.quotas import full_queue_retry_s, input_size, quota_exceeded
 from shared.queue.records import Submission, SubmitResult, page_after, record, start_after
@@ -124,13 +125,14 @@ class Jobs(QueueComponent):
         return [record(fields) for fields in await self._hashes(map(self._keys.job, job_ids))]
 
     async def position(self, job_id: str) -> QueuePosition | None:
-        """Return a queued job's position among the jobs of its signature; None if it is not queued,
-        paused, or for later.
+        """Return a queued job's position among the jobs of its signature; None if it is not queued, or paused.
 
         Beyond 32 jobs ahead in its lane, canceled ones count until the lane reaches them. `eta_s` assumes the
-        signature's recent rate of completions; None when no job has ended within the hour.
+        signature's recent rate of completions; None when no job has ended within the hour. That of a job that waits
+        adds the mean time of its signature's jobs to the latest end of those that it waits for: None where they are
+        more than 64 in all, or one of them has no estimate.
         """
-        return _position(await self._scripts.read_place(job_id))
+        return queue_positions(unfinished_jobs(await self._scripts.read_places(job_id))).get(job_id)
 
     async def page(  # noqa: PLR0913 - what is listed, and the page of it
         self,
@@ -341,7 +343,7 @@ def _input(encoded: str | None) -> InputRef | None:
 
 
 def _position(reply: str) -> QueuePosition | None:
-    """Return the position in a script's reply; None of a job that is not queued."""
+    """Return the position in a reply of `submit`; None of a job that is in no lane."""
     facts = place_facts(reply)
     return None if facts is None else queue_position(facts)
 

@@ -1,4 +1,4 @@
-"""What the order is decided from: what the scripts `read_order`, `read_lanes` and `read_place` return."""
+"""What the order is decided from: what the scripts `read_order`, `read_lanes` and `read_places` return."""
 
 from __future__ import annotations
 
@@ -163,6 +163,25 @@ class PlaceFacts(NamedTuple):
     spared: float = 0.0
 
 
+class UnfinishedJob(NamedTuple):
+    """A job of which it is to be known when it ends, or that another such job waits for, and that may not have ended.
+
+    `place`: of a queued job; of one that waits, that which it would have if it arrived now. One that waits is due after
+    its `parents`, and not before `due_ms`; so many `siblings` have waited longer for one of these. `run_ms` is the mean
+    time of a job of its signature, None if unknown; `left` the part of it that is left of a running job.
+    """
+
+    id: str
+    state: Literal["queued", "waiting", "paused", "running", "ended"]
+    model: str
+    parents: Sequence[str] = ()
+    place: PlaceFacts | None = None
+    due_ms: int = 0
+    siblings: int = 0
+    run_ms: float | None = None
+    left: float = 1.0
+
+
 def queue_facts(wire: Mapping[str, Any]) -> QueueFacts:
     """Return the facts of a reply of `read_order`."""
     return QueueFacts(
@@ -259,8 +278,19 @@ def _lane(row: Sequence[Any], worker: str, now_ms: int) -> LaneFacts:
 
 
 def place_facts(text: str) -> PlaceFacts | None:
-    """Return the facts of a reply of `read_place`; None of a job that is not queued."""
-    if not text:
-        return None
-    wire = json.loads(text)
+    """Return the facts of a reply of `submit`; None of a job that is in no lane."""
+    return _place(json.loads(text)) if text else None
+
+
+def unfinished_jobs(text: str) -> list[UnfinishedJob]:
+    """Return the facts of a reply of `read_places`."""
+    return [_unfinished_job(row) for row in json.loads(text)]
+
+
+def _unfinished_job(row: Mapping[str, Any]) -> UnfinishedJob:
+    place = _place(row["place"]) if "place" in row else None
+    return UnfinishedJob(**{**row, "parents": row["parents"].split(), "place": place})
+
+
+def _place(wire: Mapping[str, Any]) -> PlaceFacts:
     return PlaceFacts(**{**wire, "limit": _limit(wire["limit"])})

@@ -13,7 +13,7 @@ class QueueReason(StrEnum):
     """Why a job is still queued. The first that applies, in this order."""
 
     PAUSED = "paused"  # by its client; or by an operator: its model, its tenant or everything
-    WAITING = "waiting"  # it is for later
+    WAITING = "waiting"  # it is for later, or for the end of others
     NO_WORKER = "no_worker"  # no worker that serves the model is alive
     WORKER_STARTING = "worker_starting"
     MODEL_UNAVAILABLE = "model_unavailable"  # the workers cannot load the model now, and try again
@@ -28,14 +28,17 @@ class QueueReason(StrEnum):
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """Position of a queued job among its signature's jobs, 0 is next; `eta_s` until its end, None if unknown.
+    """Position of a queued job among its signature's jobs, 0 is next, None of one that waits; `eta_s` until its end,
+    None if unknown.
 
-    `reason` is why it waits, apart from its workers.
+    `reason` is why it waits, apart from its workers. The estimate holds while workers serve `models`: those of the job
+    and of all queued ones that it waits for.
     """
 
-    position: int
+    position: int | None
     eta_s: float | None
     reason: QueueReason = field(default=QueueReason.NEXT, compare=False)
+    models: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def queue_position(facts: PlaceFacts) -> QueuePosition:

@@ -149,7 +149,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "resume_jobs": (scene.stopped,),
         "heartbeat": ("w2", "{}", 1000, "demo", "digest", "demo"),
         "queue_due": (10,),
-        "read_place": (queued,),
+        "read_places": (queued,),
         "reclaim": (10, 1, 0, 0),
         "give_up": ("w1", None, job, epoch),
         "read_order": ("w2", "token", "", 0, True, *models),
@@ -179,7 +179,7 @@ REFUSED = {
     "submit",
     "transact",  # unless its caller says so, as those of `OPERATIONS`
 }
-READ_ONLY = {"read_place", "read_replies"}
+READ_ONLY = {"read_places", "read_replies"}
 
 
 def recount(queue: Queue) -> Recount:

@@ -24,6 +24,7 @@ from shared.job_fields import OnDeadline, OnParentFailure, Priority, Task
 from shared.queue import Claim, Queue, Submission, SubmitResult
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.queue.maintenance.changes import JobUpdate
+from shared.queue.order.position import QueueReason
 from shared.queue.records import ProgressReport
 from shared.runtime.clock import now_ms
 from shared.webhooks import WebhookEndpoint
@@ -482,9 +483,11 @@ class QueueMachine(RuleBasedStateMachine):
             job_id, job = _select(self.model.jobs, which)
             position = self.run(self.queue.jobs.position(job_id))
             waiting = self.model.queued()
-            assert (position is not None) == (job_id in waiting and job.in_lane)
+            assert (position is not None) == (job_id in waiting and not job.paused)
             same = [one for one in waiting.values() if one.submission.signature == job.submission.signature]
-            assert position is None or 0 <= position.position < len(same)
+            if position is not None:
+                assert (position.position is None) == (position.reason is QueueReason.WAITING) == job.waiting
+                assert position.position is None or 0 <= position.position < len(same)
         assert self.run(self.queue.maintenance.reconcile()) == 0
 
     # Always, and in the end

@@ -62,7 +62,11 @@ async def observe(queue: Queue, make: Callable[..., Submission], case: Case) -> 
         (one,) = claims
         await end(queue, one, device_seconds=1.0 + len(claimed) / 1000)  # equal usage would be ordered by name
         claimed.append(one.job.id)
-    places = {job_id: place.position for job_id, place in positions.items() if place is not None}
+    places = {
+        job_id: place.position
+        for job_id, place in positions.items()
+        if place is not None and place.position is not None
+    }
     assert places.keys() == {*claimed}
     left = {job_id: specs[job_id] for job_id in claimed}
     return [Observed(places[job_id], at, turns(left, job_id)) for at, job_id in enumerate(claimed)]

@@ -141,7 +141,7 @@ async def jobs_that_wait_for_others(queue: Queue, make: Make) -> None:
         await end(queue, one, state=State.SUCCEEDED if one.job.id == first else State.FAILED)
 
 
-@case("submit", "read_place", "cancel_jobs", "transact")
+@case("submit", "read_places", "cancel_jobs", "transact")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
     await queue.jobs.position(two)

@@ -15,6 +15,7 @@ from shared.job import State
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
+from shared.queue.order.position import QueuePosition
 from shared.queue.records import WorkerInfo
 from shared.queue.scripts import DUE_AT_ONCE
 
@@ -77,7 +78,7 @@ async def test_a_job_for_later_wants_no_worker_and_counts_in_the_limit_of_its_te
     assert await queue.workers.queue_depths() == []
     backlog = await queue.workers.backlog(await queue.workers.load(), {})
     assert not backlog.loads
-    assert await queue.jobs.position(ids[0]) is None
+    assert await queue.jobs.position(ids[0]) == QueuePosition(None, None)
     assert await queue.maintenance.waiting_jobs() == 2
     assert await queue.api_keys.queued_jobs(["default", "other"]) == {"default": 2, "other": 0}
 

@@ -7,7 +7,9 @@ import pytest
 from shared.queue.groups import STATES, Group
 
 TABLE: tuple[tuple[str, dict[str, int], int, float, float | None, float, float | None], ...] = (
-    ("at the rate of the last minutes", {"queued": 8, "running": 2}, 5, 300, 7, 1, 600),
+    ("at the rate of the last minutes", {"queued": 8, "running": 2}, 5, 300, None, 1, 600),
+    ("not before its last job, which waits", {"queued": 8, "running": 2}, 5, 300, 3600, 1, 3600),
+    ("and at its rate, if that takes longer", {"queued": 8, "running": 2}, 5, 300, 7, 1, 600),
     ("a new group: of the time since its beginning", {"queued": 8, "succeeded": 4}, 4, 60, 7, 4, 120),
     ("nothing has ended: what the queue expects", {"queued": 8}, 0, 300, 7, 0, 7),
     ("nothing is known", {"queued": 8}, 0, 300, None, 0, None),

@@ -37,6 +37,7 @@ SERVES_OTHERS = WorkerInfo("w7", ("demo", "other"), unavailable=HUB_IS_AWAY)
         ((NOT_LOADED,), "idle_worker", "model_loading"),
         ((NOT_LOADED,), "batch_mates", "batch_mates"),
         ((), "paused", "paused"),
+        ((), "waiting", "waiting"),
         ((READY, DRAINING, UNAVAILABLE), "next", "next"),
     ],
 )

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, WORKER, serving, without_window
+from harness.http_server import BODY, WORKER, deliver, next_claim, serving, without_window
 from harness.queue import come_due
 
-from shared.queue import Queue
+from shared.queue import Queue, WorkerInfo
 
 HOUR = timedelta(hours=1)
 WAITING = {"position": None, "eta_s": None, "reason": "waiting"}
@@ -60,6 +60,22 @@ async def test_a_job_for_later_says_when_it_is_queued_and_starts_then(
     assert queued["queue"]["position"] == 0
     assert queued["not_before"] == job["not_before"]
     assert await claimed(fake_queue) == [job["id"]]
+
+
+async def test_a_job_that_waits_says_when_it_is_expected_to_end(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
+    await submit(api)
+    await deliver(fake_queue, tmp_path, await next_claim(fake_queue))
+    parent = await submit(api)
+    child = await submit(api, after=[parent["id"]])
+    assert child["queue"] == WAITING | {"eta_s": child["queue"]["eta_s"]}
+    assert child["queue"]["eta_s"] > parent["queue"]["eta_s"]
+    later = await submit(api, not_before=after(HOUR))
+    read = await api.get(f"/v1/jobs/{later['id']}")
+    assert 3500 < read.json()["queue"]["eta_s"] < 3700
+    assert read.headers["Retry-After"] == "30"
 
 
 @pytest.mark.parametrize(
