@@ -20,6 +20,8 @@ class Request:
     parents: tuple[Request, ...] = ()
     source: Request | None = None
     """The request from one of whose artifacts it starts."""
+    has_image: bool = False
+    """It was sent with that artifact: its source had a job, or was a line of the same request."""
     job_ids: set[str] = field(default_factory=set)
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client sends this request no more."""
@@ -61,19 +63,16 @@ class Request:
     def body(self, together: tuple[Request, ...] = ()) -> dict[str, Any]:
         """Return what is sent; sources in the same bulk request are named by their keys, others by their jobs."""
         body = {**self.planned.body, "after": self.after}
-        if self.source is not None and self.planned.source is not None and (self.source in together or self._has_image):
-            job = self.source.planned.token if self.source in together else min(self.source.job_ids)
-            body["image"] = {"job": job, "artifact": self.planned.source.artifact}
-        return body
-
-    @property
-    def _has_image(self) -> bool:
-        return self.source is not None and bool(self.source.job_ids)
+        if self.source is None or self.planned.source is None or not (self.source in together or self.source.job_ids):
+            return body
+        job = self.source.planned.token if self.source in together else min(self.source.job_ids)
+        self.has_image = True
+        return body | {"image": {"job": job, "artifact": self.planned.source.artifact}}
 
     def state_of(self, index: int) -> int:
         """Return the state of one of its images, which shows in the color; that of its source counts."""
         planned, image = self.planned, None
-        if self._has_image and self.source is not None and planned.source is not None:
+        if self.has_image and self.source is not None and planned.source is not None:
             image = self.source.state_of(planned.source.artifact)
         return final_state(planned.body["seed"] + index, planned.body["steps"], image)
 
