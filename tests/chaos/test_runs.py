@@ -32,6 +32,7 @@ WITH_BUGS = {
     "submit_twice": (Scenario(50, workers=2, mix=Mix(keyed=1.0, repeated=1.0)), "submitted twice"),
     "first_parent_is_enough": (Scenario(150, workers=2, mix=GRAPHS), "ran before a parent ended"),
     "failed_parent_is_ignored": (Scenario(150, workers=2, mix=GRAPHS), "ran after a failed parent"),
+    "sources_are_not_kept": (Scenario(150, workers=2, mix=PIPELINES), "failed unplanned"),
     "lost_outbox_entry": (Scenario(50, workers=2, webhooks=True), "webhooks lost"),
 }
 
