@@ -11,8 +11,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from cli.client_options import CommandConsole, one_line
+from cli.client_options import CommandConsole
 from cli.main import app
+from cli.messages import one_line
 from cli.up import folder_lock
 from shared.runtime.clock import VERSION
 
