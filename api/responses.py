@@ -1,6 +1,7 @@
 """HTTP responses that carry a job, and the cached queue positions in them."""
 
 import asyncio
+import contextlib
 import hashlib
 from typing import Literal
 
@@ -12,6 +13,7 @@ from api.jobs.queue_reason import queue_reason
 from shared.errors import NotFound
 from shared.job import JobRecord
 from shared.queue import Queue, QueuePosition, WorkerInfo
+from shared.queue.order.position import QueueReason
 
 MAX_RETRY_AFTER_S = 30
 POSITION_CACHE_S = 1.0
@@ -64,16 +66,12 @@ class QueuePositions:
         self._workers: TTLCache[Literal["all"], list[WorkerInfo]] = TTLCache(1, WORKERS_CACHE_S)
         self._reading = asyncio.Lock()
 
-    async def of(self, job_id: str, model: str) -> QueueObject | None:
+    async def of(self, record: JobRecord) -> QueueObject | None:
         """Return the position of a job and why it waits, None when it is not queued."""
-        try:
-            position = self._positions[job_id]
-        except KeyError:
-            position = await self._queue.jobs.position(job_id)
-            self.keep(job_id, position)
+        position = await self._position(record)
         if position is None:
             return None
-        workers = await self._live_workers()
+        workers, model = await self._live_workers(), record.job.model
         served = all(any(worker.serves(one) for worker in workers) for one in {model, *position.models})
         reason = queue_reason(position.reason, model, workers)
         return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
@@ -81,6 +79,17 @@ class QueuePositions:
     def keep(self, job_id: str, position: QueuePosition | None) -> None:
         """Cache a position just read."""
         self._positions[job_id] = position
+
+    async def _position(self, record: JobRecord) -> QueuePosition | None:
+        """Return a cached position, unless the job has begun or ceased to wait for its time or others since."""
+        job_id = record.job.id
+        with contextlib.suppress(KeyError):
+            position = self._positions[job_id]
+            if position is None or (position.reason is QueueReason.WAITING) == record.waits:
+                return position
+        position = await self._queue.jobs.position(job_id)
+        self.keep(job_id, position)
+        return position
 
     async def _live_workers(self) -> list[WorkerInfo]:
         """Return the workers, read once for all polls; only polls that need the read wait for it."""
