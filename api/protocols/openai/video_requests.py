@@ -45,7 +45,7 @@ class VideoRequest:
 def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
     """Parse the body of `/v1/videos`; raises `InvalidRequest` with all invalid fields.
 
-    Default model: the first of the catalog that makes videos.
+    Default model: the first of the catalog that makes videos from what the request has.
     """
     faults = Faults()
     fields, values, warnings = split_fields(body, VideoFields, faults)
@@ -54,13 +54,10 @@ def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
         faults.found.append(InvalidRequest(message, param="input_reference"))
     if "input_reference" in values:
         values["image"] = image_reference(values.pop("input_reference"))
-    if "model" not in values:
-        model = next((spec.id for spec in catalog if any(task.makes_video for task in spec.tasks)), None)
-        if model is None:
-            raise InvalidRequest("model: no configured model makes videos", param="model")
-        values["model"] = model
     if "video" not in values:
         values.setdefault("task", (Task.IMAGE_TO_VIDEO if "image" in values else Task.TEXT_TO_VIDEO).value)
+    if "model" not in values:
+        values["model"] = _default_model(values.get("task"), catalog)
     if isinstance(values.get("n"), int) and values["n"] > 1:
         message = f"n: a video request makes one video: {values['n']}; send several requests"
         faults.found.append(InvalidRequest(message, param="n"))
@@ -72,6 +69,15 @@ def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
     if not task.makes_video:
         raise InvalidRequest("task: it must make a video", param="task")
     return VideoRequest(request, warnings)
+
+
+def _default_model(task: object, catalog: Catalog) -> str:
+    """Return the first model that does a task, or without one takes a video; else the first that makes videos."""
+    makers = [spec for spec in catalog if any(one.makes_video for one in spec.tasks)]
+    if not makers:
+        raise InvalidRequest("model: no configured model makes videos", param="model")
+    fitting = (one.id for one in makers if (task in one.tasks if task else any(each.takes_video for each in one.tasks)))
+    return next(fitting, makers[0].id)
 
 
 def _set_frames(values: dict[str, Any], fields: VideoFields, spec: ModelSpec) -> Warnings:

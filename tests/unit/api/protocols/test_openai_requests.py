@@ -87,6 +87,14 @@ def read_video(**body: Any) -> JobRequest:
     return parse_video_request({"prompt": "a wave", **body}, FILMS).request
 
 
+def test_a_request_without_a_model_gets_the_first_that_does_its_task() -> None:
+    film = FILMS.get("film")
+    tasks = {"larger": Task.UPSCALE_VIDEO, "text": Task.TEXT_TO_VIDEO, "image": Task.IMAGE_TO_VIDEO}
+    catalog = Catalog(tuple(film.model_copy(update={"id": name, "tasks": (task,)}) for name, task in tasks.items()))
+    for body, model in (({}, "text"), ({"image": IN_A}, "image"), ({"video": IN_A}, "larger")):
+        assert parse_video_request({"prompt": "a wave", **body}, catalog).request.model == model
+
+
 def test_the_seconds_of_a_changed_video_are_those_of_the_result() -> None:
     """Its own rate is not known yet, so it gets that of the model, unless one is sent."""
     spec = FILMS.get("film")
