@@ -92,7 +92,7 @@ lint: $(READY)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose/compose.yaml
 
 bench: $(READY)
-	for name in simulate swaps merging queue.deadlines fleet engine interactive over_http step_cache checkpoints candidates; do $(BIN)/python -m bench.$$name || exit; done
+	for name in simulate swaps merging queue.deadlines fleet engine interactive over_http step_cache checkpoints checkpoint_memory candidates; do $(BIN)/python -m bench.$$name || exit; done
 
 # A million queued jobs (about 4 GB), workers that claim at once, and ten thousand event streams.
 bench-scale: $(READY)

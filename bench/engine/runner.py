@@ -46,11 +46,11 @@ class EngineRunner:
         """The loaded models."""
         return list(self._engine._models.loaded.values())
 
-    def run(self, jobs: list[Job]) -> None:
+    def run(self, jobs: list[Job], checkpoint_s: float | None = None) -> None:
         """Run jobs; raises `RuntimeError` if one fails or the timeout expires."""
         self._ended = set()
         ids = {job.id for job in jobs}
-        self._engine.submit(*(EngineRequest(job.id, job, self.spec) for job in jobs))
+        self._engine.submit(*(EngineRequest(job.id, job, self.spec, checkpoint_s=checkpoint_s) for job in jobs))
         with self._change:
             ended = self._change.wait_for(lambda: self._error or ids <= self._ended, TIMEOUT_S)
         if self._error or not ended:
