@@ -177,7 +177,7 @@ class RequestContext:
             if record.paused_at_ms is not None:
                 return QUEUE_PAUSED
             with contextlib.suppress(Unavailable):
-                return await self.services.queue_positions.of(record)
+                return await self.services.queue_positions.of(record.job.id, record.job.model, waits=record.waits)
             if record.waits:
                 return QUEUE_WAITING
         return None

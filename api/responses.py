@@ -66,12 +66,15 @@ class QueuePositions:
         self._workers: TTLCache[Literal["all"], list[WorkerInfo]] = TTLCache(1, WORKERS_CACHE_S)
         self._reading = asyncio.Lock()
 
-    async def of(self, record: JobRecord) -> QueueObject | None:
-        """Return the position of a job and why it waits, None when it is not queued."""
-        position = await self._position(record)
+    async def of(self, job_id: str, model: str, *, waits: bool | None = None) -> QueueObject | None:
+        """Return the position of a job and why it waits, None when it is not queued.
+
+        `waits` is whether it waits for its time or for others now, if that is known.
+        """
+        position = await self._position(job_id, waits)
         if position is None:
             return None
-        workers, model = await self._live_workers(), record.job.model
+        workers = await self._live_workers()
         served = all(any(worker.serves(one) for worker in workers) for one in {model, *position.models})
         reason = queue_reason(position.reason, model, workers)
         return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
@@ -80,12 +83,11 @@ class QueuePositions:
         """Cache a position just read."""
         self._positions[job_id] = position
 
-    async def _position(self, record: JobRecord) -> QueuePosition | None:
-        """Return a cached position, unless the job has begun or ceased to wait for its time or others since."""
-        job_id = record.job.id
+    async def _position(self, job_id: str, waits: bool | None) -> QueuePosition | None:
+        """Return a cached position, unless the job has begun or ceased to wait since."""
         with contextlib.suppress(KeyError):
             position = self._positions[job_id]
-            if position is None or (position.reason is QueueReason.WAITING) == record.waits:
+            if position is None or waits in (None, position.reason is QueueReason.WAITING):
                 return position
         position = await self._queue.jobs.position(job_id)
         self.keep(job_id, position)

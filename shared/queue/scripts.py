@@ -9,7 +9,7 @@ again with the same arguments, or is one of `REPLAYED`; a test runs all of them 
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -100,14 +100,14 @@ def script_text(name: str, settings: Settings) -> str:
 
     A replayed script is the body of a function, which can return true as a second value: it has changed nothing.
     """
-    return _text(name, tuple(policy_value(settings, policy) for policy in POLICIES))
+    return _text(name, tuple(policy_value(settings, policy) for policy in POLICIES), tuple(_constants().items()))
 
 
 @lru_cache(maxsize=64)
-def _text(name: str, policies: tuple[int | float, ...]) -> str:
+def _text(name: str, policies: tuple[int | float, ...], constants: tuple[tuple[str, int], ...]) -> str:
     body = _body(name)
     first = [_WRITE_NOTHING] if runs_when_full(name) else []
-    conf = _conf(dict(zip(POLICIES, policies, strict=True)), body)
+    conf = lua_conf(dict(zip(POLICIES, policies, strict=True)), dict(constants), body)
     text = "\n".join([lua_keys(conf + body), *first, conf, lua_arguments(getattr(Scripts, name)), body])
     return _REPLAY.format(text=text, kept_ms=REPLY_KEPT_MS) if name in REPLAYED else text
 
@@ -147,8 +147,8 @@ def _without_unused(parts: str, own: str) -> str:
     return f"{parts}\n{own}"
 
 
-def _conf(policies: Mapping[str, int | float], body: str) -> str:
-    constants = {
+def _constants() -> dict[str, int]:
+    return {
         "idempotency_keys": IDEMPOTENCY_KEYS,
         "max_sync_calls": MAX_SYNC_CALLS,
         "max_groups": MAX_GROUPS,
@@ -156,7 +156,6 @@ def _conf(policies: Mapping[str, int | float], body: str) -> str:
         "dead_ms": DEAD_LETTERS_MS,
         "dead_cap": DEAD_LETTERS_CAP,
     }
-    return lua_conf(policies, constants, body)
 
 
 class Scripts(Protocol):
