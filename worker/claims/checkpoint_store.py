@@ -128,7 +128,7 @@ class CheckpointStore:
         claimed.checkpoint = checkpoint
         seconds = round(time.monotonic() - started, 3)
         self.last_s = seconds
-        log.info("checkpoint_stored", job_id=claimed.job.id, step=checkpoint.step, bytes=size, seconds=seconds)
+        log.debug("checkpoint_stored", job_id=claimed.job.id, step=checkpoint.step, bytes=size, seconds=seconds)
         metrics.checkpoints_written.labels(claimed.job.model).inc()
         await self._delete(earlier, kept=checkpoint)
         return None
