@@ -2,10 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from itertools import starmap
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 from cachetools import TTLCache
@@ -18,21 +18,15 @@ from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.choosing import JobChooser
 from shared.queue.client import QueueClient, QueueComponent
 from shared.queue.connections.errors import translated
-from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.maintenance.dead_letters import DeadLetters
 from shared.queue.maintenance.tenant_usage import used_by
 from shared.queue.order.jobs import Batch
 from shared.queue.records import ARTIFACTS, WARNINGS, Claim, ProgressReport, Renewal
-from shared.queue.script_arguments import ClaimKey, ModelLoad, ProgressRow
+from shared.queue.script_arguments import ClaimKey, Models, ProgressRow
 from shared.queue.scripts import DUE_AT_ONCE, ClaimRow
 from shared.queue.transactions import Transaction
 
 log = structlog.get_logger()
-
-Models: TypeAlias = Sequence[str] | Mapping[str, int]
-"""Models of a worker, or a mapping to the ms of loading each: 0 in memory, negative when the last load failed.
-
-Loaded models are claimed first. A model that only another worker holds is left to that worker for about one load."""
 
 _Request: TypeAlias = Callable[[str], Awaitable[list[ClaimRow] | None]]
 """A claim or join, called with its token."""
@@ -46,16 +40,6 @@ MOST_PAGES = 64
 """Workers of this process of which the page of ready signatures is kept, so long that new ones are found again."""
 
 PAGE_KEPT_S = 10.0
-
-
-class WaitingList(NamedTuple):
-    """How many workers wait for the same; whether jobs of the signature are queued and, for a busy worker, interactive
-    ones of its models; and the wake-ups that an idle worker keeps, as their jobs are not ready."""
-
-    workers: int
-    is_queued: bool
-    has_interactive: bool
-    kept: tuple[str, ...]
 
 
 class Claims(QueueComponent):
@@ -229,41 +213,6 @@ class Claims(QueueComponent):
         least that priority."""
         return await self._chooser(worker, models, slots, slots, min_priority).has_overdue()
 
-    async def list_as_waiting(
-        self,
-        worker: str,
-        models: Models,
-        *,
-        wait_s: float,
-        signature: str | None = None,
-        idle: bool = True,
-        unused: Sequence[str] = (),
-    ) -> WaitingList:
-        """List a worker as waiting for `wait_s`, so that it gets wake-ups (`wait_wakeup`); pass its `unused` ones on.
-
-        An idle worker waits for all jobs of `models`; a busy one for interactive jobs of `models`, and for jobs of
-        `signature`, which it has free slots for. A wake-up goes to one worker. Without models and signature the worker
-        is not listed any more.
-        """
-        lines, wait_ms = "\n".join(unused), max(1, round(wait_s * 1000))
-        workers, queued, interactive, kept = await self._scripts.list_as_waiting(
-            worker, wait_ms, lines, idle, signature or "", *_load_times(models)
-        )
-        return WaitingList(workers, bool(queued), bool(interactive), tuple(kept))
-
-    async def stop_waiting(self, worker: str, *, unused: Sequence[str] = ()) -> None:
-        """Take a worker off the list of waiting ones, and pass on its wake-ups, the `unused` ones included."""
-        await self.list_as_waiting(worker, (), wait_s=0, unused=unused)
-
-    async def wait_wakeup(self, worker: str, timeout_s: float) -> str | None:
-        """Wait up to `timeout_s`, at most 2 s, for a wake-up; None without one.
-
-        A worker that cannot use a wake-up passes it to `list_as_waiting`.
-        """
-        block_s = max(0.01, min(MAX_BLOCK_MS / 1000, timeout_s))
-        reply = await self._client.command("BLPOP", self._keys.wakeup(worker), block_s, blocking=True)
-        return None if reply is None else str(reply[1])
-
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
         replies = [await self._scripts.renew(worker, *keys) for keys in _chunks(claims)]
@@ -390,11 +339,6 @@ def _claim(row: ClaimRow) -> Claim:
         slack_ms=slack_ms if slack_ms >= 0 else None,
         checkpoint=JobCheckpoint.parsed(checkpoint),
     )
-
-
-def _load_times(models: Models) -> list[ModelLoad]:
-    times = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
-    return list(starmap(ModelLoad, times.items()))
 
 
 def _chunks(claims: Mapping[str, int]) -> list[list[ClaimKey]]:

@@ -26,6 +26,7 @@ from shared.queue.tenants.adapters import Adapters
 from shared.queue.tenants.webhooks import Webhooks
 from shared.queue.workers import Workers
 from shared.queue.workers.previews import Previews
+from shared.queue.workers.wakeups import Wakeups
 
 
 class Queue:
@@ -39,6 +40,7 @@ class Queue:
         self.jobs = Jobs(client)
         self.changes = JobChanges(client)
         self.claims = Claims(client)
+        self.wakeups = Wakeups(client)
         self.workers = Workers(client)
         self.dead_letters = DeadLetters(client)
         self.maintenance = Maintenance(client)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
+from itertools import starmap
 from types import NoneType
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 
 class SubmitArgs(NamedTuple):
@@ -42,6 +43,18 @@ class ModelLoad(NamedTuple):
 
     name: str
     load_ms: int
+
+
+Models: TypeAlias = Sequence[str] | Mapping[str, int]
+"""Models of a worker, or a mapping to the ms of loading each: 0 in memory, negative when the last load failed.
+
+Loaded models are claimed first. A model that only another worker holds is left to that worker for about one load."""
+
+
+def load_times(models: Models) -> list[ModelLoad]:
+    """Return the models of a worker as rows of a script."""
+    times = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
+    return list(starmap(ModelLoad, times.items()))
 
 
 class ClaimKey(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shared.job import Job
 from shared.job_fields import Priority
-from shared.queue.claims import Models
+from shared.queue.script_arguments import Models
 from shared.runtime.backoff import backoff_s
 
 MAX_PAUSE_S = 2.0

@@ -14,7 +14,8 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job_fields import Priority
 from shared.queue import Claim, Queue
-from shared.queue.claims import Models, WaitingList
+from shared.queue.script_arguments import Models
+from shared.queue.workers.wakeups import WaitingList
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from worker.claims.claim_policy import (
     MAX_FLEET_PAUSE_S,
@@ -115,7 +116,7 @@ class ClaimLoop:
         """Collect this worker's wake-ups; each ends the pause."""
         while True:
             try:
-                wakeup = await self.queue.claims.wait_wakeup(self.worker, MAX_PAUSE_S)
+                wakeup = await self.queue.wakeups.wait(self.worker, MAX_PAUSE_S)
             except RedisUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))
                 continue
@@ -137,7 +138,7 @@ class ClaimLoop:
     async def _stop_waiting(self) -> None:
         """Take this worker off the list of waiting ones, and pass its unused wake-ups on."""
         with contextlib.suppress(RedisUnavailable):
-            await self.queue.claims.stop_waiting(self.worker, unused=self._unused_wakeups)
+            await self.queue.wakeups.stop_waiting(self.worker, unused=self._unused_wakeups)
             self._unused_wakeups.clear()
 
     async def _claim(self) -> tuple[list[Claim], float]:
@@ -276,7 +277,7 @@ class ClaimLoop:
     async def _list_as_waiting(self, listing: Listing) -> WaitingList:
         """List this worker as waiting, and pass on the wake-ups that it could not use, but those for jobs to come."""
         unused = tuple(self._unused_wakeups)
-        result = await self.queue.claims.list_as_waiting(
+        result = await self.queue.wakeups.list_as_waiting(
             self.worker,
             listing.models,
             wait_s=MAX_FLEET_PAUSE_S + 5.0,

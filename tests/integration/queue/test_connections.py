@@ -130,7 +130,7 @@ async def test_an_unreachable_redis_is_reported(settings_for: Callable[..., Sett
         queue.jobs.get_many(["job_1"]),
         queue.jobs.page("default"),
         queue.claims.claim("w1", ["demo"], 1),
-        queue.claims.wait_wakeup("w1", 1),
+        queue.wakeups.wait("w1", 1),
         queue.workers.all(),
         queue.maintenance.reconcile(),
     ]
@@ -229,8 +229,8 @@ async def test_scripts_that_redis_forgot_are_loaded_again(own_queue: Queue, make
 
 async def test_a_wait_survives_a_flush(queue: Queue, make_submission: Make) -> None:
     """The wake-ups can disappear under a reader."""
-    await queue.claims.list_as_waiting("w1", ["demo"], wait_s=60)
-    waiting = asyncio.create_task(queue.claims.wait_wakeup("w1", 0.2))
+    await queue.wakeups.list_as_waiting("w1", ["demo"], wait_s=60)
+    waiting = asyncio.create_task(queue.wakeups.wait("w1", 0.2))
     await asyncio.sleep(0.02)
     await queue.client.redis.delete(queue.client.redis_keys.wakeup("w1"), queue.client.redis_keys.waiting("w1"))
     await waiting

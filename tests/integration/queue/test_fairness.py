@@ -181,9 +181,9 @@ async def test_a_raised_limit_counts_at_once(queue: Queue, make_submission: Make
     first, second = await put(queue, *(make_submission(tenant="acme", width=width) for width in (64, 80)))
     assert await claim_ids(queue) == [first]
     assert await claim(queue) == []
-    await queue.claims.list_as_waiting("w1", MODELS, wait_s=60)
+    await queue.wakeups.list_as_waiting("w1", MODELS, wait_s=60)
     await queue.api_keys.set_limits("acme", TenantLimits(running_slots=2))
-    assert await queue.claims.wait_wakeup("w1", 2) is not None
+    assert await queue.wakeups.wait("w1", 2) is not None
     assert await claim_ids(queue) == [second]
 
 

@@ -19,19 +19,19 @@ LONG_MS = 60_000
 
 
 async def waits(queue: Queue, worker: str = "w1", **options: Any) -> None:
-    await queue.claims.list_as_waiting(worker, options.pop("models", MODELS), wait_s=60, **options)
+    await queue.wakeups.list_as_waiting(worker, options.pop("models", MODELS), wait_s=60, **options)
 
 
 async def woken(queue: Queue, worker: str = "w1") -> str:
     """Wait for a wake-up; repeat a wait that a pause of this machine has outlasted."""
     async with asyncio.timeout(60):
-        while (wakeup := await queue.claims.wait_wakeup(worker, 2)) is None:
+        while (wakeup := await queue.wakeups.wait(worker, 2)) is None:
             pass
     return wakeup
 
 
 async def is_woken(queue: Queue, worker: str = "w1") -> bool:
-    return await queue.claims.wait_wakeup(worker, 0.02) is not None
+    return await queue.wakeups.wait(worker, 0.02) is not None
 
 
 async def test_a_running_batch_takes_jobs_ready_or_not(queue: Queue, make_submission: Make) -> None:
@@ -252,7 +252,7 @@ async def test_a_wait_ends_by_itself(queue: Queue) -> None:
     took_s: list[float] = []
     while not took_s or (took_s[-1] >= 1 and len(took_s) < 5):  # again where the machine paused meanwhile
         began = asyncio.get_running_loop().time()
-        assert await queue.claims.wait_wakeup("w1", 0.05) is None
+        assert await queue.wakeups.wait("w1", 0.05) is None
         took_s.append(asyncio.get_running_loop().time() - began)
     assert 0.03 < took_s[-1] < 1
 
@@ -347,11 +347,11 @@ async def test_an_idle_worker_keeps_a_wake_up_until_its_jobs_are_ready(queue: Qu
     await waits(queue)
     await put(queue, make_submission(window_ms=LONG_MS))
     wakeup = await woken(queue)
-    listed = await queue.claims.list_as_waiting("w1", MODELS, wait_s=60, unused=[wakeup, wakeup])
+    listed = await queue.wakeups.list_as_waiting("w1", MODELS, wait_s=60, unused=[wakeup, wakeup])
     assert listed.kept == (wakeup,)
-    await queue.claims.stop_waiting("w1")
+    await queue.wakeups.stop_waiting("w1")
     await waits(queue, "w2")
-    listed = await queue.claims.list_as_waiting("w1", (), wait_s=60, idle=False, signature="other", unused=listed.kept)
+    listed = await queue.wakeups.list_as_waiting("w1", (), wait_s=60, idle=False, signature="other", unused=listed.kept)
     assert listed.kept == ()
     assert await woken(queue, "w2")
 
@@ -362,7 +362,7 @@ async def test_a_busy_worker_that_is_listed_learns_of_interactive_jobs(
 ) -> None:
     """They may have been queued while it was not listed."""
     await put(queue, make_submission(priority=[Priority.INTERACTIVE, Priority.STANDARD][priority]))
-    listed = await queue.claims.list_as_waiting("w1", MODELS, wait_s=60, idle=idle)
+    listed = await queue.wakeups.list_as_waiting("w1", MODELS, wait_s=60, idle=idle)
     assert listed.has_interactive is expected
 
 

@@ -289,7 +289,7 @@ async def test_waking_up_after_a_release(queue: Queue, make_submission: Make) ->
     """A released job is claimed at once, not at the next poll."""
     await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.claims.list_as_waiting("w2", MODELS, wait_s=60)
+    await queue.wakeups.list_as_waiting("w2", MODELS, wait_s=60)
     await queue.claims.release("w1", {one.job.id: one.epoch})
-    assert await queue.claims.wait_wakeup("w2", 2) is not None
+    assert await queue.wakeups.wait("w2", 2) is not None
     assert await claim_ids(queue) == [one.job.id]

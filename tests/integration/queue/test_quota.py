@@ -117,9 +117,9 @@ async def test_a_freed_slot_wakes_the_workers(queue: Queue, make_submission: Mak
     await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme", width=128))
     (running,) = await claim(queue)
     assert await claim(queue) == []
-    await queue.claims.list_as_waiting("w1", MODELS, wait_s=60)
+    await queue.wakeups.list_as_waiting("w1", MODELS, wait_s=60)
     await end(queue, running)
-    assert await queue.claims.wait_wakeup("w1", 1) is not None
+    assert await queue.wakeups.wait("w1", 1) is not None
     assert len(await claim(queue)) == 1
     assert not await queue.client.redis.exists(queue.client.redis_keys.deferred("acme"))
 
@@ -130,12 +130,12 @@ async def test_only_arrivals_of_other_tenants_wake_a_worker(queue: Queue, make_s
     await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
     assert len(await claim(queue, 1)) == 1
     assert await claim(queue) == []
-    await queue.claims.list_as_waiting("w1", MODELS, wait_s=60)
+    await queue.wakeups.list_as_waiting("w1", MODELS, wait_s=60)
     await put(queue, *[make_submission(tenant="acme") for _ in range(5)])
-    assert await queue.claims.wait_wakeup("w1", 0.05) is None
+    assert await queue.wakeups.wait("w1", 0.05) is None
     assert await queue.claims.next_ready_ms(MODELS) is None
     (other,) = await put(queue, make_submission(tenant="other"))
-    assert await queue.claims.wait_wakeup("w1", 1) is not None
+    assert await queue.wakeups.wait("w1", 1) is not None
     assert await queue.claims.next_ready_ms(MODELS) == 0
     assert await claim_ids(queue) == [other]
 

@@ -168,13 +168,13 @@ async def changes(queue: Queue, make: Make) -> None:
 
 @case("list_as_waiting", "give_up")
 async def waits_and_losses(queue: Queue, make: Make) -> None:
-    await queue.claims.list_as_waiting("w2", MODELS, wait_s=60)
+    await queue.wakeups.list_as_waiting("w2", MODELS, wait_s=60)
     await put(queue, make())
-    wakeup = await queue.claims.wait_wakeup("w2", 1)
+    wakeup = await queue.wakeups.wait("w2", 1)
     assert wakeup is not None
     for worker in ("w3", "w4"):
-        await queue.claims.list_as_waiting(worker, MODELS, wait_s=60)
-    await queue.claims.stop_waiting("w2", unused=(wakeup,))
+        await queue.wakeups.list_as_waiting(worker, MODELS, wait_s=60)
+    await queue.wakeups.stop_waiting("w2", unused=(wakeup,))
     (one,) = await claim(queue, 1)
     assert await queue.claims.lose("w1", {one.job.id: one.epoch}, "the engine ended") == 1
     (again,) = await claim(queue, 1)

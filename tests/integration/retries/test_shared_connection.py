@@ -101,12 +101,12 @@ async def test_a_blocking_read_goes_on_after_its_connection_was_cut(proxied: Que
     key = proxied.client.redis_keys.wakeup("w")
     opened = proxy.opened
     for _ in range(3):
-        assert await proxied.claims.wait_wakeup("w", 0.01) is None
+        assert await proxied.wakeups.wait("w", 0.01) is None
     assert proxy.opened - opened == 1
-    reading = asyncio.create_task(proxied.claims.wait_wakeup("w", 2.0))
+    reading = asyncio.create_task(proxied.wakeups.wait("w", 2.0))
     await asyncio.sleep(0)
     proxy.cut()
     await proxied.client.redis.rpush(key, "0 signature")
     assert await reading == "0 signature"
     await proxied.client.redis.rpush(key, "1 signature")
-    assert await proxied.claims.wait_wakeup("w", 1.0) == "1 signature"
+    assert await proxied.wakeups.wait("w", 1.0) == "1 signature"

@@ -87,14 +87,14 @@ async def test_a_due_job_arrives_when_it_was_due_and_wakes_a_waiting_worker(
     queue: Queue, make_submission: Make
 ) -> None:
     (job_id,) = await put(queue, make_submission(not_before_ms=await in_an_hour(queue)))
-    await queue.claims.list_as_waiting("w1", MODELS, wait_s=5.0)
+    await queue.wakeups.list_as_waiting("w1", MODELS, wait_s=5.0)
     assert await queue.workers.heartbeat(WorkerInfo(id="w2", models=MODELS)) is False
     await come_due(queue, job_id)
     due_ms = await redis_ms(queue)
     assert await queue.workers.heartbeat(WorkerInfo(id="w2", models=MODELS)) is True
     await a_moment(30)
     await queue.maintenance.queue_due()
-    assert await queue.claims.wait_wakeup("w1", 1.0) is not None
+    assert await queue.wakeups.wait("w1", 1.0) is not None
     (one,) = await claim(queue)
     assert one.job.id == job_id
     assert 30 <= one.queued_ms <= await redis_ms(queue) - due_ms + 100

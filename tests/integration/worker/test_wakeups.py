@@ -132,18 +132,18 @@ async def test_a_job_whose_woken_worker_crashed_is_claimed_by_another(
 ) -> None:
     """The worker that waited first is gone; the others find the job by themselves."""
     async with idle_fleet(queue, tmp_path, 0) as fleet:
-        await queue.claims.list_as_waiting("crashed", ["demo"], wait_s=60)
+        await queue.wakeups.list_as_waiting("crashed", ["demo"], wait_s=60)
         async with fleet.worker("demo", job_s=0.01):
             await asyncio.sleep(0.3)
             job = make_job()
             await fleet.submit(job)
-            assert await queue.claims.wait_wakeup("crashed", 1) is not None
+            assert await queue.wakeups.wait("crashed", 1) is not None
             await eventually(lambda: ended(queue, [job]), "the job has ended")
 
 
 async def lose_next_wakeup(queue: Queue) -> None:
     """List a worker that has crashed before those that wait: it gets the next wake-up."""
-    await queue.claims.list_as_waiting("crashed", ["demo"], wait_s=60)
+    await queue.wakeups.list_as_waiting("crashed", ["demo"], wait_s=60)
     first = queue.client.redis_keys.waiting_workers("any", "demo")
     await queue.client.redis.zadd(first, {"crashed": await queue.now_ms() - 30_000})
 
@@ -158,7 +158,7 @@ async def test_a_lost_wakeup_is_repaired_however_long_idle_workers_pause(
             await lose_next_wakeup(queue)
             job = make_job()
             await fleet.submit(job)
-            assert await queue.claims.wait_wakeup("crashed", 1) is not None
+            assert await queue.wakeups.wait("crashed", 1) is not None
             await eventually(lambda job=job: ended(queue, [job]), "the job has ended")
 
 
@@ -166,30 +166,30 @@ async def test_a_wakeup_that_its_worker_cannot_use_is_passed_on(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
 ) -> None:
     """A worker that stops passes on what it was woken for."""
-    await queue.claims.list_as_waiting("stops", ["demo"], wait_s=60)
+    await queue.wakeups.list_as_waiting("stops", ["demo"], wait_s=60)
     await asyncio.sleep(0.01)
-    await queue.claims.list_as_waiting("next", ["demo"], wait_s=60)
+    await queue.wakeups.list_as_waiting("next", ["demo"], wait_s=60)
     await put(queue, Submission(make_job(), "s", 0, 8))
-    wakeup = await queue.claims.wait_wakeup("stops", 1)
+    wakeup = await queue.wakeups.wait("stops", 1)
     assert wakeup is not None
-    assert await queue.claims.wait_wakeup("next", 0.05) is None
-    await queue.claims.stop_waiting("stops", unused=[wakeup])
-    assert await queue.claims.wait_wakeup("next", 1) is not None
+    assert await queue.wakeups.wait("next", 0.05) is None
+    await queue.wakeups.stop_waiting("stops", unused=[wakeup])
+    assert await queue.wakeups.wait("next", 1) is not None
 
 
 async def test_each_claim_that_leaves_ready_jobs_wakes_the_next_worker(queue: Queue, make_job: MakeJob) -> None:
     """At once, and no more than that one."""
     workers = ("first", "second", "third")
     for number, worker in enumerate(workers):
-        await queue.claims.list_as_waiting(worker, ["demo"], wait_s=60)
+        await queue.wakeups.list_as_waiting(worker, ["demo"], wait_s=60)
         first = queue.client.redis_keys.waiting_workers("any", "demo")
         await queue.client.redis.zincrby(first, number, worker)  # also if they are listed in one millisecond
     await put(queue, *(Submission(make_job(), "s", 0, 8) for _ in range(16)))
     for worker, following in pairwise(workers):
-        assert await queue.claims.wait_wakeup(worker, 1) is not None
-        assert await queue.claims.wait_wakeup(following, 0.05) is None
+        assert await queue.wakeups.wait(worker, 1) is not None
+        assert await queue.wakeups.wait(following, 0.05) is None
         assert len(await claim_ids(queue, worker=worker)) == 8
-    assert await queue.claims.wait_wakeup("third", 0.05) is None, "nothing is left"
+    assert await queue.wakeups.wait("third", 0.05) is None, "nothing is left"
 
 
 async def test_many_jobs_wake_as_many_workers_as_they_need(

@@ -13,7 +13,7 @@ import pytest
 from shared.job import Job
 from shared.job_fields import Priority
 from shared.queue import UnavailableModel, WorkerInfo
-from shared.queue.claims import WaitingList
+from shared.queue.workers.wakeups import WaitingList
 from worker.claims import claiming
 from worker.claims.claim_policy import (
     HINT_TTL_S,
@@ -293,20 +293,24 @@ def claims() -> Any:
     """A queue that has no jobs; `next_ready_ms` says what is queued."""
     return Mock(
         join=AsyncMock(return_value=[]),
-        list_as_waiting=AsyncMock(return_value=WaitingList(1, False, False, ())),
         next_ready_ms=AsyncMock(return_value=None),
     )
 
 
 @pytest.fixture
-def loop(claims: Any, monkeypatch: pytest.MonkeyPatch) -> ClaimLoop:
+def wakeups() -> Any:
+    """A list of waiting workers with this one alone."""
+    return Mock(list_as_waiting=AsyncMock(return_value=WaitingList(1, False, False, ())))
+
+
+@pytest.fixture
+def loop(claims: Any, wakeups: Any, monkeypatch: pytest.MonkeyPatch) -> ClaimLoop:
     """The loop of a worker that preempts jobs of another signature, with slots for interactive jobs of `a`."""
     engine = Mock(status=lambda: SimpleNamespace(loaded_models=("demo",), awaits_jobs=False))
     catalog = [SimpleNamespace(max_batch=8)]
     availability = Mock(retiring=frozenset())
-    loop = ClaimLoop(
-        "w", Mock(claims=claims), engine, availability, catalog, Mock(), {}, Mock(), Mock(), Mock(), Mock()
-    )  # type: ignore[arg-type]
+    queue = Mock(claims=claims, wakeups=wakeups)
+    loop = ClaimLoop("w", queue, engine, availability, catalog, Mock(), {}, Mock(), Mock(), Mock(), Mock())  # type: ignore[arg-type]
     monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 3, Priority.INTERACTIVE)])
     monkeypatch.setattr(claiming.ClaimLoop, "_load_times", lambda _: {"demo": 0})
     return loop
@@ -324,7 +328,7 @@ async def test_free_slots_lead_to_a_request_only_while_jobs_are_queued(
 
 
 async def test_an_interactive_job_that_is_queued_during_an_attempt_is_claimed_at_once(
-    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
+    loop: ClaimLoop, claims: Any, wakeups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt does not look for interactive jobs, as there were none a moment ago; then a wake-up comes."""
     interactive = ClaimRequest("a", 3, Priority.INTERACTIVE)
@@ -333,7 +337,7 @@ async def test_an_interactive_job_that_is_queued_during_an_attempt_is_claimed_at
 
     async def wake(*_: object, **__: object) -> list[object]:
         loop._wakeups += 1
-        claims.list_as_waiting.return_value = WaitingList(1, False, True, ())
+        wakeups.list_as_waiting.return_value = WaitingList(1, False, True, ())
         return []
 
     claims.join.side_effect = wake
@@ -344,13 +348,13 @@ async def test_an_interactive_job_that_is_queued_during_an_attempt_is_claimed_at
 
 
 async def test_an_interactive_job_that_woke_no_worker_is_claimed_at_once(
-    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
+    loop: ClaimLoop, claims: Any, wakeups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was queued after a claim, before the worker was listed again."""
     interactive = ClaimRequest("a", 3, Priority.INTERACTIVE)
     monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 1), interactive])
     loop._hint.clear(loop._hint.count)
-    claims.list_as_waiting.return_value = WaitingList(1, False, True, ())
+    wakeups.list_as_waiting.return_value = WaitingList(1, False, True, ())
     _, pause_s = await loop._claim()
     assert await loop._pause(pause_s), "the pause ends at once"
     await loop._claim()
@@ -358,13 +362,13 @@ async def test_an_interactive_job_that_woke_no_worker_is_claimed_at_once(
 
 
 async def test_a_join_that_leaves_slots_free_is_not_repeated_unless_jobs_are_queued(
-    loop: ClaimLoop, claims: Any, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    loop: ClaimLoop, claims: Any, wakeups: Any, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest("a", 3)])
     claims.join.return_value = [SimpleNamespace(job=make_job())]
     await loop._claim()
     claims.join.return_value = []
-    claims.list_as_waiting.return_value = WaitingList(1, True, False, ())
+    wakeups.list_as_waiting.return_value = WaitingList(1, True, False, ())
     _, pause_s = await loop._claim()
     assert claims.join.await_count == 1
     assert await loop._pause(pause_s), "a job was queued after the join: the pause ends at once"
@@ -375,14 +379,14 @@ async def test_a_join_that_leaves_slots_free_is_not_repeated_unless_jobs_are_que
 
 
 async def test_the_worker_that_was_woken_claims_an_interactive_job_when_it_is_ready(
-    loop: ClaimLoop, claims: Any, monkeypatch: pytest.MonkeyPatch
+    loop: ClaimLoop, claims: Any, wakeups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other workers try later; it has passed its wake-up on before it looked for interactive jobs."""
     monkeypatch.setattr(loop, "_requests", lambda: [ClaimRequest(None, 8, Priority.INTERACTIVE)])
     loop._hint.clear(loop._hint.count)
     loop._unused_wakeups = ["0 b"]
     claims.claim = AsyncMock(return_value=[])
-    claims.list_as_waiting.return_value = WaitingList(5, False, True, ())
+    wakeups.list_as_waiting.return_value = WaitingList(5, False, True, ())
     claims.next_ready_ms.return_value = 300
     await loop._claim()
     loop._unused_wakeups.clear()
@@ -410,9 +414,8 @@ async def test_after_a_batch_was_put_aside_jobs_of_other_models_are_claimed_firs
 async def test_nothing_is_claimed_until_the_engine_has_ended_a_batch_that_is_put_aside(claims: Any) -> None:
     engine = Mock(status=lambda: SimpleNamespace(loaded_models=("demo",), awaits_jobs=False))
     settings, uploader = Mock(max_preempted_rows=8), Mock(full=False)
-    loop = ClaimLoop(
-        "w", Mock(claims=claims), engine, Mock(), [Mock(max_batch=8)], settings, {}, uploader, Mock(), Mock(), Mock()
-    )
+    queue = Mock(claims=claims)
+    loop = ClaimLoop("w", queue, engine, Mock(), [Mock(max_batch=8)], settings, {}, uploader, Mock(), Mock(), Mock())
     ended = asyncio.Event()
     put_aside = Mock(has_checkpoints=True, engine_done=Mock(done=ended.is_set))
     loop.put_aside([put_aside])
