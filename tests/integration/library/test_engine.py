@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from harness.http_server import ROOT
 from harness.scorers import save_scorer
 from harness.videos import a_plain_video
@@ -55,6 +56,14 @@ def test_images_are_in_the_order_of_the_prompts_and_equal_solo_ones(engine: Engi
         (solo,) = engine.generate(prompt, progress=False, **FIELDS)
         assert difference(image, solo) <= 2
         assert all(difference(image, other) > 20 for other in images if other is not image)
+
+
+def test_the_random_numbers_of_the_program_are_those_without_an_engine(engine: Engine) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    engine.generate(CIRCLE, progress=False, **FIELDS)
+    assert torch.equal(torch.rand(4), expected)
 
 
 def test_reproducible_images_are_bit_identical(engine: Engine) -> None:

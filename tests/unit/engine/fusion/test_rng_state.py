@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +63,28 @@ def test_a_module_draws_the_same_with_and_without_batch_mates(fails: bool) -> No
             (output,) = FusedCall([task.parked_call], free_memory=free_memory).run()
             task.resume(CPU, output)
     assert [task.result for task in tasks] == [drawn_by_torch(1), drawn_by_torch(2)]
+
+
+def test_tasks_of_two_engines_draw_what_they_draw_alone_and_the_program_too() -> None:
+    """A program can have several engines, each with a thread of its own, and draws from the same generators."""
+    others: list[ImageTask] = []
+
+    def other_engine() -> None:
+        others.append(ImageTask(lambda: drawn_by_torch(2)))
+        others[0].start(CPU)
+
+    thread = threading.Thread(target=other_engine)
+
+    def body() -> list[float]:
+        torch.manual_seed(1)
+        first = torch.rand(2).tolist()
+        thread.start()
+        thread.join(0.2)  # if nothing holds it up, it has drawn by then
+        return [*first, *(number for _ in range(3) for number in torch.rand(2).tolist())]
+
+    torch.manual_seed(3)
+    task = ImageTask(body)
+    task.start(CPU)
+    thread.join()
+    of_program = torch.rand(8).tolist()
+    assert [task.result, others[0].result, of_program] == [drawn_by_torch(seed) for seed in (1, 2, 3)]
