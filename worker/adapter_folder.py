@@ -21,7 +21,6 @@ from pathlib import Path
 import structlog
 
 from shared.config.adapters import AdapterSpec, UploadedAdapter, uploaded_ids
-from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterUnavailable, NotFound
 from shared.inputs.adapter_store import stored_chunks
 from shared.job import Job
@@ -72,7 +71,7 @@ class AdapterFolder:
         self._folder.remove()
 
     @asynccontextmanager
-    async def held(self, job: Job, spec: ModelSpec, until: Until) -> AsyncIterator[tuple[AdapterSpec, ...]]:
+    async def held(self, job: Job, until: Until) -> AsyncIterator[tuple[AdapterSpec, ...]]:
         """Yield the uploaded adapters of a job, as files that stay while the block runs.
 
         Raises `AdapterUnavailable` for a deleted one. An outage is waited for until `until` returns True; then some are
@@ -80,7 +79,7 @@ class AdapterFolder:
         """
         async with AsyncExitStack() as stack:
             specs = []
-            for adapter_id in uploaded_ids(job.adapters, spec.adapter):
+            for adapter_id in uploaded_ids(job.adapters):
                 path, adapter = None, await self._record(job.tenant, adapter_id, until)
                 if adapter is not None:
                     path = await stack.enter_async_context(self._file(job.tenant, adapter, until))

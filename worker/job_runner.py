@@ -119,7 +119,7 @@ class JobRunner:
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.claim_key))
         checkpoints = await self._checkpoints.read(claimed)
-        async with self._adapters.held(claimed.job, claimed.spec, claimed.stopped.is_set) as adapters:
+        async with self._adapters.held(claimed.job, claimed.stopped.is_set) as adapters:
             if claimed.stop_reason is not None:
                 return claimed.outcome(JobFinished(claimed.claim_key))
             self._engine.submit(claimed.engine_request(inputs, adapters, checkpoints))

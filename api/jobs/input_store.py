@@ -91,10 +91,16 @@ class InputStore:
             return await self._put_artifact(named, param)
         if not INPUT_ID.fullmatch(named):
             return await self._put_url(named, param)
-        ref = await self.queue.jobs.get_input(self.tenant, named)
-        if ref is None or not await _is_stored(ref, self.storage):
+        ref = await self._kept(named)
+        if ref is None:
             raise InputRejected(f"{param}: unknown or expired input: {named}; upload it again", param=param)
-        return await self.queue.jobs.put_input(self.tenant, ref, self.queue.client.policy("input_retention_s"))
+        return ref
+
+    async def _kept(self, input_id: str) -> InputRef | None:
+        """Return a stored image, and restart its retention; None if there is none, or its object is lost."""
+        kept_s = self.queue.client.policy("input_retention_s")
+        ref = await self.queue.jobs.keep_input(self.tenant, input_id, kept_s)
+        return ref if ref is not None and await _is_stored(ref, self.storage) else None
 
     def _named(self, value: InputSource) -> InputSource:
         """Return the artifact that a reference, a job's id or an artifact's URL names; any other text as it is."""
@@ -180,16 +186,19 @@ class InputStore:
         settings, kept_s = self.settings, self.queue.client.policy("input_retention_s")
         if input_id is None:
             input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
-        ref = await self.queue.jobs.get_input(self.tenant, input_id)
-        if ref is not None and await _is_stored(ref, self.storage):
-            return await self.queue.jobs.put_input(self.tenant, ref, kept_s)
+        if (known := await self._kept(input_id)) is not None:
+            return known
         limits = {"max_bytes": settings.max_input_bytes, "max_pixels": settings.max_input_pixels}
         image = await _on_thread(lambda: inspect(data, **limits, param=param))
-        # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind.
-        if ref is None:
-            ref = _new_ref(self.tenant, input_id, image)
-        ref = await self.queue.jobs.put_input(self.tenant, ref, kept_s)
+        # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind. An
+        # image whose object is lost has one.
+        ref = await self.queue.jobs.put_input(self.tenant, _new_ref(self.tenant, input_id, image), kept_s)
         await self.storage.put(ref.key, image.data, ref.content_type)
+        if await self.queue.jobs.keep_input(self.tenant, input_id, kept_s) != ref:
+            await self.storage.delete_prefix(ref.key)
+            raise InputRejected(
+                f"{param}: input {input_id} was deleted during its upload; upload it again", param=param
+            )
         return ref
 
 

@@ -176,7 +176,7 @@ async def current_adapters(
     choices: Sequence[AdapterChoice], spec: ModelSpec, tenant: str, queue: Queue
 ) -> tuple[Adapter, ...]:
     """Return the adapters of a job; raises `InvalidRequest` for one that neither the model nor its tenant has."""
-    found = await queue.adapters.get_many(tenant, uploaded_ids(choices, spec.adapter))
+    found = await queue.adapters.get_many(tenant, uploaded_ids(choices))
     usable = spec.adapters_refused is None
     uploaded = {one.id: one for one in found if one is not None and one.model == spec.id and usable}
     return resolve_adapters(choices, spec.adapter, spec.limits.max_adapters, uploaded)

@@ -168,11 +168,10 @@ class Adapter(BaseModel):
     scale: float = 1.0
 
 
-def uploaded_ids(adapters: Sequence[AdapterChoice | Adapter], allowed: Sequence[AdapterSpec] = ()) -> list[str]:
-    """Return the ids that name uploaded adapters, each once; those of a model's `allowed` adapters do not."""
-    own = {spec.id for spec in allowed}
+def uploaded_ids(adapters: Sequence[AdapterChoice | Adapter]) -> list[str]:
+    """Return the ids that name uploaded adapters, each once."""
     ids = (one.id for one in adapters if one.id is not None)
-    return list(dict.fromkeys(id_ for id_ in ids if UPLOADED_ID.fullmatch(id_) and id_ not in own))
+    return list(dict.fromkeys(id_ for id_ in ids if UPLOADED_ID.fullmatch(id_)))
 
 
 def resolve_adapters(
@@ -189,7 +188,7 @@ def resolve_adapters(
     if len(choices) > limit:
         raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
     specs: dict[str, AdapterSpec | UploadedAdapter] = {**(uploaded or {}), **{spec.id: spec for spec in allowed}}
-    unknown_yet = () if uploaded is not None else uploaded_ids(choices, allowed)
+    unknown_yet = () if uploaded is not None else uploaded_ids(choices)
     chosen: dict[str, Adapter] = {}
     to_fetch: set[str] = set()
     tokens: dict[str, str] = {}

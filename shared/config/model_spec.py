@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from shared.config.adapters import AdapterSpec
+from shared.config.adapters import Adapter, AdapterSpec, uploaded_ids
 from shared.config.candidates import Scorer
 from shared.config.controls import ControlSpec, controls_fault
 from shared.config.model_facts import ModelFacts
@@ -130,6 +130,8 @@ class ModelSpec(Table):
             raise ValueError(f"devices = {self.devices} excludes {', '.join(excluding)}: remove it, or set devices = 1")
         if duplicates := duplicated([adapter.id for adapter in self.adapter]):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
+        if alike := uploaded_ids([Adapter(id=adapter.id) for adapter in self.adapter]):
+            raise ValueError(f"adapter ids like those of uploaded adapters: {', '.join(alike)}; use others")
         if fault := controls_fault(self.control, as_loaded=not self.compile and self.quantization is None):
             raise ValueError(fault)
         if self.refiner is not None and (fault := refiner_fault(self)):

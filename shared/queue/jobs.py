@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.config.adapters import uploaded_ids
-from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
+from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, InputRejected, InvalidRequest, QueueFull
 from shared.job import InputRef, Job, JobRecord, encode
 from shared.job_fields import OnDeadline, OnParentFailure
 from shared.queue import scripts
@@ -110,6 +110,8 @@ class Jobs(QueueComponent):
             return _mismatch()
         if code == "parent":
             return _no_parent(submission.job, int(detail), str(reply[2]))
+        if code == "input":
+            return _no_input(submission.job, str(detail))
         if code == "quota":
             return quota_exceeded(submission.job.tenant, detail, int(reply[2]) if reply[2] else None)
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
@@ -261,35 +263,44 @@ class Jobs(QueueComponent):
         Its object is deleted when both the time and the jobs have ended, so that an image stored again is not lost.
         Raises `QuotaExceeded` for a new one.
         """
-        name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
         new = ref.model_dump_json()
-        known = await self._transact(partial(self._put_input, tenant, ref, (new, name), ttl_s * 1000))
-        return _input(known or new) or ref
+        stored, size = _object_of(ref, tenant), input_size(new, ref.bytes)
 
-    async def _put_input(
-        self, tenant: str, ref: InputRef, new: tuple[str, str], ttl_ms: int, transaction: Transaction
-    ) -> str | None:
-        """Store a `new` record and the name of its object, or return the known one, whose time starts again."""
-        key, retention = self._keys.input(tenant, ref.id), self._keys.retention
-        ((known, *values),) = await transaction.read(("HMGET", key, "ref", "object", "size"))
-        size = input_size(new[0], ref.bytes)
-        stored, counted = (new[1], size) if known is None else (value or "" for value in values)
-        # The row names the object: an image stored again while its old object is being deleted has its own row.
-        row = f"input|{tenant}|{ref.id}|{stored}|{counted}"
-        if known is None:
-            transaction.write("HSET", key, "ref", new[0], "object", stored, "size", size)
+        async def attempt(transaction: Transaction) -> str:
+            known = await self._keep_input(tenant, ref.id, 1000 * ttl_s, transaction)
+            if known is not None:
+                return known
+            transaction.write("HSET", self._keys.input(tenant, ref.id), "ref", new, "object", stored, "size", size)
             transaction.add_size(tenant, size)
+            self._restart_input(transaction, tenant, (ref.id, stored, size), 1000 * ttl_s)
+            return new
+
+        return _input(await self._transact(attempt)) or ref
+
+    async def keep_input(self, tenant: str, input_id: str, ttl_s: int) -> InputRef | None:
+        """Restart the time of a stored input image, and return it; None if there is none."""
+        return _input(await self._transact(partial(self._keep_input, tenant, input_id, 1000 * ttl_s)))
+
+    async def _keep_input(self, tenant: str, input_id: str, ttl_ms: int, transaction: Transaction) -> str | None:
+        ((known, *stored),) = await transaction.read(
+            ("HMGET", self._keys.input(tenant, input_id), "ref", "object", "size")
+        )
+        if known is None:
+            return None
+        self._restart_input(transaction, tenant, (input_id, *(value or "" for value in stored)), ttl_ms)
+        return str(known)
+
+    def _restart_input(self, transaction: Transaction, tenant: str, stored: tuple[str, ...], ttl_ms: int) -> None:
+        """Restart the time of an input image; `stored`: its id, its object and its size.
+
+        The row names the object: an image stored again while its old object is being deleted has its own row.
+        """
         # Each submit with the image changes its uses, and each request with it its time: neither is read here. First,
         # as a command that needs no memory: then a full Redis lets a known image pass.
-        transaction.call("keep_input", key, ttl_ms)
-        transaction.write("ZADD", self._keys.inputs(tenant), "NX", transaction.now_ms, ref.id)
-        transaction.write("ZADD", retention, "GT", transaction.now_ms + ttl_ms + 60_000, row)
-        return None if known is None else str(known)
-
-    async def get_input(self, tenant: str, input_id: str) -> InputRef | None:
-        with translated():
-            encoded = await self._redis.hget(self._keys.input(tenant, input_id), "ref")
-        return _input(encoded)
+        transaction.call("keep_input", self._keys.input(tenant, stored[0]), ttl_ms)
+        transaction.write("ZADD", self._keys.inputs(tenant), "NX", transaction.now_ms, stored[0])
+        row = "|".join(("input", tenant, *stored))
+        transaction.write("ZADD", self._keys.retention, "GT", transaction.now_ms + ttl_ms + 60_000, row)
 
     async def inputs(self, tenant: str, input_ids: Sequence[str]) -> list[StoredInput | None]:
         """Return the inputs with these ids, in one round trip."""
@@ -331,6 +342,20 @@ def _no_parent(job: Job, place: int, state: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {known.get(state) or f'it is {state}; {remedy}'}", param=param)
 
 
+def _no_input(job: Job, input_id: str) -> InvalidRequest:
+    """Return the refusal of a job with an input or an adapter that was deleted after its request had been checked."""
+    param = next((name for name, ref in job.inputs.items() if ref.id == input_id), None)
+    if param is not None:
+        return InputRejected(f"{param}: input {input_id} was deleted during the request; upload it again", param=param)
+    at = next(at for at, one in enumerate(job.adapters) if one.id == input_id)
+    return InvalidRequest(f"adapter {input_id} was deleted during the request", param=f"adapters.{at}.id")
+
+
+def _object_of(ref: InputRef, tenant: str) -> str:
+    """Return the name of the object of an input image: of each upload another one."""
+    return ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
+
+
 def _digest(idempotency_key: str) -> str:
     return hashlib.sha256(idempotency_key.encode()).hexdigest()[:40]
 
@@ -358,8 +383,9 @@ def _submit_args(submission: Submission, process: str) -> SubmitArgs | InvalidRe
 
 def _written(submission: Submission, process: str) -> SubmitArgs:
     job = submission.job
-    inputs = {ref.id for ref in job.inputs.values()}
-    sources = job.sources if "" in inputs else ()  # most have none, and their inputs are read once
+    inputs = job.inputs
+    stored = {f"{ref.id}|{_object_of(ref, job.tenant)}" for ref in inputs.values() if ref.source is None}
+    sources = job.sources if inputs else ()
     idempotency = ""
     if submission.idempotency_key is not None:
         idempotency = f"{_digest(submission.idempotency_key)} {submission.fingerprint or ''}"
@@ -380,7 +406,7 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         on_parent="" if job.on_parent_failure is OnParentFailure.FAIL else job.on_parent_failure.value,
         batch=job.batch_id or "",
         sources=" ".join(sources),
-        input=" ".join(sorted({*(inputs - {""}), *uploaded_ids(job.adapters)})),
+        input=" ".join(sorted({*stored, *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
         video=1 if job.task.makes_video else None,

@@ -49,6 +49,12 @@ class InputHarness:
     async def resolve(self, value: str, tenant: str = "default", **more: Any) -> InputRef:
         return await InputStore(tenant, **self.parts, **more).resolve(value)
 
+    async def delete(self, input_id: str) -> None:
+        item = await self.queue.maintenance.forget_input("default", input_id)
+        assert item is not None
+        await self.storage.delete_prefix(item.prefix)
+        await self.queue.maintenance.forget_item(item)
+
 
 @pytest.fixture
 async def inputs(queue: Queue, tmp_path: Path) -> AsyncIterator[InputHarness]:
@@ -184,6 +190,40 @@ async def test_an_image_uploaded_again_after_its_expiry_gets_another_key(inputs:
     assert (second.id, second.key != first.key) == (first.id, True)
 
 
+@pytest.mark.parametrize("use", ["its id", "its content"])
+async def test_an_image_that_is_deleted_while_it_is_used_again_stays_deleted(
+    inputs: InputHarness, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    """No record without an object comes back; the submit refuses the job."""
+    ref, look = await inputs.store(_image()), inputs.storage.head
+
+    async def head(key: str) -> Any:
+        found = await look(key)
+        await inputs.delete(ref.id)
+        return found
+
+    monkeypatch.setattr(inputs.storage, "head", head)
+    await inputs.resolve(ref.id if use == "its id" else _data_url(_image()))
+    assert await inputs.queue.jobs.inputs("default", [ref.id]) == [None]
+    assert await inputs.queue.api_keys.footprints() == {}
+
+
+async def test_nothing_is_left_of_an_image_that_is_deleted_during_its_upload(
+    inputs: InputHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put = inputs.storage.put
+
+    async def slow(key: str, data: bytes, content_type: str) -> None:
+        await inputs.delete(key.split("/")[2])
+        await put(key, data, content_type)
+
+    monkeypatch.setattr(inputs.storage, "put", slow)
+    with pytest.raises(InputRejected, match="was deleted during its upload"):
+        await inputs.store(_image())
+    assert not list(tmp_path.rglob("*.png"))
+    assert await inputs.queue.api_keys.footprints() == {}
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -286,4 +326,4 @@ async def test_an_expired_input_is_removed(inputs: InputHarness) -> None:
     await inputs.queue.maintenance.forget_item(doomed)
     with pytest.raises(NotFound):
         await inputs.storage.head(ref.key)
-    assert await inputs.queue.jobs.get_input("default", ref.id) is None
+    assert await inputs.queue.jobs.inputs("default", [ref.id]) == [None]

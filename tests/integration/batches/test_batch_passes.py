@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from fuzz import batch_files as fuzz_batch_files
-from harness.http_server import hosting
+from harness.http_server import hosting, png
 from integration.batches.batch_steps import create, error_lines, line, validated
 
 from api.jobs import job_builder, request_images
+from api.jobs.input_store import InputStore
 from api.protocols.openai.batches import batch_files, batch_pass, batch_runner
 from api.protocols.openai.batches.batch_files import BatchContext
 from api.protocols.openai.batches.batch_pass import BatchPass
@@ -193,6 +194,26 @@ async def test_a_batch_waits_while_its_tenant_keeps_as_much_as_it_may(
     assert [await step() for _ in range(2)] == [(2, 2, 0)] * 2
     await set_limits("default", TenantLimits())
     assert await step() == (3, 3, 0)
+
+
+async def test_a_line_whose_input_is_deleted_while_it_is_submitted_is_refused(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same step as the other lines are submitted."""
+    store = InputStore("default", context.queue, context.storage, context.settings)
+    image, submit = await store.put(png()), context.queue.jobs.submit
+
+    async def after_a_deletion(submissions: Any) -> Any:
+        assert await context.queue.maintenance.forget_input("default", image.id) is not None
+        return await submit(submissions)
+
+    monkeypatch.setattr(context.queue.jobs, "submit", after_a_deletion)
+    batch = await validated(context, "default", [line(1), line(2, image=image.id), line(3)])
+    assert await BatchRunner(context, batch).advance()
+    batch = await context.queue.batches.get("default", batch.id)
+    assert (batch.read, batch.accepted, batch.failed) == (3, 2, 1)
+    (row,) = await error_lines(context, batch)
+    assert (row["custom_id"], row["error"]["param"]) == ("line-2", "image")
 
 
 async def test_a_file_of_blank_lines_is_refused(context: BatchContext) -> None:

@@ -347,5 +347,6 @@ async def test_a_stored_input_is_found_again_while_redis_is_full(queue: Queue) -
     await queue.jobs.put_input("default", ref, 60)
     async with full(queue):
         assert await queue.jobs.put_input("default", ref, 60) == ref
+        assert await queue.jobs.keep_input("default", ref.id, 60) == ref
         with pytest.raises(RedisFull):
             await queue.jobs.put_input("default", ref.model_copy(update={"id": "in_2"}), 60)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from harness.queue import claim, claim_ids, end, names_left, put, state_of
+from harness.queue import claim, claim_ids, end, end_retention, names_left, put, state_of
 
 from shared.auth import TenantLimits
+from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, Job, State
 from shared.job_fields import Priority
 from shared.queue import Queue, Submission, SubmitResult
+from shared.runtime.clock import new_id
 
 Make = Callable[..., Submission]
 
@@ -188,10 +190,10 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
     queue: Queue, make_job: Callable[..., Job], make_submission: Make
 ) -> None:
     """The sweep keeps the image of a queued job; unused, it has its own retention."""
-    ref = InputRef(id="in_1", key="inputs/default/in_1/p.png", content_type="image/png", bytes=3, width=8, height=8)
+    ref = input_named("1")
     await queue.jobs.put_input("default", ref, 100)
-    assert await queue.jobs.get_input("default", "in_1") == ref
-    assert await queue.jobs.get_input("other", "in_1") is None
+    assert await queue.jobs.keep_input("default", "in_1", 100) == ref
+    assert await queue.jobs.keep_input("other", "in_1", 100) is None
     one = make_submission(images=(ref,))
     await put(queue, one)
     name, row = queue.client.redis_keys.input("default", "in_1"), "input|default|in_1|p.png"
@@ -203,17 +205,67 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
     await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
     (doomed,) = await queue.maintenance.expired_items()
     assert (doomed.kind, doomed.prefix) == ("input", "inputs/default/in_1/p.png")
-    assert await queue.jobs.get_input("default", "in_1") is None
+    assert await queue.jobs.inputs("default", ["in_1"]) == [None]
+
+
+def input_named(name: str, upload: str = "p.png") -> InputRef:
+    key = f"inputs/default/in_{name}/{upload}"
+    return InputRef(id=f"in_{name}", key=key, content_type="image/png", bytes=3, width=8, height=8)
+
+
+@pytest.mark.parametrize("way", ["deleted", "expired", "deleted and uploaded again"])
+async def test_a_job_is_refused_if_an_input_is_deleted_before_it_is_queued(
+    queue: Queue, make_submission: Make, way: str
+) -> None:
+    """By the field that names it; nothing is left of the job. The object of a second upload is another one."""
+    for name in "ab":
+        await queue.jobs.put_input("default", input_named(name), 100)
+    one = make_submission(images=(input_named("a"), input_named("b")), idempotency_key="k", fingerprint="x")
+    if way == "expired":
+        await end_retention(queue, "in_b")
+    else:
+        assert await queue.maintenance.forget_input("default", "in_b") is not None
+    if way == "deleted and uploaded again":
+        await queue.jobs.put_input("default", input_named("b", "q.png"), 100)
+    (refused,) = await queue.jobs.submit([one])
+    assert isinstance(refused, InvalidRequest)
+    assert (refused.param, "in_b" in refused.message) == ("images.1", True)
+    assert await queue.jobs.get(one.job.id) is None
+    assert await queue.jobs.submitted_before("default", "k", "x") is None
+    (kept,) = await queue.jobs.inputs("default", ["in_a"])
+    assert kept is not None
+    assert kept.expires_at_ms is not None
+
+
+async def test_a_job_is_refused_if_its_adapter_is_deleted_before_it_is_queued(
+    queue: Queue, make_submission: Make
+) -> None:
+    ids = [new_id("adapter") for _ in range(2)]
+    for adapter_id in ids:
+        about = {"model": "demo", "name": "ink", "sha256": "", "created_at_ms": 1}
+        await queue.adapters.begin("default", adapter_id, 1, 1)
+        await queue.adapters.put("default", UploadedAdapter(id=adapter_id, bytes=1, parts=1, **about))
+    one = make_submission(adapters=tuple(Adapter(id=adapter_id) for adapter_id in ids))
+    await queue.adapters.forget("default", ids[1])
+    (refused,) = await queue.jobs.submit([one])
+    assert isinstance(refused, InvalidRequest)
+    assert (refused.param, ids[1] in refused.message) == ("adapters.1.id", True)
+    assert (await queue.adapters.forget("default", ids[0])).id == ids[0]
+
+
+async def test_a_repeated_submit_finds_its_job_although_an_input_is_gone(queue: Queue, make_submission: Make) -> None:
+    await queue.jobs.put_input("default", input_named("a"), 100)
+    one = make_submission(images=(input_named("a"),), idempotency_key="k", fingerprint="x")
+    await put(queue, one)
+    await queue.jobs.cancel(one.job.id)
+    assert await queue.maintenance.forget_input("default", "in_a") is not None
+    again = make_submission(images=(input_named("a"),), idempotency_key="k", fingerprint="x")
+    assert await queue.jobs.submit([again]) == [SubmitResult(one.job.id, replayed=True)]
 
 
 async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, make_submission: Make) -> None:
     """Images to edit, the mask, the last image; one that two jobs use outlives the first job."""
-    refs = {
-        name: InputRef(
-            id=f"in_{name}", key=f"inputs/default/in_{name}/p.png", content_type="image/png", bytes=3, width=8, height=8
-        )
-        for name in ("a", "b", "mask", "last")
-    }
+    refs = {name: input_named(name) for name in ("a", "b", "mask", "last")}
     for ref in refs.values():
         await queue.jobs.put_input("default", ref, 100)
     a, b, mask, last = refs.values()

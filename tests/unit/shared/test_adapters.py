@@ -138,6 +138,11 @@ def test_both_denoisers_must_support_mixing(tmp_path: Path) -> None:
         ("ink.safetensors", 'token = "(ink)"', "token"),
         ("ink.safetensors", 'weight_name = "ink.bin"', "weight_name"),
         ("ink.safetensors", '[[model.adapter]]\nid = "ink"\nsource = "ink.safetensors"', "duplicate adapter ids: ink"),
+        (
+            "ink.safetensors",
+            '[[model.adapter]]\nid = "adapter_01k5zt8e2vw8r4n6y9qbcdefgh"\nsource = "ink.safetensors"',
+            "like those of uploaded adapters: adapter_01k5",
+        ),
     ],
 )
 def test_models_file_with_an_invalid_adapter_is_rejected(adapter: str, more: str, words: str, tmp_path: Path) -> None:

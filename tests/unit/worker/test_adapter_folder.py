@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from shared.config.adapters import Adapter, UploadedAdapter
-from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterUnavailable
 from shared.inputs import adapter_store
 from shared.job import Job
@@ -21,8 +20,6 @@ from shared.queue import Queue
 from shared.runtime.clock import new_id, now_ms
 from shared.storage.folder import FolderStorage
 from worker.adapter_folder import AdapterFolder
-
-SPEC = ModelSpec(id="demo", source="none")
 
 
 @dataclass
@@ -68,7 +65,7 @@ async def test_a_job_gets_its_adapters_as_files(harness: FolderHarness) -> None:
     """The file stays for the next job; at the end nothing is left."""
     adapter_id = await harness.uploaded()
     for _ in range(2):
-        async with harness.folder.held(job_with(adapter_id), SPEC, lambda: False) as (spec,):
+        async with harness.folder.held(job_with(adapter_id), lambda: False) as (spec,):
             assert (spec.id, Path(spec.source).read_bytes()) == (adapter_id, b"weights")
     assert harness.files() == [b"weights"]
     harness.folder.close()
@@ -79,12 +76,12 @@ async def test_files_above_the_limit_are_removed_when_unused(harness: FolderHarn
     """The least recently used first; those of a running job stay, also above the limit."""
     first, second, third = [await harness.uploaded(bytes([at]) * 10) for at in range(3)]
     for one in (first, second, first):
-        async with harness.folder.held(job_with(one), SPEC, lambda: False):
+        async with harness.folder.held(job_with(one), lambda: False):
             pass
-    async with harness.folder.held(job_with(third), SPEC, lambda: False):
+    async with harness.folder.held(job_with(third), lambda: False):
         pass
     assert sorted(harness.files()) == [b"\0" * 10, b"\2" * 10]
-    async with harness.folder.held(job_with(first, second, third), SPEC, lambda: False) as specs:
+    async with harness.folder.held(job_with(first, second, third), lambda: False) as specs:
         assert [Path(spec.source).is_file() for spec in specs] == [True] * 3
 
 
@@ -92,12 +89,12 @@ async def test_jobs_that_end_at_the_same_time_remove_unused_files_once(harness: 
     """Each of them waits for the disk while the other one looks for files to remove."""
     kept = [await harness.uploaded(bytes([at]) * 10) for at in range(4)]
     for one in kept[:2]:
-        async with harness.folder.held(job_with(one), SPEC, lambda: False):
+        async with harness.folder.held(job_with(one), lambda: False):
             pass
     both = asyncio.Barrier(2)
 
     async def run(adapter_id: str) -> None:
-        async with harness.folder.held(job_with(adapter_id), SPEC, lambda: False):
+        async with harness.folder.held(job_with(adapter_id), lambda: False):
             await both.wait()
 
     await asyncio.gather(*map(run, kept[2:]))
@@ -111,7 +108,7 @@ async def test_a_deleted_adapter_fails_the_job(harness: FolderHarness) -> None:
     await harness.storage.delete_prefix(adapter_store.prefix("acme", gone))
     for job in (job_with(new_id("adapter")), job_with(adapter_id, tenant="other"), job_with(gone)):
         with pytest.raises(AdapterUnavailable, match="has been deleted") as failed:
-            async with harness.folder.held(job, SPEC, lambda: False):
+            async with harness.folder.held(job, lambda: False):
                 pass
         assert failed.value.param == "adapters"
     assert harness.files() == []
@@ -120,7 +117,7 @@ async def test_a_deleted_adapter_fails_the_job(harness: FolderHarness) -> None:
 async def test_a_damaged_file_fails_the_job_and_is_not_kept(harness: FolderHarness) -> None:
     adapter_id = await harness.uploaded(sha256="0" * 64)
     with pytest.raises(AdapterUnavailable, match="is damaged in storage"):
-        async with harness.folder.held(job_with(adapter_id), SPEC, lambda: False):
+        async with harness.folder.held(job_with(adapter_id), lambda: False):
             pass
     assert harness.files() == []
 
@@ -134,7 +131,7 @@ async def test_leftovers_of_killed_workers_are_removed(harness: FolderHarness) -
     )
     command = [sys.executable, "-c", script, str(harness.parent)]
     await asyncio.to_thread(subprocess.run, command, check=False, timeout=60)
-    async with harness.folder.held(job_with(await harness.uploaded()), SPEC, lambda: False):
+    async with harness.folder.held(job_with(await harness.uploaded()), lambda: False):
         assert sorted(harness.files()) == [b"left", b"weights"]
         AdapterFolder(harness.queue, harness.storage, 20, harness.parent).remove_leftovers()
         assert harness.files() == [b"weights"]

@@ -137,9 +137,10 @@ class BatchRunner:
         checked = await self._check_lines(chunk)
         submissions = [item for item in checked if isinstance(item, Submission)]
         refused = await self._submit(submissions)
+        outcomes = [refused.get(item.job.id, item) if isinstance(item, Submission) else item for item in checked]
         accepted, rejected, offset = [], [], batch.read_offset
-        for (line, end), item in zip(chunk, checked, strict=False):
-            if isinstance(item, QueueFull) or (isinstance(item, Submission) and item.job.id in refused):
+        for (line, end), item in zip(chunk, outcomes, strict=False):
+            if isinstance(item, QueueFull):
                 break
             offset = end
             if isinstance(item, FusequeueError):
@@ -148,7 +149,7 @@ class BatchRunner:
                 accepted.append(line.ordinal)
         parts = await store_part(self._context, batch, batch.error_file_id, rejected)
         counts = {"read": len(accepted) + len(rejected), "accepted": len(accepted), "failed": len(rejected)}
-        full = [*refused.values(), *(item for item in checked if isinstance(item, QueueFull))]
+        full = [item for item in outcomes if isinstance(item, QueueFull)]
         again_ms = min([FULL_MS, *(1000 * one.retry_after_s for one in full)]) if full else 0
         last_try = any(isinstance(item, StorageUnavailable) and item.retryable for item in checked)
         failures = {"step_failures": NEXT_LINE_FAILURES} if last_try else {}
@@ -230,13 +231,13 @@ class BatchRunner:
         )
         return request.model_copy(update={"adapters": await fetcher.resolve(request.adapters)})
 
-    async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull]:
-        """Submit jobs, and return the errors of those for which the queue is full."""
+    async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull | InvalidRequest]:
+        """Submit jobs, and return the errors of those for which the queue is full or whose inputs are gone."""
         if not submissions:
             return {}
-        refused = {}
+        refused: dict[str, QueueFull | InvalidRequest] = {}
         for item, outcome in zip(submissions, await self._queue.jobs.submit(submissions), strict=True):
-            if isinstance(outcome, QueueFull):
+            if isinstance(outcome, QueueFull | InvalidRequest):
                 refused[item.job.id] = outcome
             elif isinstance(outcome, FusequeueError):
                 raise outcome

@@ -1,12 +1,13 @@
 -- NEEDS children events inputs later place footprint latest_start spending groups sources
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- args     positions, jobs...
---          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is the ids of images
---          and adapters, separated by spaces; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
+--          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is its images and
+--          adapters, as `inputs.find` takes them; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
 --          `sync_call`: 'digest process' of a request that waits for the job; `after`: its parents, among them its `sources`
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
---          limit of queued jobs, ms between the ends of jobs | ''}, {'quota', its name, when it resets (ms) | ''}, or
---          {'parent', place of the one in `after` that it cannot wait for, its state | 'gone' | 'full'}
+--          limit of queued jobs, ms between the ends of jobs | ''}, {'quota', its name, when it resets (ms) | ''},
+--          {'input', id of one that has been deleted}, or {'parent', place of the one in `after` that it cannot wait for, its
+--          state | 'gone' | 'full'}
 -- Fields of the job's hash that are left out when empty. `deadline` is now, or when a job for later is due,
 -- plus the time limit.
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video', 'on_deadline', 'steps', 'group', 'parents', 'on_parent',
@@ -240,6 +241,9 @@ local function submit(job)
   if job.group ~= '' and begins_too_many_groups(job) then return {'quota', 'groups', ''} end
   local at, state = wrong_parent(job)
   if at then return {'parent', at, state} end
+  local deleted
+  job.input, deleted = inputs.find(job.tenant, job.input)
+  if deleted then return {'input', deleted} end
   job.size = footprint.of_job(job.wire, job.group, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
   if quota then return {'quota', quota, ''} end

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from harness.http_server import BODY, bearer, png, serving
 from harness.queue import end_retention
 
@@ -84,6 +87,31 @@ async def test_an_input_of_an_unfinished_job_is_kept(api: httpx.AsyncClient) -> 
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
     await api.post(f"/v1/jobs/{job_id}/cancel")
     assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 204
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["alone", "in a bulk request"])
+async def test_a_job_whose_input_is_deleted_while_it_is_submitted_is_refused(
+    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """After the check of the request, before its job is queued."""
+    input_id, submit = await upload(api), fake_queue.client.scripts.submit
+
+    async def after_a_deletion(*args: Any, **options: Any) -> Any:
+        assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 204
+        return await submit(*args, **options)
+
+    monkeypatch.setattr(fake_queue.client.scripts, "submit", after_a_deletion)
+    body = {**BODY, "image": input_id}
+    if many:
+        lines, head = json.dumps(body).encode() + b"\n", {"Content-Type": "application/x-ndjson"}
+        error = (await api.post("/v1/jobs:bulk", content=lines, headers=head)).json()["error"]
+    else:
+        refused = await api.post("/v1/jobs", json=body)
+        assert refused.status_code == 422
+        error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_input_image", "image")
+    assert f"input {input_id} was deleted" in error["message"]
+    assert (await api.get("/v1/jobs")).json()["data"] == []
 
 
 async def test_an_input_of_another_tenant_is_not_found(fake_queue: Queue, tmp_path: Path) -> None:
