@@ -42,7 +42,7 @@ from worker.engine.protocol import (
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of the engines of tests: `TEST_DEVICE=cuda make parity`
 SIDE = 64
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 DIFFUSERS_AND_NUMPY = "ignore:__array_:DeprecationWarning"  # some schedulers, under numpy 2.4
 BOTH_TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
 

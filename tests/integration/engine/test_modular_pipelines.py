@@ -12,7 +12,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 
 from shared.job_fields import Task
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("quick_loads")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from shared.job import InputRef
 from shared.job_fields import Task
 from worker.engine.protocol import ModelLoaded
 
-pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models", "quick_loads")]
 
 
 IMAGE = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=74, height=110)
@@ -40,7 +40,7 @@ def test_the_limit_of_a_folder_is_what_its_pipeline_makes(
     folder, file = tiny_model(model), tmp_path / "models.toml"
     file.write_text(f'[[model]]\nid = "m"\nsource = "{folder}"\n[model.limits]\nmultiple_of = 1\n')
     step = load(file).get("m").limits.multiple_of
-    side = 16 * step
+    side = 4 * step
     jobs = [a_job("fits", width=side, height=side), a_job("wide", width=side + step // 2, height=side)]
     with NEW.get(model, nullcontext)():
         recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)

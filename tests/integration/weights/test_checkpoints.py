@@ -72,6 +72,7 @@ def test_images_of_a_file_equal_those_of_the_folder_it_was_made_from(
     assert checkpoint_fault(file, configs) is None
 
 
+@pytest.mark.usefixtures("quick_loads")
 @pytest.mark.parametrize("named_twice", [False, True])
 def test_a_file_of_flux_can_have_all_parts(named_twice: bool, tiny_models: Path, tmp_path: Path) -> None:
     """The embeddings of T5 have two names; a file has one or both."""
@@ -117,6 +118,7 @@ def test_weights_of_8_bits_are_loaded_as_the_dtype_of_the_model(tiny_models: Pat
     run_fused_and_solo(spec, mixed_jobs())
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_extra_weights_for_training_are_not_read(tiny_models: Path, tmp_path: Path) -> None:
     folder = tiny_models / "sd"
     state = checkpoint_file.weights_of(pipeline_of(folder))
@@ -128,6 +130,7 @@ def test_extra_weights_for_training_are_not_read(tiny_models: Path, tmp_path: Pa
         assert np.abs(images[key] - expected).max() <= 1e-4
 
 
+@pytest.mark.usefixtures("quick_loads")
 def test_a_file_of_the_denoiser_alone_needs_no_prefix(tiny_models: Path, tmp_path: Path) -> None:
     folder = tiny_models / "sd"
     pipeline = pipeline_of(folder)
@@ -141,6 +144,7 @@ def test_a_file_of_the_denoiser_alone_needs_no_prefix(tiny_models: Path, tmp_pat
         assert all(np.abs(images[key] - image).max() <= 1e-4 for key, image in expected.items())
 
 
+@pytest.mark.usefixtures("quick_loads")
 @pytest.mark.parametrize("form", ["original", "diffusers", "folder"])
 def test_a_vae_replaces_that_of_the_source(form: str, tiny_models: Path, tmp_path: Path) -> None:
     folder = tiny_models / "sd"
