@@ -97,6 +97,9 @@ class SentFields(TypedDict, total=False):
     """Frames per second of a video. Unset: those of `video`, or the model's default."""
     duration_s: float | None
     """Seconds of a sound. Unset: those of `audio`, or the model's default."""
+    upscale_factor: float | None
+    """How many times as long an upscaler makes the sides of `image` or `video`: one of the model's `upscale_factors`.
+    Unset: the first of them."""
     layers: int | None
     """Images that a layered model splits each result into."""
     output_format: FormatName | None
@@ -185,6 +188,8 @@ class ReturnedFields(BaseModel):
     fps: int | None = None
     duration_s: float | None = None
     """Of a sound; its width and height are 0."""
+    upscale_factor: float | None = None
+    """Of an upscaler, which makes `width` and `height` by it."""
     layers: int = 0
     """Images that each result is split into; 0 if it is not split."""
     output_format: SkipValidation[FormatName] = "png"

@@ -128,6 +128,7 @@ class Model(Resource):
     controls: tuple[ControlInfo, ...] = ()
     refiner: RefinerInfo | None = None
     scorer: SkipValidation[Literal["prompt", "head"] | None] = None
+    upscale_factors: tuple[float, ...] = ()
     extra: tuple[ModelInput, ...] | None = None
     step_cache: StepCacheInfo = StepCacheInfo()
     prompt_syntax: str = "plain"

@@ -23,6 +23,7 @@ RANDOM_SEED = -1
 
 MAX_FPS = 120
 MAX_DURATION_S = 3600.0
+MAX_UPSCALE_FACTOR = 16.0
 LATENTS_TYPE = "application/safetensors"
 """Content type of latents."""
 
@@ -155,6 +156,10 @@ class Task(StrEnum):
     @property
     def takes_audio(self) -> bool:
         return self in (Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
+
+    @property
+    def upscales(self) -> bool:
+        return self in (Task.UPSCALE, Task.UPSCALE_VIDEO)
 
     @property
     def has_strength(self) -> bool:
@@ -506,6 +511,14 @@ class ChoosableFields(BaseModel):
         le=MAX_DURATION_S,
         description="Seconds of a sound. Unset: those of `audio`, or the model's default.",
     )
+    upscale_factor: float | None = Field(
+        None,
+        strict=True,
+        gt=1,
+        le=MAX_UPSCALE_FACTOR,
+        description="How many times as long an upscaler makes the sides of `image` or `video`: one of the model's "
+        "`upscale_factors`. Unset: the first of them.",
+    )
     layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
     output_format: OutputFormat | None = Field(
         None,
@@ -562,6 +575,9 @@ class ChosenFields(BaseModel):
     # Positions along time are in seconds if there is sound.
     fps: Annotated[int | None, MUST_MATCH] = None
     duration_s: Annotated[float | None, MUST_MATCH, Field(description="Of a sound; its width and height are 0.")] = None
+    upscale_factor: Annotated[
+        float | None, MAY_DIFFER, Field(description="Of an upscaler, which makes `width` and `height` by it.")
+    ] = None
     layers: Annotated[
         int, MUST_MATCH, Field(description="Images that each result is split into; 0 if it is not split.")
     ] = 0

@@ -123,11 +123,16 @@ def with_inputs(resolved: Job, request: JobRequest, spec: ModelSpec, inputs: Inp
     elif request.width is None and request.height is None:
         shown = (*inputs.images, inputs.video)
         first = inputs.video if inputs.face_video is not None else next(iter(shown), None)  # its poses are of that size
-        size = None if first is None else spec.size_like(resolved.task, first.width, first.height)
+        size = None if first is None else _size_like(first, resolved, spec)
         if first is not None and size is not None and not spec.limits.allows_size(*size):
             raise _upscaled_fault(spec, first, size)
         changes |= {} if size is None else {"width": size[0], "height": size[1]}
     return resolved.model_copy(update=changes)
+
+
+def _size_like(source: InputRef, resolved: Job, spec: ModelSpec) -> tuple[int, int] | None:
+    """Return width and height of a job that follow from an image or a video, None for the model's default."""
+    return spec.size_like(resolved.task, source.width, source.height, resolved.upscale_factor)
 
 
 def _upscaled_fault(spec: ModelSpec, source: InputRef, size: tuple[int, int]) -> InvalidRequest:

@@ -203,6 +203,7 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     for param, unset in (("mask_blur", 0), ("mask_padding", None)):
         if getattr(request, param) != unset and request.mask is None:
             yield InvalidRequest(f"{param} needs a mask", param=param)
+    yield from _upscale_faults(request, spec, task)
     yield from _part_faults(request, spec, task)
     yield from _refiner_faults(request, spec, task)
     yield from _candidate_faults(request, spec, task)
@@ -234,6 +235,30 @@ def task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[In
     layers = given_or(request.layers, spec.defaults.layers) if task.medium is Medium.IMAGE else 0
     if request.output is not None and (fault := request.output.fault(outputs=kept_images(request) * max(1, layers))):
         yield InvalidRequest(f"output: {fault}", param="output")
+
+
+def _upscale_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of an upscale factor, and of sides that a model does not make by it; its worker finds them in a
+    model whose factors are not known yet."""
+    factor, known = request.upscale_factor, spec.upscale_factors
+    if factor is not None and not task.upscales:
+        yield InvalidRequest(f"upscale_factor: {task.value} takes none", param="upscale_factor")
+    elif factor is not None and known and factor not in known:
+        allowed = ", ".join(f"{one:g}" for one in known)
+        message = f"upscale_factor: model {spec.id!r} takes {allowed}, not {factor:g}"
+        yield InvalidRequest(message, param="upscale_factor")
+    elif task.upscales and known:
+        yield from _upscaled_side_faults(request, spec, factor or known[0])
+
+
+def _upscaled_side_faults(request: JobRequest, spec: ModelSpec, factor: float) -> Iterator[InvalidRequest]:
+    for param, side in (("width", request.width), ("height", request.height)):
+        if side is None or not spec.limits.allows_side(side):  # which is a fault of its own
+            continue
+        made = spec.rounded_side(side, factor)
+        if made != side:
+            message = f"{param}: by upscale_factor {factor:g} model {spec.id!r} makes {made}, not {side}"
+            yield InvalidRequest(f"{message}; leave out width and height for those of the source", param=param)
 
 
 def _audio_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:

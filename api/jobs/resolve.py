@@ -139,6 +139,8 @@ def _task_fields(request: JobRequest, spec: ModelSpec, task: Task) -> dict[str, 
     """Return the fields of the job that only some tasks have."""
     defaults = spec.defaults
     values: dict[str, Any] = {"output_format": request.output_format or DEFAULT_FORMATS[task.medium]}
+    if task.upscales:
+        values["upscale_factor"] = given_or(request.upscale_factor, next(iter(spec.upscale_factors), None))
     if task.has_strength and request.denoising_start is None:
         values["strength"] = given_or(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
     if task.makes_video:

@@ -82,6 +82,10 @@ class ModelObject(BaseModel):
         description='What scores the candidates of `best_of`: "prompt", their similarity with it, or "head", one of '
         "the operator's that sees images only. Null for a model without a scorer.",
     )
+    upscale_factors: tuple[float, ...] = Field(
+        description="Values of `upscale_factor`, the default first; empty for models that upscale nothing, and until a "
+        "worker has loaded a model of the hub.",
+    )
     extra: tuple[ModelInput, ...] | None = Field(
         None, description="What `extra` of a request can have. Null in lists, and until a worker has loaded the model."
     )
@@ -169,6 +173,7 @@ def _object(
         ),
         refiner=_refiner(spec),
         scorer=None if spec.scorer is None else "prompt" if spec.scorer.head is None else "head",
+        upscale_factors=spec.upscale_factors,
         extra=inputs if spec.extra else (),
         step_cache=spec.step_cache,
         prompt_syntax=spec.prompt_syntax,

@@ -82,7 +82,8 @@ class Family:
     would import all families; `control_pipelines` (by pipeline) take control nets. `denoising_parts` names pipelines
     that denoise an image in parts, `listed_images` those that take a list even of one image, `fixed_rates` those that
     make the sound of a video for one rate, and take none. `upscalers` make the sides of an image or a video so many
-    times as long.
+    times as long, by the first factor unless a job names another one. `tiled` pipelines denoise one tile after the
+    other, each in all steps, and count the steps of all tiles on one progress bar.
     """
 
     denoisers: Mapping[str, Denoiser] = field(default_factory=dict)
@@ -92,5 +93,6 @@ class Family:
     denoising_parts: frozenset[str] = frozenset()
     listed_images: frozenset[str] = frozenset()
     fixed_rates: Mapping[str, int] = field(default_factory=dict)
-    upscalers: Mapping[str, int] = field(default_factory=dict)
+    upscalers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tiled: frozenset[str] = frozenset()
     checkpoints: tuple[KnownCheckpoint, ...] = ()  # the first whose mark a file has counts

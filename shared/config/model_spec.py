@@ -19,8 +19,9 @@ from shared.config.partial_denoising import takes_part
 from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
 from shared.config.request_limits import Defaults, Limits, References, Table
 from shared.config.scheduler_choices import choice_of, named_choice
-from shared.config.size_steps import XL_SCALE, upscale_factor, vae_scale
+from shared.config.size_steps import XL_SCALE, upscale_factors, vae_scale
 from shared.config.step_schedules import StepCaching
+from shared.config.upscaling import rounded_side, upscaled_side
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.job_fields import MAX_DURATION_S, Medium, Task
 from shared.signature import Mixable
@@ -29,7 +30,7 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 PromptSyntax = Literal["plain", "weights"]
 MAX_DEVICES = 16
 USUAL_UPSCALE_FACTOR = 4  # of Stable Diffusion's upscaler
-USUAL_VIDEO_FACTOR = 2  # of all upscalers of videos
+USUAL_VIDEO_FACTOR = 2  # of LTX's upscalers
 
 
 class ModelSpec(Table):
@@ -147,7 +148,7 @@ class ModelSpec(Table):
     @property
     def upscales(self) -> bool:
         """Whether it is an upscaler, whose pipelines do nothing else."""
-        return not {Task.UPSCALE, Task.UPSCALE_VIDEO}.isdisjoint(self.tasks)
+        return any(task.upscales for task in self.tasks)
 
     @property
     def _mesh_fault(self) -> str | None:
@@ -255,15 +256,32 @@ class ModelSpec(Table):
         )
 
     @property
-    def upscale_factor(self) -> int:
-        """How many times as long it makes the sides of an image or a video; the usual factor if no folder says it, and
-        no worker has loaded it.
+    def upscale_factors(self) -> tuple[float, ...]:
+        """How many times as long it can make the sides of an image or a video, the default first; none if no folder
+        says it, and no worker has loaded it."""
+        if not self.upscales:
+            return ()
+        return upscale_factors(self.source) if self.is_folder else self._facts.upscale_factors
+
+    @property
+    def _usual_factor(self) -> float:
+        """The default of the upscale factors, or what most models of its task have.
 
         A worker scales the image so that the result has the size of the job.
         """
-        known = upscale_factor(self.source) if self.is_folder else self._facts.upscale_factor
         usual = USUAL_VIDEO_FACTOR if Task.UPSCALE_VIDEO in self.tasks else USUAL_UPSCALE_FACTOR
-        return known or usual
+        return next(iter(self.upscale_factors), usual)
+
+    @property
+    def _source_cell(self) -> int:
+        """The pixels of the side of an image or a video that one step of the result's side stands for."""
+        whole = int(self._usual_factor)
+        return math.lcm(self.limits.multiple_of, whole) // whole
+
+    def rounded_side(self, side: int, factor: float | None) -> int:
+        """Return the longest side up to `side` that it can make of an image or a video, by its default factor unless
+        there is another one."""
+        return rounded_side(side, factor or self._usual_factor, self._source_cell)
 
     @property
     def latent_scale(self) -> int:
@@ -293,17 +311,17 @@ class ModelSpec(Table):
             return {}
         return {name: getattr(self, name).model_copy(update={"fps": fps}) for name in ("limits", "defaults")}
 
-    def size_like(self, task: Task, width: int, height: int) -> tuple[int, int] | None:
+    def size_like(self, task: Task, width: int, height: int, factor: float | None = None) -> tuple[int, int] | None:
         """Return width and height of a result that follows from an image, None for the model's default.
 
-        One that is upscaled gets longer sides, which the limits may not allow. An image or video that is changed or
-        extended keeps its size. An image that is edited or animated gives its proportions, with about the default's
-        pixels.
+        One that is upscaled gets longer sides, by `factor` or the model's default, which the limits may not allow. An
+        image or video that is changed or extended keeps its size. An image that is edited or animated gives its
+        proportions, with about the default's pixels.
         """
         pixels = self.defaults.width * self.defaults.height
-        if task in (Task.UPSCALE, Task.UPSCALE_VIDEO):
-            step = self.limits.multiple_of
-            columns, rows = (side * self.upscale_factor // step * step for side in (width, height))
+        if task.upscales:
+            factor = factor or self._usual_factor
+            columns, rows = (upscaled_side(side, factor, self._source_cell) for side in (width, height))
             return columns, rows
         if task.has_strength or task is Task.EXTEND_VIDEO:
             return self.limits.size_like(width, height, pixels)

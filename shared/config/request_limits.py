@@ -91,10 +91,11 @@ class Limits(Table):
             raise ValueError("min_duration_s is above max_duration_s")
         return self
 
+    def allows_side(self, side: int) -> bool:
+        return self.min_side <= side <= self.max_side and side % self.multiple_of == 0
+
     def allows_size(self, width: int, height: int) -> bool:
-        sides = (width, height)
-        valid = all(self.min_side <= side <= self.max_side and side % self.multiple_of == 0 for side in sides)
-        return valid and width * height <= self.max_pixels
+        return self.allows_side(width) and self.allows_side(height) and width * height <= self.max_pixels
 
     def size_like(self, width: int, height: int, usual_pixels: int) -> tuple[int, int] | None:
         """Return the allowed size nearest to an image's, in its proportions; None if there is none.

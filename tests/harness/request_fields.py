@@ -134,6 +134,7 @@ PARTS = "in the calls of the model's two pipelines: tests/integration/engine/tes
 STEPS = "decides which forwards are skipped, not the call: tests/integration/engine/test_step_caching.py"
 SCORES = "decides which calls are ended: tests/integration/engine/test_candidates.py"
 FETCHED = "the job has the id of what was fetched: tests/integration/api/test_adapter_urls.py"
+FACTORS = "of models whose files say some: tests/unit/api/inputs/test_video_upscaling.py"
 PUT, PUT_2 = "https://bucket.example/a?signature=1", "https://bucket.example/b?signature=1"
 SCHEDULE = {"every": 3, "first": 4, "last": 3, "order": "linear", "of": "output"}
 
@@ -254,6 +255,7 @@ ROWS: dict[str, Row] = {
     "audio": same({"src_audio": "loud"}, BAND | {"audio": "quiet"}, audio="loud"),
     "repaint_start_s": same({"repainting_start": 0.125}, SONG, repaint_start_s=0.125),
     "repaint_end_s": same({"repainting_end": 0.75}, SONG, repaint_end_s=0.75),
+    "upscale_factor": Row({}, *(FACTORS,) * 3),
     "layers": same({"layers": 3}, {"model": "layered", "image": "red"}, layers=3),
     "reproducible": same(
         "decides about the rows of its forwards: tests/integration/engine/test_reproducible.py", reproducible=True

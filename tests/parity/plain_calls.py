@@ -59,8 +59,8 @@ _OF_TASKS = {
     },
 }
 
-VIDEO_UPSCALES = {"LTXLatentUpsamplePipeline": 2, "LTX2LatentUpsamplePipeline": 2}
-"""How many times as long the sides of a video get; the calls name its size before."""
+VIDEO_UPSCALES = {"LTXLatentUpsamplePipeline": 2, "LTX2LatentUpsamplePipeline": 2, "Kandinsky6SRPipeline": 2.25}
+"""How many times as long the sides of a video get by default; LTX's calls name its size before."""
 
 _OWN_STEPS = (
     *("LTXLatentUpsamplePipeline", "LTX2LatentUpsamplePipeline"),
@@ -327,9 +327,13 @@ def pipeline_of(loaded: Any, task: Task) -> Any:
 def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     """Return the arguments of a call for result `index` of a job."""
     name = type(pipeline).__name__
+    factor = job.upscale_factor or UPSCALES.get(name, 1)
+    small = _source_size(pipeline, job, factor)
+    width, height = small if name in VIDEO_UPSCALES else (job.width, job.height)
     values: dict[str, Any] = {
-        "height": job.height // VIDEO_UPSCALES.get(name, 1),
-        "width": job.width // VIDEO_UPSCALES.get(name, 1),
+        "height": height,
+        "width": width,
+        "resolution_scale": factor,
         "guidance_scale": job.guidance_scale,
         "true_cfg_scale": job.guidance_scale,
         "max_guidance_scale": job.guidance_scale,
@@ -347,7 +351,7 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
         **dict.fromkeys(("num_frames", "frames", "video_length"), job.frames),
         "segment_frame_length": min(81, job.frames),  # a shorter video does not fill one of the default length
         **_camera(job),
-        **_images(job, UPSCALES.get(name, 1)),
+        **_images(job, small),
         **_sounds(job),
         **({} if job.controls else _structure(job)),
         **_controls(job, "control_image" if "control_image" in CALLS[name] else "image"),
@@ -365,6 +369,12 @@ def arguments(pipeline: Any, job: Job, index: int) -> dict[str, Any]:
     output_type = "pt" if job.task.makes_audio else "pil"
     prompt = {} if name in _WITHOUT_PROMPT else {"prompt": job.prompt}
     return {**prompt, "generator": generator, "output_type": output_type, **steps, **own, **(job.extra or {})}
+
+
+def _source_size(pipeline: Any, job: Job, factor: float) -> tuple[int, int]:
+    """Return width and height of an image or a video that becomes as large as a job; Kandinsky's call rounds them."""
+    step = getattr(pipeline, "vae_scale_factor_spatial", 1) if factor != int(factor) else 1
+    return round(job.width / factor / step) * step, round(job.height / factor / step) * step
 
 
 def _camera(job: Job) -> dict[str, Any]:
@@ -396,12 +406,12 @@ def _sounds(job: Job) -> dict[str, Any]:
     return values | {"init_noise_level": strength, "task_type": "cover", "audio_cover_strength": 1.0 - strength}
 
 
-def _images(job: Job, factor: int = 1) -> dict[str, Any]:
-    """Return a job's images and videos: those to edit in their own size, the others in that of the result, or one that
-    gets `factor` times as long sides."""
+def _images(job: Job, small: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return a job's images and videos: those to edit in their own size, the others in that of the result, or the size
+    of one that becomes larger."""
     files = input_files(job)
     size = (job.width, job.height)
-    small = (job.width // factor, job.height // factor)
+    small = small or size
     values: dict[str, Any] = {}
     if job.task is Task.EDIT:
         mode = "RGBA" if job.layers else "RGB"

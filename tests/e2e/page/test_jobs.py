@@ -245,7 +245,13 @@ REQUESTS = """async () => {
     };
     const repainted = { model: model.id, prompt: "a solo", audio: "in_3", duration_s: 5, repaint_start_s: 2 };
     const twice = body => bodyFrom(valuesFrom(body, [band]), band);
+    const larger = { ...model, tasks: ["upscale_video"], upscale_factors: [2.25, 2, 4] };
+    const upscaled = upscale_factor => {
+        const body = { model: model.id, video: "in_4", upscale_factor };
+        return bodyFrom(valuesFrom(body, [larger]), larger).upscale_factor ?? "none";
+    };
     return {
+        upscaled: [4, 2.25, undefined].map(upscaled),
         to_the_end: twice(repainted).repaint_end_s ?? "none",
         to_a_second: twice({ ...repainted, repaint_end_s: 4 }).repaint_end_s,
         plain: from({}),
@@ -280,6 +286,7 @@ def test_requests_name_what_differs_from_the_defaults_of_their_model(open_page: 
     assert (found["all_steps"], found["strong"], found["light"]) == ("off", "strong", "none")
     assert (found["unrefined"], found["refined"], found["without_refiner"]) == (1, 0.6, "none")
     assert (found["to_the_end"], found["to_a_second"]) == ("none", 4)
+    assert found["upscaled"] == [4, "none", "none"], "the first factor is the model's default"
     again, result = found["again"], found["result"]
     assert (again["negative_prompt"], again["output_quality"], again["images"]) == ("", 50, ["in_1", "in_2"])
     assert again["clip_skip"] == 2, "the form has no input for it"

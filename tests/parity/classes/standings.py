@@ -37,7 +37,6 @@ REPEATS = "its result has the frames of the video that it goes on from twice"
 SOUND = "it makes sound only"
 TEXT = "it makes text only"
 OTHER_OUTPUT = "it makes neither images nor videos: meshes, maps or molecules"
-DENOISES_TILES = "it denoises a video in tiles, and the engine's upscalers are those of latents"
 REFINES = "it refines a finished image or video in its own size"
 TWO_IMAGES = "it needs two images: that of the first stage, and the one that was changed there"
 ROUNDS_IMAGE = "it scales the image to multiples of 32 pixels before it enlarges it"
@@ -52,7 +51,6 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         *("MarigoldDepthPipeline", "MarigoldIntrinsicsPipeline", "MarigoldNormalsPipeline"),
         *("RFD4ProteinaPipeline", "ShapEImg2ImgPipeline", "ShapEPipeline"),
     ),
-    DENOISES_TILES: ("Kandinsky6SRPipeline",),
     REFINES: ("HunyuanImageRefinerPipeline", "SanaWMLTX2Refiner"),
     TWO_IMAGES: ("IFImg2ImgSuperResolutionPipeline", "IFInpaintingSuperResolutionPipeline"),
     ROUNDS_IMAGE: ("LDMSuperResolutionPipeline",),

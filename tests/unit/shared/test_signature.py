@@ -69,6 +69,7 @@ OTHER: dict[str, Any] = {
     "denoising_end": 0.8,
     "denoising_start": 0.7,
     "refiner_start": 0.8,
+    "upscale_factor": 2.25,
     "strength": 0.4,
     "images": (A_REF,),
     "mask": A_REF,

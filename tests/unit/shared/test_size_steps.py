@@ -38,3 +38,10 @@ def test_a_vae_of_patches_and_an_upscaler_make_larger_steps(
     (tmp_path / "vae/config.json").write_text(json.dumps({"block_out_channels": [8, 16, 32, 64], **vae}))
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
     assert size_step(tmp_path) == step
+
+
+def test_an_upscaler_by_2_25_makes_twice_the_steps_of_its_vae(tmp_path: Path) -> None:
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae/config.json").write_text(json.dumps({"encoder_block_out_channels": [16, 128, 256, 512, 1024]}))
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "Kandinsky6SRPipeline"}))
+    assert size_step(tmp_path) == 32

@@ -9,7 +9,7 @@ import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from PIL import Image, ImageOps
 
-from shared.architectures.registry import LISTED_IMAGES, UPSCALERS
+from shared.architectures.registry import LISTED_IMAGES
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, UnusableInput
 from shared.job import Job
@@ -37,7 +37,7 @@ from worker.engine.pipelines.task_pipelines import (
     call_parameters,
     takes_structure,
 )
-from worker.engine.pipelines.upscaling import enlarged_video
+from worker.engine.pipelines.upscaling import enlarged_video, source_size
 
 NEEDS_CACHE = ("AnyFlowFARPipeline",)
 NEEDS_NEGATIVE = ("EasyAnimatePipeline",)  # with guidance it fails without one
@@ -81,7 +81,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         # SANA Sprint takes a time between two steps and refuses it for any other number of steps.
         "intermediate_timesteps": 1.3 if job.steps == 2 else None,
         **guidance(job, accepted),
-        **_images(type(pipeline).__name__, job, inputs),
+        **_images(pipeline, job, inputs),
         **_structure(pipeline, job, inputs),
         **{name: list(inputs.video) for name in VIDEOS},
         **_poses_and_faces(job, accepted, inputs),
@@ -157,15 +157,13 @@ def call_fields(job: Job) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
+def _images(pipeline: Pipeline, job: Job, inputs: InputImages) -> dict[str, Any]:
     values: dict[str, Any] = {"mask_image": inputs.mask, "last_image": inputs.last_image}
     if inputs.images:
-        listed = len(inputs.images) > 1 or pipeline in LISTED_IMAGES
+        listed = len(inputs.images) > 1 or type(pipeline).__name__ in LISTED_IMAGES
         values["image"] = list(inputs.images) if listed else inputs.images[0]
     if job.task is Task.UPSCALE:
-        factor = UPSCALERS[pipeline]
-        size = (job.width // factor, job.height // factor)
-        values["image"] = ImageOps.fit(inputs.images[0], size, Image.Resampling.LANCZOS)
+        values["image"] = ImageOps.fit(inputs.images[0], source_size(pipeline, job), Image.Resampling.LANCZOS)
     if inputs.latents is not None:
         values["image"] = inputs.latents
     if job.task.has_strength and job.denoising_start is None:

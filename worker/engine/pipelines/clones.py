@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
+from shared.architectures.registry import TILED
 from worker.engine.checkpoints.task_record import record_steps
 from worker.engine.pipelines.modular import is_modular, private_blocks
 from worker.engine.pipelines.noise_schedulers import avoid_waiting
@@ -59,6 +60,10 @@ class StepCounter:
         self._begun += self.loop_steps
         return self if items is None else self._iterate(items)
 
+    def begin_loop(self, count: int) -> None:
+        """Begin another loop of `count` steps, which the progress bar has counted before."""
+        self.loop_start, self.loop_steps = self.step, count
+
     def _iterate(self, items: list[Any]) -> Iterator[Any]:
         for item in items:
             yield item
@@ -90,6 +95,8 @@ def clone_pipeline(
     for part in own.values():
         if isinstance(part, SchedulerMixin):
             record_steps(part)
+            if type(template).__name__ in TILED:
+                _report_loops(part, steps)
     if is_modular(template):
         own["_blocks"] = private_blocks(template._blocks, steps)
     for name, inner in nested_pipelines(template).items():
@@ -99,6 +106,18 @@ def clone_pipeline(
             own[name].__dict__["scheduler"] = own["scheduler"]
     clone.__dict__.update(own)  # setattr would change the shared configuration
     return clone
+
+
+def _report_loops(scheduler: Any, steps: StepCounter) -> None:
+    """Let a noise scheduler begin a loop over steps wherever a pipeline sets its timesteps."""
+    plain = scheduler.set_timesteps
+
+    @wraps(plain)  # pipelines look for `sigmas` in its signature
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        plain(*args, **kwargs)
+        steps.begin_loop(len(scheduler.timesteps))
+
+    scheduler.__dict__["set_timesteps"] = set_timesteps
 
 
 def nested_pipelines(pipeline: Pipeline) -> dict[str, Pipeline]:

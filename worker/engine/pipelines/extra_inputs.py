@@ -24,7 +24,16 @@ from worker.engine.pipelines.sounds import SOUND_INPUTS
 _OWN = frozenset(
     {
         *("prompt", "negative_prompt", "image", "mask_image", "last_image", "strength"),
-        *("width", "height", "num_frames", "frame_rate", "fps", "num_images_per_prompt", "num_videos_per_prompt"),
+        *(
+            "width",
+            "height",
+            "resolution_scale",
+            "num_frames",
+            "frame_rate",
+            "fps",
+            "num_images_per_prompt",
+            "num_videos_per_prompt",
+        ),
         *("num_inference_steps", "timesteps", "sigmas", "generator", "output_type", "use_kv_cache"),
         *("guidance_scale", "guidance_scale_2", "layers", "resolution", "max_area", "intermediate_timesteps"),
         *("guidance_schedule", "return_dict", "callback_steps", "callback_on_step_end_tensor_inputs"),

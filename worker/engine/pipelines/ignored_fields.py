@@ -2,14 +2,16 @@
 
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults
+from shared.config.upscaling import rounded_side
 from shared.job import FieldWarning, Job
 from shared.job_fields import PARTS, Task
 from worker.engine.pipelines.call_arguments import call_fields, guidance, has_fixed_steps
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.extending import unused_frames
-from worker.engine.pipelines.model_facts import side_step
+from worker.engine.pipelines.model_facts import latent_cell, side_step
 from worker.engine.pipelines.sounds import SOUND_STRENGTHS
 from worker.engine.pipelines.task_pipelines import Parameters, call_parameters
+from worker.engine.pipelines.upscaling import factor_of
 
 
 def ignored_fields(pipeline: Pipeline, job: Job, defaults: Defaults) -> tuple[FieldWarning, ...]:
@@ -61,6 +63,8 @@ def rounded_sides(pipeline: Pipeline, job: Job, spec: ModelSpec) -> tuple[FieldW
 
     The API refuses such sides once the model's files are known to it.
     """
+    if job.task.upscales:
+        return _rounded_upscaled(pipeline, job, spec)
     step = side_step(pipeline)
     if job.images and spec.size_like(job.task, job.images[0].width, job.images[0].height) == (job.width, job.height):
         return ()
@@ -69,6 +73,20 @@ def rounded_sides(pipeline: Pipeline, job: Job, spec: ModelSpec) -> tuple[FieldW
         FieldWarning(param=param, message=f"{param}: model {job.model!r} makes multiples of {step}, not {side}")
         for param, (side, default) in chosen.items()
         if side % step and side != default
+    )
+
+
+def _rounded_upscaled(pipeline: Pipeline, job: Job, spec: ModelSpec) -> tuple[FieldWarning, ...]:
+    """Return warnings about sides that no image or video gets by the upscale factor of the job."""
+    factor, cell = factor_of(pipeline, job), latent_cell(pipeline)
+    chosen = {"width": (job.width, spec.defaults.width), "height": (job.height, spec.defaults.height)}
+    made = {param: rounded_side(side, factor, cell) for param, (side, _) in chosen.items()}
+    return tuple(
+        FieldWarning(
+            param=param, message=f"{param}: model {job.model!r} makes {made[param]} by factor {factor:g}, not {side}"
+        )
+        for param, (side, default) in chosen.items()
+        if made[param] != side != default
     )
 
 

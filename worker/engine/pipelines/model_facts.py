@@ -24,22 +24,25 @@ def facts_of(folder: Path, templates: Iterable[Pipeline], unusable_schedulers: M
     return ModelFacts(
         size_step=step,
         fps=next((fps for one in pipelines if (fps := FIXED_RATES.get(type(one).__name__))), None),
-        upscale_factor=next((factor for one in pipelines if (factor := upscale_factor(one)) is not None), None),
+        upscale_factors=next((factors for one in pipelines if (factors := upscale_factors(one))), ()),
         own_scheduler=OwnScheduler() if own is None else described(own.config, type(own).__name__),
         unusable_schedulers=dict(unusable_schedulers),
         unusable_options=unusable_options(),
     )
 
 
-def upscale_factor(pipeline: Pipeline) -> int | None:
-    """Return how many times as long a pipeline makes the sides of an image or a video; None if it upscales none."""
-    return UPSCALERS.get(type(pipeline).__name__)
+def upscale_factors(pipeline: Pipeline) -> tuple[float, ...]:
+    """Return how many times as long a pipeline can make the sides of an image or a video; none if it upscales none."""
+    return UPSCALERS.get(type(pipeline).__name__, ())
 
 
 def side_step(pipeline: Pipeline) -> int:
     """Return what a pipeline rounds the sides of images to multiples of; 1 if it does not say."""
-    factor = upscale_factor(pipeline)
-    names = ("image_processor",) if factor is None else ("image_processor", "video_processor")
+    return latent_cell(pipeline) * int(next(iter(upscale_factors(pipeline)), 1))
+
+
+def latent_cell(pipeline: Pipeline) -> int:
+    """Return what a pipeline rounds the sides of its input to multiples of; 1 if it does not say."""
+    names = ("image_processor", "video_processor") if upscale_factors(pipeline) else ("image_processor",)
     processor = next((found for name in names if (found := getattr(pipeline, name, None)) is not None), None)
-    config = getattr(processor, "config", {})
-    return int(config.get("vae_scale_factor", 1)) * (factor or 1)
+    return int(getattr(processor, "config", {}).get("vae_scale_factor", 1))

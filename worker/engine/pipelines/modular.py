@@ -93,7 +93,7 @@ def task_fault(task: Task, blocks: ModularPipelineBlocks) -> str | None:
     """Return why blocks do not do a task, None if they do."""
     if task is Task.EXTEND_VIDEO:
         return "its blocks do not say whether they change a video or go on from it"
-    if task in (Task.UPSCALE, Task.UPSCALE_VIDEO):
+    if task.upscales:
         return "no blocks upscale an image or a video"
     lacking = [name for name in _GIVEN[task] if name not in blocks.input_names]
     if lacking:

@@ -61,7 +61,7 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
     accepted = call_parameters(pipeline)
     if type(pipeline).__name__ in UPSCALERS:
         return task is (Task.UPSCALE_VIDEO if "video" in accepted else Task.UPSCALE)
-    if task in (Task.UPSCALE, Task.UPSCALE_VIDEO):
+    if task.upscales:
         return False
     if task.makes_audio or not accepted.keys().isdisjoint(DURATIONS):
         lacks_part = task is Task.AUDIO_TO_AUDIO and getattr(pipeline, "audio_tokenizer", True) is None  # of ACE-Step

@@ -115,6 +115,7 @@ export function Form({ models, model, values, setValues, fault, generate }) {
           <${Range} label="Frames per second" ...${field("fps")} min=${limits.fps ?? 1} max=${limits.fps ?? 60} step=${1} />
         `
         }
+        ${has.upscale_factor && html`<${Select} label="Upscale factor" ...${field("upscale_factor")} options=${factors(model)} />`}
         ${has.layers && html`<${Range} label="Layers" ...${field("layers")} min=${1} max=${limits.max_layers} step=${1} />`}
         <${Field} label="Seed" fault=${faultOf("seed")}>
           <div class="joined">
@@ -177,6 +178,9 @@ export function Form({ models, model, values, setValues, fault, generate }) {
     </form>
   `;
 }
+
+/** The first factor is that of a request without one. */
+const factors = ({ upscale_factors }) => upscale_factors.map((factor, at) => [at ? String(factor) : "", String(factor)]);
 
 function levels(model, chosen) {
   const named = model.step_cache.allowed.filter((level) => level !== "schedule");

@@ -47,6 +47,7 @@ export function fieldsOf(task, model) {
     face_video: task === "animate",
     strength: WITH_STRENGTH.includes(task),
     frames: video,
+    upscale_factor: UPSCALES.includes(task) && model.upscale_factors.length > 1,
     layers: model.limits.max_layers > 0 && !sound,
     candidates: Boolean(model.scorer) && mediumOf(task) === "image" && model.limits.max_images > 1,
     controls: model.controls.length > 0 && ["text_to_image", "image_to_image", "inpaint"].includes(task),
@@ -84,6 +85,7 @@ export function blank(model, before = null, modelBefore = null) {
     audio: before?.audio ?? null,
     repaint_start_s: 0,
     repaint_end_s: "", // the end, however long the sound is
+    upscale_factor: "",
     layers: defaults.layers,
     seed: "",
     adapters: {},
@@ -148,6 +150,7 @@ export function bodyFrom(values, model) {
     put("frames", values.frames, defaults.frames);
     put("fps", values.fps, defaults.fps);
   }
+  if (has.upscale_factor) put("upscale_factor", values.upscale_factor && Number(values.upscale_factor));
   if (has.layers) put("layers", values.layers, defaults.layers);
   const ids = values.images.map((image) => image.id).slice(0, has.images);
   if (has.image && ids.length === 1) body.image = ids[0];
@@ -219,6 +222,7 @@ export function valuesFrom(body, models) {
   values.model = model.id;
   values.seed = body.seed === undefined ? "" : String(body.seed);
   values.step_cache = body.step_cache ?? "";
+  values.upscale_factor = model.upscale_factors.indexOf(body.upscale_factor) > 0 ? String(body.upscale_factor) : "";
   values.guidance_scale_2 = body.guidance_scale_2 ?? model.defaults.guidance_scale_2;
   values.images = (body.images ?? (body.image ? [body.image] : [])).map(reference);
   values.audio = body.audio ? reference(body.audio) : null;

@@ -90,6 +90,7 @@ def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: boo
         ("StableDiffusionUpscalePipeline", {Task.UPSCALE}),
         ("LTXLatentUpsamplePipeline", {Task.UPSCALE_VIDEO}),
         ("LTX2LatentUpsamplePipeline", {Task.UPSCALE_VIDEO}),
+        ("Kandinsky6SRPipeline", {Task.UPSCALE_VIDEO}),
         ("SkyReelsV2DiffusionForcingVideoToVideoPipeline", set()),  # it continues one
     ],
 )
