@@ -64,6 +64,12 @@ def test_steps_are_skipped_in_each_tile_by_itself(spec: ModelSpec) -> None:
     assert (finished.batching.skipped_steps, len(recorder.rows)) == (4 * TILES, 6 * TILES)
 
 
+def test_estimates_count_a_step_of_a_request_with_all_its_tiles(spec: ModelSpec) -> None:
+    times = EngineHarness(spec).run(a_video_job("one", steps=3)).finished["one"].device_times
+    assert times is not None
+    assert 3 * times.step_s + times.rest_s == pytest.approx(times.run_s)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [

@@ -200,6 +200,15 @@ class EngineJob:
         done = [ended.get(index, steps.step) for index, steps in enumerate(self.steps)]
         return sum(done), sum(ended.get(index, steps.total or longest) for index, steps in enumerate(self.steps))
 
+    def _steps_of_request(self, skipped: int) -> float:
+        """Return how many of the steps that its request names were computed of each image.
+
+        A pipeline takes them once for each tile or chunk of a video.
+        """
+        computed = self.progress()[0] - skipped - self.resumed_steps
+        repeats = max((steps.total for steps in self.steps), default=0) / self.job.steps
+        return computed / self.job.slots / max(1.0, repeats)
+
     def take_previews(self) -> list[tuple[int, Pixels]]:
         """Return the previews since the last call, each with the index of its image.
 
@@ -251,7 +260,7 @@ class EngineJob:
             inference_ms=None if started is None else round(1000 * (now - started)),
             device_seconds=round(self.device_seconds, 6),
             warnings=self._warnings,
-            device_times=self.device_work.times((self.progress()[0] - skipped - self.resumed_steps) / self.job.slots),
+            device_times=self.device_work.times(self._steps_of_request(skipped)),
             resumed_steps=self.resumed_steps,
         )
 
