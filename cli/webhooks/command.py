@@ -65,6 +65,7 @@ def listen(
                 seen.set()
             print_delivery(console, delivery)
 
+        own = client.webhooks.secret().secret
         try:
             receiver = Receiver(port, show, refuse)
         except OSError as error:
@@ -72,7 +73,6 @@ def listen(
             raise typer.Exit(Exit.USAGE) from None
         address = public_url or f"http://127.0.0.1:{receiver.port}/"
         names = None if events is None else cast(list[EndpointEventName], events.split(","))  # the service checks them
-        own = client.webhooks.secret().secret
 
         def use(made: WebhookEndpoint) -> None:
             receiver.secrets = [one for one in (made.secret, own) if one]

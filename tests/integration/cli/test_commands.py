@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from click.testing import Result
 from harness.api_process import Server
 from harness.http_server import ROOT, WORKER, claimed, deliver, next_claim, png
+from harness.ports import free_port
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -422,12 +424,13 @@ async def test_groups_are_shown_changed_and_downloaded(run: Run, queue: Queue, t
 
 
 async def test_a_command_without_a_key_says_where_one_is_named(start: Callable[..., Server]) -> None:
-    """Not in which header."""
-    run = commands_of(start(auth="keys"))
-    for arguments in (("jobs",), ("webhooks", "listen", "--port", "0")):
+    """Not in which header. The port of one that listens is free again."""
+    run, port = commands_of(start(auth="keys")), free_port()
+    for arguments in (("jobs",), ("webhooks", "listen", "--port", str(port))):
         refused = await run(*arguments)
         assert refused.exit_code == 5
         assert refused.stderr.startswith("fusequeue: no API key: name one by --api-key or FUSEQUEUE_API_KEY")
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 async def test_batches_are_listed_and_shown(run: Run, server: Server) -> None:
