@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import forks, shared_tls
+from harness import forks, open_sockets, shared_tls
 from harness.ports import free_port
 from harness.queue import check_keys
 from redis import Redis
@@ -38,6 +38,7 @@ from shared.signature import signature
 START_TIMEOUT_S = 30.0
 
 forks.install()
+open_sockets.install()
 
 # In the background of a shell, SIGINT is ignored, which child processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
