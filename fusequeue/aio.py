@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -134,7 +135,7 @@ class AsyncClient(ServiceCalls):
         on. At most `at_once` jobs are queued or running; `prompts` can be endless. A job that fails or is refused does
         not end the others: `JobsFailed` is raised after the last result. A fault that all have is raised at once. Jobs
         that have been submitted continue when the loop is left early; a rerun with the same `idempotency_key` finds
-        them.
+        them. A delay of `not_before` counts from the start of the loop.
         """
         seconds("timeout_s", timeout_s)
         if whole("at_once", at_once) == 0:
@@ -142,7 +143,7 @@ class AsyncClient(ServiceCalls):
         parent = None if folder is None else folder_path("folder", folder)
         if parent is not None:
             await asyncio.to_thread(check_folder, parent)
-        items = job_items(prompts, {"model": model, **params})
+        items = job_items(prompts, {"model": model, **params}, datetime.now(UTC))
 
         def finish(job: Job) -> Coroutine[Any, Any, Result]:
             return self.job(job).result(timeout_s=timeout_s)

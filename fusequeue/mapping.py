@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,20 +31,39 @@ class JobItem:
     own: frozenset[str]
 
 
-def job_items(prompts: Iterable[Prompt], common: Mapping[str, Any]) -> Iterator[JobItem]:
-    """Return the parameters of each job; an `idempotency_key` of all gets the number of each."""
+def job_items(prompts: Iterable[Prompt], common: Mapping[str, Any], began_at: datetime) -> Iterator[JobItem]:
+    """Return the parameters of each job; an `idempotency_key` of all gets the number of each.
+
+    Delays of `not_before` count from `began_at`: counted from its submit, a later job would wait longer than the first.
+    """
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise InvalidArgument(f"prompts: {prompts!r:.80} is no list; `run` takes one prompt")
-    return (_item(index, prompt, common) for index, prompt in enumerate(prompts))
+    return (_item(index, prompt, common, began_at) for index, prompt in enumerate(prompts))
 
 
-def _item(index: int, prompt: Prompt, common: Mapping[str, Any]) -> JobItem:
+def _item(index: int, prompt: Prompt, common: Mapping[str, Any], began_at: datetime) -> JobItem:
     if not isinstance(prompt, str | Mapping):
         raise InvalidArgument(f"prompts: {prompt!r:.80} is no text, and no parameters of a job")
     own = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
     name = common.get("idempotency_key")
     numbered = {} if name is None else {"idempotency_key": key(f"{name}-{index}", "")}
-    return JobItem({**common, **numbered, **own}, frozenset({**numbered, **own}))
+    parameters = {**common, **numbered, **own}
+    delay = parameters.get("not_before")
+    if (due_at := end_of_delay(delay, began_at)) is not None:
+        if parameters.get("idempotency_key") is not None:
+            message = f"not_before: a rerun with this idempotency_key would count the delay {delay} anew"
+            raise InvalidArgument(f"{message}; use a datetime")
+        parameters["not_before"] = due_at
+    return JobItem(parameters, frozenset({**numbered, **own}))
+
+
+def end_of_delay(value: object, began_at: datetime) -> datetime | None:
+    """Return when a delay ends; None for a time, no delay, and what the service refuses."""
+    try:
+        delay = timedelta(seconds=value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        return began_at + delay if isinstance(delay, timedelta) and delay > timedelta(0) else None
+    except (OverflowError, ValueError):  # NaN, infinity, after the year 9999
+        return None
 
 
 class _Refused(Exception):

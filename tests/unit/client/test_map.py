@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fusequeue import (
     Result,
     Unauthorized,
 )
-from fusequeue.mapping import concerns_one
+from fusequeue.mapping import concerns_one, end_of_delay
 from fusequeue.progress_bar import bar_line
 from shared.queue import Queue
 
@@ -183,6 +185,36 @@ async def test_a_repeated_map_finds_its_jobs(api: AsyncClient, fake_queue: Queue
     assert await count_jobs(api) == 2
 
 
+async def test_delays_count_from_the_start_of_the_map(api: AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    """Jobs are submitted as others end; so all are due at the same time, but for one with a delay of its own."""
+    prompts: list[Prompt] = ["a", "b", {"prompt": "c", "not_before": 0.2}]
+    async with working(fake_queue, tmp_path):
+        results = await collected(api.map("demo", prompts, at_once=1, not_before=timedelta(seconds=0.1)))
+    first, second, third = (one.job.not_before for one in results)
+    assert first is not None
+    assert (second, third) == (first, first + timedelta(seconds=0.1))
+
+
+BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"),
+    [
+        (timedelta(hours=1), datetime(2026, 1, 31, 13, tzinfo=UTC)),
+        (90, datetime(2026, 1, 31, 12, 1, 30, tzinfo=UTC)),
+        (0.5, datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC)),
+        *(
+            (value, None)
+            for value in (0, -1, True, math.nan, math.inf, timedelta.max, "2026-01-31T22:00:00Z", BEGAN, None)
+        ),
+    ],
+)
+def test_only_a_delay_has_an_end(value: object, ends: datetime | None) -> None:
+    """What the service refuses is sent as it is, so that its error names it."""
+    assert end_of_delay(value, BEGAN) == ends
+
+
 async def test_what_is_wrong_for_all_jobs_is_raised_at_once(api: AsyncClient) -> None:
     with pytest.raises(Invalid, match="steps"):
         await collected(api.map("demo", ["a", "b"], steps=0))
@@ -197,6 +229,7 @@ async def test_what_is_wrong_for_all_jobs_is_raised_at_once(api: AsyncClient) ->
         (["a"], {"at_once": 0}, "at_once: 0 runs no job"),
         (["a"], {"timeout_s": -1}, "timeout_s: -1 is not"),
         (["a"], {"idempotency_key": "ä"}, "idempotency_key: 'ä-0' is not"),
+        (["a"], {"idempotency_key": "a", "not_before": 60}, "not_before: a rerun .* would count the delay 60 anew"),
     ],
 )
 async def test_arguments_that_cannot_be_meant_are_named(
