@@ -1,4 +1,4 @@
-"""`fusequeue adapters`: upload, list, show and delete LoRA adapters and embeddings."""
+"""`fusequeue adapters`: list, upload, show and delete LoRA adapters and embeddings."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,14 +6,27 @@ from typing import Annotated
 import typer
 
 from cli.client_options import Json, Key, Url, connected, finite_option, for_each, name_option, text_option
+from cli.jobs import Limit
 from fusequeue import UploadedAdapter
 
-adapters = typer.Typer(no_args_is_help=True, help="Upload, list, show and delete LoRA adapters and embeddings.")
+adapters = typer.Typer(invoke_without_command=True)
+
+COLUMNS = ("id", "model", "scale", "bytes", "created", "name")
 
 AdapterId = Annotated[str, typer.Argument(help="Adapter id.", callback=name_option)]
 AdapterIds = Annotated[list[str], typer.Argument(help="Adapter ids.", callback=name_option)]
 Scale = Annotated[float | None, typer.Option(help="Weight in jobs that set none. Default: 1.", callback=finite_option)]
 MaxScale = Annotated[float | None, typer.Option(help="Largest weight of a job. Default: 2.", callback=finite_option)]
+
+
+@adapters.callback()
+def list_adapters(
+    context: typer.Context, limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False
+) -> None:
+    """List uploaded LoRA adapters and embeddings, newest first; upload, show and delete them."""
+    if context.invoked_subcommand is None:
+        with connected(url, api_key, as_json) as (client, console):
+            console.table(client.adapters.list(limit=limit), COLUMNS, _row)
 
 
 @adapters.command()
@@ -43,18 +56,6 @@ def create(
             model, file, name=name, scale=scale, max_scale=max_scale, component=component, token=token
         )
         console.record(made, _lines(made))
-
-
-@adapters.command("list")
-def list_adapters(
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    url: Url = None,
-    api_key: Key = None,
-    as_json: Json = False,
-) -> None:
-    """List the uploaded adapters, newest first."""
-    with connected(url, api_key, as_json) as (client, console):
-        console.table(client.adapters.list(limit=limit), ("id", "model", "scale", "bytes", "created", "name"), _row)
 
 
 @adapters.command()

@@ -13,8 +13,7 @@ from cli.matching import print_changes
 from cli.messages import counted, print_error
 from fusequeue import Changes, Client, Group, JobState
 
-GROUPS_HELP = "Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one."
-groups = typer.Typer(invoke_without_command=True, help=GROUPS_HELP)
+groups = typer.Typer(invoke_without_command=True)
 
 COLUMNS = ("name", "ended", "failed", "running", "queued", "paused", "per minute", "time left", "last submit")
 RETRIED: tuple[JobState, ...] = ("failed", "expired")
@@ -34,7 +33,7 @@ def list_groups(
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one."""
+    """List groups of jobs; show one, and pause, resume, cancel, retry, delete and download all its jobs."""
     if context.invoked_subcommand is None:
         with connected(url, api_key, as_json) as (client, console):
             console.table(client.groups(limit=limit, tenant=tenant), COLUMNS, group_row)

@@ -1,4 +1,4 @@
-"""The help of commands: sections of options, kinds of values in plain words, summaries in full."""
+"""How commands read their arguments and show their help: sections of options, kinds of values in plain words."""
 
 import re
 from collections.abc import Mapping
@@ -26,6 +26,12 @@ def plain_kinds(names: str) -> str:
     return _KIND.sub(lambda found: f"<{_KINDS[found[1]]}>", names)
 
 
+def is_given(context: Any, parameter: str) -> bool:
+    """Return whether a parameter of the command is on the command line, and no default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 class Command(TyperCommand):
     """A command that lists its options by the sections that they name; those without one are last."""
 
@@ -43,12 +49,21 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A command with commands of its own, each listed with the whole first paragraph of its help."""
+    """A command with commands of its own, each listed with the whole first paragraph of its help.
+
+    One that does something alone lists objects: `list` after it is the same.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        lists = self.invoke_without_command and args[:1] == ["list"]
+        return super().parse_args(ctx, args[1:] if lists else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        if args[0] == "list" and "list" not in self.commands and self.invoke_without_command:
-            ctx.fail(f"No such command 'list': `{ctx.command_path}` alone lists them.")
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        for parameter in self.params:
+            if is_given(ctx, parameter.name):
+                ctx.fail(f"{parameter.opts[0]} is for the list: an option of `{args[0]}` goes after it.")
+        return found
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = [record for parameter in self.get_params(ctx) if (record := parameter.get_help_record(ctx))]

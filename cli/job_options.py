@@ -158,9 +158,3 @@ def require_one_value(assigned: Mapping[str, Any], others: Iterable[str]) -> Non
     if twice := ", ".join(name for name in others if name in assigned):
         message = f"{twice}: an argument or another option sets it too; give each field one value"
         raise typer.BadParameter(message, param_hint="'--set'")
-
-
-def is_given(context: typer.Context, parameter: str) -> bool:
-    """Return whether a parameter of the command is on the command line, and no default."""
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"

@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "groups": (
         "cli.groups:groups",
-        "Groups of jobs: list and show them; pause, resume, cancel, retry, delete and download all of one.",
+        "List groups of jobs; show one, and pause, resume, cancel, retry, delete and download all its jobs.",
     ),
     "cancel": (
         "cli.matching:cancel",
@@ -62,7 +62,10 @@ COMMANDS = {
     ),
     "delete": ("cli.matching:delete", "Delete ended jobs and their images, by id or all that match."),
     "models": ("cli.models:models", "List the models of the service; load, unload, pin and unpin them on workers."),
-    "adapters": ("cli.adapters:adapters", "Upload, list, show and delete LoRA adapters."),
+    "adapters": (
+        "cli.adapters:adapters",
+        "List uploaded LoRA adapters and embeddings, newest first; upload, show and delete them.",
+    ),
     "webhooks": (
         "cli.webhooks.command:webhooks",
         "Receive the webhooks of a service on this machine, for development.",
@@ -90,11 +93,14 @@ COMMANDS = {
         "Write the Redis data and the storage of a `fusequeue up` to a file, also while it runs.",
     ),
     "restore": ("cli.backup.command:restore", "Restore a backup to a new folder for `fusequeue up`."),
-    "keys": ("cli.operators.keys:keys", "Create, list and revoke API keys."),
-    "tenants": ("cli.operators.keys:tenants", "Limits of tenants."),
+    "keys": ("cli.operators.keys:keys", "List API keys, with the time of their last use; create and revoke them."),
+    "tenants": (
+        "cli.operators.keys:tenants",
+        "List the tenants that have keys, limits or jobs, with what they keep and use; change their limits.",
+    ),
     "dead": (
         "cli.operators.dead_letters:dead",
-        "Dead letters, the jobs that failed permanently: list, show, redrive, purge.",
+        "List dead letters, the jobs that failed permanently, newest first; show, redrive and purge them.",
     ),
 }
 """Where each command is, and how its help begins."""

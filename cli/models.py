@@ -10,8 +10,7 @@ from cli.client_options import CommandConsole, Exit, Json, Key, Url, connected, 
 from cli.messages import print_error
 from fusequeue import Client, Model, ModelOrder, WorkerInfo
 
-MODELS_HELP = "List the models of the service; load, unload, pin and unpin them on workers."
-models = typer.Typer(invoke_without_command=True, help=MODELS_HELP)
+models = typer.Typer(invoke_without_command=True)
 
 POLL_S = 0.5
 STALE_S = 3.0  # how old the last heartbeat's state can be, with the time in which workers read orders

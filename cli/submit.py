@@ -20,7 +20,8 @@ from cli.client_options import (
     takes,
     text_option,
 )
-from cli.job_options import IMAGE, Fields, chosen_fields, is_given, job_options, parse_fields, require_one_value
+from cli.help_texts import is_given
+from cli.job_options import IMAGE, Fields, chosen_fields, job_options, parse_fields, require_one_value
 from cli.messages import print_error
 from fusequeue import (
     Client,

@@ -20,7 +20,8 @@ from cli.backfill.links import LinkError
 from cli.backfill.pipeline import Backfill, BackfillOptions, EveryLineRefused, Refusal
 from cli.backfill.prompts import OWN_BATCH, PromptsError, read
 from cli.client_options import Chosen, CommandConsole, Exit, Json, Key, Url, exit_on_error, takes
-from cli.job_options import Fields, chosen_fields, is_given, job_options, parse_fields, require_one_value
+from cli.help_texts import is_given
+from cli.job_options import Fields, chosen_fields, job_options, parse_fields, require_one_value
 from cli.messages import one_line, print_error
 from cli.up import folder_lock
 from fusequeue import AsyncClient

@@ -1,4 +1,4 @@
-"""Commands of dead letters: list, show, redrive and purge."""
+"""Commands of dead letters: list, show, redrive and purge them."""
 
 from typing import Annotated, Any
 
@@ -10,8 +10,9 @@ from cli.matching import DRY_RUN, TIME, change_all, require_no_filters
 from cli.submit import JobId
 from fusequeue import DeadLetter
 
-DEAD_HELP = "Dead letters, the jobs that failed permanently: list, show, redrive, purge."
-dead = typer.Typer(no_args_is_help=True, help=DEAD_HELP)
+dead = typer.Typer(invoke_without_command=True)
+
+COLUMNS = ("id", "reason", "at", "detail")
 
 LetterIds = Annotated[list[str] | None, typer.Argument(help="Dead letters; or name filters.", callback=ids_option)]
 LETTER_FILTERS: dict[str, Any] = {
@@ -24,12 +25,20 @@ LETTER_FILTERS: dict[str, Any] = {
 LETTER_CHANGES = {**LETTER_FILTERS, "dry_run": DRY_RUN}
 
 
-@dead.command("list")
+@dead.callback()
 @takes(LETTER_FILTERS)
-def list_dead(chosen: Chosen, limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """List dead letters, newest first."""
-    with connected(url, api_key, as_json) as (client, console):
-        console.table(client.dead_letters(limit=limit, **chosen), ("id", "reason", "at", "detail"), _letter_row)
+def list_dead(
+    context: typer.Context,
+    chosen: Chosen,
+    limit: Limit = 20,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """List dead letters, the jobs that failed permanently, newest first; show, redrive and purge them."""
+    if context.invoked_subcommand is None:
+        with connected(url, api_key, as_json) as (client, console):
+            console.table(client.dead_letters(limit=limit, **chosen), COLUMNS, _letter_row)
 
 
 @dead.command()

@@ -28,8 +28,8 @@ from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, No
 if TYPE_CHECKING:
     from shared.queue import Queue
 
-keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
-tenants = typer.Typer(no_args_is_help=True, help="Limits of tenants.")
+keys = typer.Typer(invoke_without_command=True)
+tenants = typer.Typer(invoke_without_command=True)
 
 TIMEOUT_S = 20.0
 MAX_LIFETIME_S = 100 * 366 * 86_400
@@ -39,6 +39,19 @@ KeyName = Annotated[str, typer.Argument(help="Id or prefix of the key, or the ke
 TenantFilter = Annotated[str | None, typer.Option(help="Only keys of this tenant.")]
 Limit = Annotated[str | None, typer.Option(help="A number, or `default` for that of the settings.")]
 DATA = Path("data")
+
+
+@keys.callback()
+def list_keys(
+    context: typer.Context, tenant: TenantFilter = None, data_dir: DataDir = DATA, as_json: Json = False
+) -> None:
+    """List API keys, with the time of their last use; create and revoke them."""
+
+    async def run(queue: Queue) -> list[dict[str, Any]]:
+        return [_key_row(key) for key in await queue.api_keys.all() if tenant in (None, key.tenant)]
+
+    if context.invoked_subcommand is None:
+        _print(_run(run, data_dir), as_json)
 
 
 @keys.command()
@@ -70,16 +83,6 @@ def create(
     asyncio.run(_mark_keys(data_dir))
 
 
-@keys.command("list")
-def list_keys(tenant: TenantFilter = None, data_dir: DataDir = DATA, as_json: Json = False) -> None:
-    """List the keys, with the time of their last use."""
-
-    async def run(queue: Queue) -> list[dict[str, Any]]:
-        return [_key_row(key) for key in await queue.api_keys.all() if tenant in (None, key.tenant)]
-
-    _print(_run(run, data_dir), as_json)
-
-
 @keys.command()
 def revoke(key: KeyName, data_dir: DataDir = DATA, as_json: Json = False) -> None:
     """Revoke a key; every API process rejects it within two seconds."""
@@ -87,16 +90,16 @@ def revoke(key: KeyName, data_dir: DataDir = DATA, as_json: Json = False) -> Non
     async def run(queue: Queue) -> dict[str, Any]:
         key_id = auth.id_of(key) or key.removeprefix(auth.PREFIX)
         if not await queue.api_keys.revoke(key_id):
-            raise NotFound("no such key; `fusequeue keys list` shows all ids")
+            raise NotFound("no such key; `fusequeue keys` lists all ids")
         return {"id": key_id, "revoked": True}
 
     row = _run(run, data_dir)
     print(json.dumps(row, indent=2) if as_json else f"{row['id']} is revoked; every API rejects it within two seconds")
 
 
-@tenants.command("list")
-def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
-    """List the tenants that have keys, limits or jobs: limits, what they keep, and their present use of the devices."""
+@tenants.callback()
+def list_tenants(context: typer.Context, data_dir: DataDir = DATA, as_json: Json = False) -> None:
+    """List the tenants that have keys, limits or jobs, with what they keep and use; change their limits."""
 
     async def run(queue: Queue) -> list[dict[str, Any]]:
         limits = await queue.api_keys.tenant_limits()
@@ -109,8 +112,9 @@ def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
             for name in sorted(names)
         ]
 
-    rows = _run(run, data_dir)
-    _print(rows if as_json else _with_values(rows), as_json)
+    if context.invoked_subcommand is None:
+        rows = _run(run, data_dir)
+        _print(rows if as_json else _with_values(rows), as_json)
 
 
 @tenants.command()

@@ -338,7 +338,7 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
         await claimed(queue, job["id"])
         await queue.client.redis.zadd(queue.client.redis_keys.leases, {job["id"]: 1}, xx=True)
         await queue.maintenance.reclaim()
-    (letter,) = lines(await run("dead", "list", "--json"))
+    (letter,) = lines(await run("dead", "--json"))
     assert (letter["id"], letter["reason"]) == (job["id"], "worker_lost")
     assert PROMPT in (await run("dead", "show", job["id"])).stdout
     for reason, count in (("worker_lost", 1), ("no_record", 0)):
@@ -351,7 +351,7 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
     for _ in range(2):
         await queue.client.redis.zadd(queue.client.redis_keys.leases, {job["id"]: 1}, xx=True)
         await queue.maintenance.reclaim()
-        if not lines(await run("dead", "list", "--json")):
+        if not lines(await run("dead", "--json")):
             await claimed(queue, job["id"])
     assert (await run("dead", "purge", "--model", "demo")).stdout == "deleted  1 dead letter\n"
     assert lines(await run("jobs", "--json")) == []
@@ -408,6 +408,7 @@ async def test_groups_are_shown_changed_and_downloaded(run: Run, queue: Queue, t
     (shown,) = lines(await run("groups", "show", "nightly", "--json"))
     assert {name: count for name, count in shown["jobs"].items() if count} == {"paused": 2, "succeeded": 2}
     assert "2 of 4" in (await run("groups")).stdout
+    assert lines(await run("groups", "list", "--json")) == lines(await run("groups", "--json"))
     assert await changed("resume") == waiting
     one = await next_claim(queue)
     assert await queue.claims.settle(WORKER, one.job.id, one.epoch, Outcome(state=State.FAILED))

@@ -74,18 +74,18 @@ def test_keys_are_created_listed_and_revoked(command: Command) -> None:
     token = created.out.strip()
     assert re.fullmatch(r"fq_[0-9A-Za-z]{48}", token)
     assert "shown this once" in created.err
-    listed = command("keys", "list", "--json")
+    listed = command("keys", "--json")
     (row,) = json.loads(listed.out)
     assert (row["prefix"], row["tenant"], row["name"], row["state"]) == (token[:13], "acme", "laptop", "active")
     assert row["scopes"] == ["jobs:read", "jobs:write"]
     assert row["expires_at"] > row["created_at"]
     assert row["last_used_at"] is None
-    table = command("keys", "list", "--tenant", "acme")
+    table = command("keys", "--tenant", "acme")
     assert token[:13] in table.out
     assert token[13:] not in table.out + listed.out
-    assert command("keys", "list", "--tenant", "other").out == "none\n"
+    assert command("keys", "--tenant", "other").out == "none\n"
     assert command("keys", "revoke", token[:13]).status == 0
-    assert json.loads(command("keys", "list", "--json").out)[0]["state"] == "revoked"
+    assert json.loads(command("keys", "--json").out)[0]["state"] == "revoked"
 
 
 def test_quiet_prints_only_the_key(command: Command) -> None:
@@ -95,7 +95,7 @@ def test_quiet_prints_only_the_key(command: Command) -> None:
     assert created.err == ""
     both = command("keys", "create", "--quiet", "--json")
     assert (both.status, both.out) == (2, "")
-    assert len(json.loads(command("keys", "list", "--json").out)) == 1, "a refused command creates no key"
+    assert len(json.loads(command("keys", "--json").out)) == 1, "a refused command creates no key"
 
 
 def test_a_key_is_printed_although_the_storage_cannot_record_it(
@@ -125,8 +125,8 @@ def test_limits_are_set_and_reset(command: Command) -> None:
     assert kept.status == 0
     used = dict.fromkeys((f"{name}_used" for name in (*SPENT, *FOOTPRINT, "running_slots", "device_seconds")), 0)
     expected |= {"kept_jobs": 500, "stored_bytes": 10**12}
-    assert json.loads(command("tenants", "list", "--json").out) == [{"tenant": "acme", **expected, **used}]
-    columns = command("tenants", "list").out.split("\n")[0].split()
+    assert json.loads(command("tenants", "--json").out) == [{"tenant": "acme", **expected, **used}]
+    columns = command("tenants").out.split("\n")[0].split()
     limited = {name for name, value in expected.items() if value is not None}
     assert set(columns) == {"tenant", *limited, *used}, "limits that no tenant has are left out"
 
@@ -137,8 +137,8 @@ WRONG = [
     (("keys", "create", "--expires", "soon"), 2, "90d"),
     (("keys", "create", "--expires", "90"), 2, "90d"),
     (("keys", "create", "--name", "x" * 101), 2, "name"),
-    (("keys", "revoke", "nothing"), 4, "keys list"),
-    (("keys", "revoke", "--", "--help"), 4, "keys list"),
+    (("keys", "revoke", "nothing"), 4, "keys` lists"),
+    (("keys", "revoke", "--", "--help"), 4, "keys` lists"),
     (("tenants", "limit", "acme", "--running-slots", "0"), 2, "running_slots"),
     (("tenants", "limit", "acme", "--running-slots=-3"), 2, "running_slots"),
 ]
@@ -156,7 +156,7 @@ def test_errors_are_printed_in_one_line(
 
 def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:1/0")
-    result = command("keys", "list")
+    result = command("keys")
     assert (result.status, result.out) == (3, "")
     assert "cannot reach Redis" in result.err
     assert not result.err.endswith(".\n")  # more can follow its sentence
@@ -172,16 +172,16 @@ def test_without_a_redis_that_is_named_the_folder_is_the_fault(
 
     monkeypatch.setattr(Queue, "connect", unreachable)
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "")
-    lines = command("keys", "list", "--data-dir", str(tmp_path)).err
+    lines = command("keys", "--data-dir", str(tmp_path)).err
     assert f"no `fusequeue up` has run on {tmp_path}: name its --data-dir, or set FUSEQUEUE_REDIS_URL" in lines
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:1/0")
-    assert "has run on" not in command("keys", "list", "--data-dir", str(tmp_path)).err
+    assert "has run on" not in command("keys", "--data-dir", str(tmp_path)).err
 
 
 @pytest.mark.parametrize("url", ["nonsense", "redis://127.0.0.1:9?socket_timeout=x"])
 def test_an_invalid_setting_is_named(command: Command, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", url)
-    result = command("keys", "list")
+    result = command("keys")
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert "FUSEQUEUE_REDIS_URL" in result.err
 

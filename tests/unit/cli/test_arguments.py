@@ -126,9 +126,10 @@ def fusequeue(*arguments: str) -> Result:
         (("jobs", "--url", "http://\x1b[31m"), "invalid URL of the service"),
         (("jobs", "--api-key", "é"), "invalid API key"),
         (("nonsense",), "No such command 'nonsense'"),
-        (("groups", "list"), "groups` alone lists them"),
-        (("models", "list"), "models` alone lists them"),
         (("groups", "nonsense"), "No such command 'nonsense'"),
+        (("groups", "list", "nonsense"), "No such command 'nonsense'"),
+        (("webhooks", "list"), "No such command 'list'"),
+        (("groups", "--json", "show", "nightly"), "--json is for the list: an option of `show` goes after it"),
     ],
 )
 def test_a_fault_is_one_line_that_names_the_option(arguments: tuple[str, ...], expected: str) -> None:
