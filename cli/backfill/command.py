@@ -73,9 +73,11 @@ def backfill(
             options = BackfillOptions(out, in_flight, attempts, files=prompts.parent)
             asyncio.run(_run(ledger, options, console, (url, api_key)))
         except (KeyboardInterrupt, asyncio.CancelledError):
+            its_jobs = f"groups cancel {ledger.group}" if ledger.group else f"cancel --batch {ledger.run_id}"
             console.err.print(
                 "stopped; submitted jobs continue. Run the same command to resume; to cancel them: "
-                f"fusequeue cancel --batch {ledger.run_id}"
+                f"fusequeue {its_jobs}",
+                markup=False,
             )
             raise KeyboardInterrupt from None
         except EveryLineRefused as error:

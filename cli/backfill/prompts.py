@@ -72,7 +72,7 @@ def _json_lines(path: Path, file: Iterator[str]) -> Bodies:
 def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
     rows = csv.DictReader(file, strict=True)
     try:
-        names = rows.fieldnames or ()
+        names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
         if not _DRAWN_FROM.intersection(names):
             found = f", but {', '.join(f'`{name}`' for name in names)}" if names else ""
             hint = "; separate columns by commas" if len(names) == 1 and set(";\t") & set(names[0]) else ""
@@ -82,7 +82,7 @@ def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
                 raise PromptsError(f"{path}:{rows.line_num}: more columns than the header has")
             yield rows.line_num, {name: parse_field(name, text) for name, text in row.items() if text not in (None, "")}
     except csv.Error as error:
-        raise PromptsError(f"{path}:{rows.line_num}: {error}") from error
+        raise PromptsError(f"{path}:{rows.reader.line_num}: {error}") from error  # `rows` counts those before it
 
 
 def parse_field(name: str, text: str) -> Any:

@@ -40,12 +40,11 @@ def test_a_stop_writes_the_manifest_and_names_the_jobs(server: Server, tmp_path:
     wait_until(lambda: len(listed()) == 2 or process.poll() is not None, "the jobs are submitted")
     process.send_signal(stop)
     _, errors = process.communicate(timeout=TIMEOUT_S)
-    (batch,) = {job["batch_id"] for job in listed()}
     (group,) = {job["group"] for job in listed()}
     assert f"fusequeue groups show {group}\n" in errors
     assert group.startswith("prompts-out-")
     assert (process.returncode, "Traceback" in errors) == (130, False), errors
-    assert f"fusequeue cancel --batch {batch}\n" in errors
+    assert f"fusequeue groups cancel {group}\n" in errors
     rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == ["a red circle", "a green cross"]
     assert [file for file in unfinished if file.exists()] == []

@@ -43,6 +43,7 @@ LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
                 (4, {"prompt": "c", "not_before": "2099-01-31T22:00:00Z"}),
             ],
         ),
+        ("p.csv", b" prompt , seed\na, 1\n", [(2, {"prompt": "a", "seed": 1})]),  # columns that are aligned by hand
         ("p.csv", b"image,seed\ni,1\n", [(2, {"image": "i", "seed": 1})]),  # a mesh needs no prompt
         ("p.csv", b'prompt,seed\n"two\nlines, one prompt",1\n', [(3, {"prompt": "two\nlines, one prompt", "seed": 1})]),
     ],
@@ -66,6 +67,7 @@ def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: lis
         ("p.txt", b"\n \r\n", "p.txt: no line has a prompt$"),
         ("p.jsonl", b"", "p.jsonl: no line has a prompt$"),
         ("p.csv", b"prompt,seed\na,1,2\n", "p.csv:2: more columns"),
+        ("p.csv", b'prompt,seed\na,1\n"b"c,2\n', "p.csv:3: ',' expected after '\"'$"),
         ("p.txt", b"\xff\xfe", "not UTF-8: .*; save it as UTF-8$"),
     ],
 )
