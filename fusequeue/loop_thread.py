@@ -14,7 +14,8 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import GenericAlias
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args
 
 from fusequeue.arguments import callback
 from fusequeue.errors import InvalidArgument
@@ -178,4 +179,14 @@ def iterating(
             with suppress(RuntimeError):  # the client is closed, and with it the iterator
                 twin._thread.start(items.aclose())
 
+    call.__signature__ = blocking_signature(method)  # type: ignore[attr-defined]
     return call
+
+
+def blocking_signature(method: Callable[..., AsyncGenerator[T]]) -> inspect.Signature:
+    """Return the signature of a method that yields as its blocking twin has it, for `help`."""
+    signature = inspect.signature(method)
+    yielded = signature.return_annotation  # a text in modules that postpone annotations
+    if isinstance(yielded, str):
+        return signature.replace(return_annotation=yielded.replace("AsyncGenerator", "Generator"))
+    return signature.replace(return_annotation=GenericAlias(Generator, get_args(yielded)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import subprocess
@@ -283,6 +284,13 @@ def test_a_client_of_another_process_is_an_error_and_does_not_hang(service: Cann
                 pytest.fail("the child hangs")
             time.sleep(0.01)
         assert os.waitstatus_to_exitcode(ended[1]) == 7
+
+
+def test_help_names_the_types_of_the_blocking_client() -> None:
+    for method in (Client.map, Client.jobs, Client.groups, JobHandle.events, SyncBatches.results):
+        signature = str(inspect.signature(method))
+        assert "Generator[" in signature
+        assert "AsyncGenerator" not in signature
 
 
 def test_the_methods_are_those_of_the_asynchronous_client() -> None:
