@@ -23,6 +23,8 @@ from rich.table import Table
 from containers.project import BUILD_S, COMMAND_S, SERVICES, Project, engine_command, project, until
 
 LINES, STEPS, SCALED = 150, 60, 60
+BACKFILL_S = 600.0
+"""Most seconds of a backfill, which takes half a minute on two cores that nothing else uses."""
 KILLED = ("worker-cpu", "api", "chores", "redis", "s3")
 GRACE_S = 20.0
 """Most seconds that a stop takes that waits for nothing; the least grace period of the services."""
@@ -148,7 +150,7 @@ def kills(compose: Project, key: str, rows: Rows) -> None:
             time.sleep(4)
             compose.compose("kill", "-s", "KILL", service)
             compose.compose("start", service)
-        output, _ = running.communicate(timeout=600)
+        output, _ = running.communicate(timeout=BACKFILL_S)
     states = Counter(job["status"] for job in listed(compose, key))
     images = (output.split() or ["none"])[-1]
     right = running.returncode == 0 and states == {"succeeded": LINES + 1} and images == str(LINES)
@@ -169,7 +171,7 @@ def scaled(compose: Project, key: str, rows: Rows) -> None:
             f" && fusequeue backfill /tmp/p.txt --out /tmp/out -s steps={STEPS}"
         )
         command = compose.client(key, "sh", "-ec", script)
-        seconds.append(timed(partial(subprocess.run, command, capture_output=True, timeout=COMMAND_S, check=True)))
+        seconds.append(timed(partial(subprocess.run, command, capture_output=True, timeout=BACKFILL_S, check=True)))
     rows.add(
         f"{SCALED} jobs by one worker, by two", f"{seconds[0]:.1f} s, {seconds[1]:.1f} s", seconds[1] < 1.5 * seconds[0]
     )
