@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from typing import Literal
 
 from cachetools import TTLCache
@@ -78,6 +79,14 @@ class QueuePositions:
         served = all(any(worker.serves(one) for worker in workers) for one in {model, *position.models})
         reason = queue_reason(position.reason, model, workers)
         return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
+
+    async def prepare(self, job_ids: Iterable[str]) -> None:
+        """Cache the positions of queued jobs, in one read for a job and those that it waits for."""
+        for job_id in sorted(job_ids, reverse=True):  # a job is newer than those that it waits for
+            if job_id not in self._positions:
+                found = await self._queue.jobs.positions(job_id)
+                known = {one: at for one, at in found.items() if one == job_id or at.eta_s is not None}
+                self._positions.update(known)
 
     def keep(self, job_id: str, position: QueuePosition | None) -> None:
         """Cache a position just read."""

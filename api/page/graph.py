@@ -9,8 +9,7 @@ from pydantic import BaseModel
 
 from api.context import ReadContext, RequestContext
 from api.http.lists import known_parameters
-from api.jobs.job_object import job_object
-from shared.job import JobRecord
+from shared.job import JobRecord, State
 from shared.job_fields import OnParentFailure
 
 router = APIRouter(prefix="/page", include_in_schema=False)
@@ -18,7 +17,8 @@ router = APIRouter(prefix="/page", include_in_schema=False)
 MAX_NODES = 50
 MAX_PROMPT = 200
 SHOWN = {
-    *("id", "status", "paused_at", "cancel_requested", "phase", "progress", "model", "task", "prompt", "artifacts")
+    *("id", "status", "queue", "paused_at", "cancel_requested", "phase", "progress"),
+    *("model", "task", "prompt", "artifacts"),
 }
 
 
@@ -37,12 +37,14 @@ async def get_graph(context: ReadContext, job: Annotated[str, Query(max_length=6
     """Return the jobs that are connected with a job as parents and children, up to `MAX_NODES`, with it first."""
     start = await context.find_job(job)
     graph = await context.services.queue.graphs.around(start, MAX_NODES)
-    return Graph(data=[_node(record, context) for record in graph.records], has_more=graph.has_more)
+    queued = (one.job.id for one in graph.records if one.state is State.QUEUED and one.paused_at_ms is None)
+    await context.services.queue_positions.prepare(queued)
+    return Graph(data=[await _node(record, context) for record in graph.records], has_more=graph.has_more)
 
 
-def _node(record: JobRecord, context: RequestContext) -> dict[str, Any]:
+async def _node(record: JobRecord, context: RequestContext) -> dict[str, Any]:
     job = record.job
-    node = job_object(record, context.base_url, sign=context.sign).model_dump(mode="json", include=SHOWN)
+    node = (await context.job_object(record)).model_dump(mode="json", include=SHOWN)
     return {
         **node,
         "prompt": job.prompt[:MAX_PROMPT],

@@ -134,7 +134,11 @@ class Jobs(QueueComponent):
         adds the mean time of its signature's jobs to the latest end of those that it waits for: None where they are
         more than 64 in all, or one of them has no estimate.
         """
-        return queue_positions(unfinished_jobs(await self._scripts.read_places(job_id))).get(job_id)
+        return (await self.positions(job_id)).get(job_id)
+
+    async def positions(self, job_id: str) -> dict[str, QueuePosition]:
+        """Return the positions of a job and of the queued ones that it waits for, the nearest 64, in one read."""
+        return queue_positions(unfinished_jobs(await self._scripts.read_places(job_id)))
 
     async def page(  # noqa: PLR0913 - what is listed, and the page of it
         self,

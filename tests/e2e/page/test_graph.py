@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 
 @pytest.fixture
@@ -22,6 +22,16 @@ def node(page: Page, prompt: str) -> Any:
     return page.locator(".graph li").filter(has_text=prompt)
 
 
+def expect_ends(route: Route) -> None:
+    """Return the graph, with queued jobs that are expected to end in 90 seconds."""
+    response = route.fetch()
+    graph = response.json()
+    for job in graph["data"]:
+        if job["queue"] is not None:
+            job["queue"]["eta_s"] = 90
+    route.fulfill(response=response, json=graph)
+
+
 def place(page: Page, prompt: str) -> tuple[float, float]:
     box = node(page, prompt).bounding_box()
     assert box is not None
@@ -29,11 +39,17 @@ def place(page: Page, prompt: str) -> tuple[float, float]:
 
 
 def test_a_graph_has_columns_by_what_waits_and_follows_its_jobs(open_page: Any, paused: Any) -> None:
-    """With links, which the keyboard reaches in the order of the columns, and a thumbnail of each job that is done."""
+    """With links, which the keyboard reaches in the order of the columns, and a thumbnail of each job that is done.
+
+    A queued job shows when it is expected to end.
+    """
     first, other = [paused.submit(prompt=f"a {colour} circle", steps=2) for colour in ("red", "blue")]
     child = paused.submit(prompt="a ring after both", steps=2, after=[first, other])
-    page = open_page(paused.url, f"#/jobs/{child}")
+    page = open_page(paused.url)
+    page.route("**/page/graph*", expect_ends)
+    page.goto(f"{paused.url}/#/jobs/{child}")
     expect(page.locator(".graph li")).to_have_count(3)
+    expect(node(page, "ring").locator(".number")).to_contain_text("2 min")
     last = paused.submit(prompt="a cross at last", steps=2, after=[child])
     expect(page.locator(".graph li")).to_have_count(4)
     expect(page.get_by_text("It waits for 2 jobs to end.")).to_be_visible()
@@ -49,6 +65,7 @@ def test_a_graph_has_columns_by_what_waits_and_follows_its_jobs(open_page: Any, 
     for prompt in ("red circle", "blue circle", "ring", "cross"):
         expect(node(page, prompt).locator(".badge")).to_have_text("succeeded")
         expect(node(page, prompt).locator("img")).to_be_visible()
+    expect(page.locator(".graph .number")).to_have_count(0)
     page.keyboard.press("Enter")
     expect(page.locator(".job-id")).to_contain_text(last)
     expect(page.locator(".graph li")).to_have_count(4)

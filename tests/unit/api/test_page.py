@@ -13,14 +13,14 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 import pytest
-from harness.http_server import BODY, ROOT, WORKER, StreamingCall, bearer, deliver, serving
+from harness.http_server import BODY, ROOT, WORKER, StreamingCall, bearer, deliver, next_claim, serving
 from harness.tables import row
 
 from api import auth
 from api.page.session import SAME_FIELDS
 from shared.auth import Scope
 from shared.job import Phase, Progress
-from shared.queue import ProgressReport, Queue
+from shared.queue import ProgressReport, Queue, WorkerInfo
 
 STATIC = ROOT / "api/page/static"
 FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
@@ -285,6 +285,25 @@ async def test_the_graph_of_a_job_has_those_from_whose_results_it_starts(api: ht
     assert (ids[0], set(ids)) == (source, {source, child, other})
     for filters in ({"parent": source}, {"parent": source, "prompt": "circle"}):
         assert [job["id"] for job in (await api.get("/v1/jobs", params=filters)).json()["data"]] == [child]
+
+
+async def test_the_jobs_of_a_graph_say_when_they_are_expected_to_end(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """As each of them does where it is read alone."""
+    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
+    await api.post("/v1/jobs", json=BODY)
+    await deliver(fake_queue, tmp_path, await next_claim(fake_queue))
+    parent = (await api.post("/v1/jobs", json=BODY)).json()
+    child = (await api.post("/v1/jobs", json={**BODY, "after": [parent["id"]]})).json()
+    paused = (await api.post("/v1/jobs", json={**BODY, "after": [parent["id"]]})).json()
+    await api.post(f"/v1/jobs/{paused['id']}/pause")
+    graph = (await api.get("/page/graph", params={"job": child["id"]})).json()["data"]
+    queues = {node["id"]: node["queue"] for node in graph}
+    alone = [await fake_queue.jobs.position(job_id) for job_id in queues]
+    assert [one["eta_s"] for one in queues.values()] == [one and one.eta_s for one in alone]
+    assert queues[child["id"]]["eta_s"] > queues[parent["id"]]["eta_s"] > 0
+    assert queues[paused["id"]] == {"position": None, "eta_s": None, "reason": "paused"}
 
 
 async def test_the_graph_of_a_job_is_its_tenant_s(fake_queue: Queue, tmp_path: Path) -> None:

@@ -33,11 +33,15 @@ export function duration(ms) {
 export function ago(time, now) {
   if (time === null || time === undefined) return "–";
   const s = Math.max(0, (now - (typeof time === "number" ? time : Date.parse(time))) / 1_000);
-  if (s < 5) return "just now";
-  if (s < 60) return `${Math.floor(s)} s ago`;
-  if (s < 3_600) return `${Math.floor(s / 60)} min ago`;
-  if (s < 86_400) return `${Math.floor(s / 3_600)} h ago`;
-  return `${Math.floor(s / 86_400)} d ago`;
+  return s < 5 ? "just now" : `${oneUnit(s)} ago`;
+}
+
+/** Seconds in one unit. */
+export function oneUnit(s, rounded = Math.floor) {
+  if (s < 60) return `${rounded(s)} s`;
+  if (s < 3_600) return `${rounded(s / 60)} min`;
+  if (s < 86_400) return `${rounded(s / 3_600)} h`;
+  return `${rounded(s / 86_400)} d`;
 }
 
 export const clock = (time) =>
@@ -68,9 +72,10 @@ export const STATES = ["queued", "running", "succeeded", "failed", "canceled", "
 export const ended = (status) => status !== "queued" && status !== "running";
 
 /** The state of a job, or what it is on the way to. */
-export function stateText({ status, cancel_requested, paused_at }) {
+export function stateText({ status, cancel_requested, paused_at, queue }) {
   if (ended(status)) return status;
   if (cancel_requested) return "stopping";
+  if (status === "queued" && queue?.reason === "waiting") return "waiting";
   if (!paused_at) return status;
   return status === "queued" ? "paused" : "pausing";
 }
@@ -84,7 +89,7 @@ export const REASONS = {
   batch_mates: "It waits for jobs that can share its batch.",
   model_loading: "A worker is loading the model.",
   idle_worker: "It needs a worker without other jobs.",
-  paused: "It is paused, or an operator has paused its model, its tenant or everything.",
+  paused: "An operator has paused its model, its tenant or everything.",
   waiting: "It is for later, or waits for other jobs.",
   jobs_ahead: "Other jobs are ahead of it.",
   next: "It starts as soon as a worker has room.",

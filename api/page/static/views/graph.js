@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef } from "../vendor/htm-preact-3.1.1.js";
 import { withQuery } from "../core/api.js";
-import { ended, jobHref, plural, shortId, stateText, words } from "../core/format.js";
+import { duration, ended, jobHref, oneUnit, plural, shortId, stateText, words } from "../core/format.js";
 import { arrange } from "../core/graph.js";
 import { useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
@@ -69,6 +69,12 @@ function line({ from, to }) {
   return `M${start} C${start[0] + bend} ${start[1]} ${end[0] - bend} ${end[1]} ${end} m-6 -4 l6 4 l-6 4`;
 }
 
+/** When a queued job is expected to end, as far as that is known. */
+const timeLeft = ({ status, queue }) =>
+  status === "queued" && queue?.eta_s
+    ? html`<span class="hint number" title="It should end in about ${duration(queue.eta_s * 1_000)}.">${oneUnit(queue.eta_s, Math.ceil)}<span class="unseen"> until its end</span></span>`
+    : "";
+
 function Node({ node, isOwn }) {
   const { job, parents } = node;
   return html`
@@ -76,7 +82,7 @@ function Node({ node, isOwn }) {
       <a class="node" href=${jobHref(job)} title=${job.prompt || words(job.task)} aria-current=${isOwn ? "true" : undefined}>
         <${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} />
         <span class="node-text">
-          <${Badge} state=${job.status}>${stateText(job)}<//>
+          <span class="node-state"><${Badge} state=${job.status}>${stateText(job)}<//>${timeLeft(job)}</span>
           <span class="cut">${job.prompt || words(job.task)}</span>
           <span class="unseen">${shortId(job.id)}${parents.length > 0 && `, after ${parents.map(({ id }) => shortId(id)).join(" and ")}`}</span>
         </span>
