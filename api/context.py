@@ -18,7 +18,7 @@ from api.http.forwarded import PREFIX_KEY
 from api.http.middleware import RELEASE_KEY
 from api.jobs.input_store import INPUT_ID, InputStore
 from api.jobs.job_builder import JobTemplates
-from api.jobs.job_object import QUEUE_PAUSED, QUEUE_WAITING, JobObject, QueueObject, job_object
+from api.jobs.job_object import JobObject, QueueObject, job_object
 from api.keyless import READ_METHODS, check_keyless
 from api.learned_models import LearnedModels
 from api.readiness import Readiness
@@ -172,14 +172,10 @@ class RequestContext:
         return job_object(record, self.base_url, await self.queue_position(record), sign=self.sign)
 
     async def queue_position(self, record: JobRecord) -> QueueObject | None:
-        """Return the position of a queued job and why it waits; None also while it cannot be read."""
-        if record.state is State.QUEUED:
-            if record.paused_at_ms is not None:
-                return QUEUE_PAUSED
+        """Return the position of a queued job and why it waits; None while it is paused or cannot be read."""
+        if record.state is State.QUEUED and record.paused_at_ms is None:
             with contextlib.suppress(Unavailable):
                 return await self.services.queue_positions.of(record.job.id, record.job.model, waits=record.waits)
-            if record.waits:
-                return QUEUE_WAITING
         return None
 
     async def store_upload(self, file: UploadFile, param: str) -> InputRef:

@@ -247,7 +247,7 @@ def job_object(
         progress=ProgressObject(
             step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)
         ),
-        queue=(queue or QUEUE_UNKNOWN) if record.state is State.QUEUED else None,
+        queue=(queue or _unread_queue(record)) if record.state is State.QUEUED else None,
         image=_image(job.images[0]) if job.images else None,
         images=[_image(image) for image in job.images],
         mask=None if job.mask is None else _image(job.mask),
@@ -271,6 +271,13 @@ def job_object(
         batching=None if batching is None else BatchingObject(**batching.model_dump()),
         urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events{sign(job.id, 'events')}"),
     )
+
+
+def _unread_queue(record: JobRecord) -> QueueObject:
+    """Return what the record alone says of why a queued job waits."""
+    if record.paused_at_ms is not None:
+        return QUEUE_PAUSED
+    return QUEUE_WAITING if record.waits else QUEUE_UNKNOWN
 
 
 _CONVERTED = {"images", "mask", "last_image", "video", "face_video", "audio", "controls", "output"}

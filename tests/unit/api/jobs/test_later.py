@@ -76,6 +76,8 @@ async def test_a_job_that_waits_says_when_it_is_expected_to_end(
     read = await api.get(f"/v1/jobs/{later['id']}")
     assert 3500 < read.json()["queue"]["eta_s"] < 3700
     assert read.headers["Retry-After"] == "30"
+    listed = (await api.get("/v1/jobs")).json()["data"]
+    assert [one["queue"]["reason"] for one in listed if one["queue"]] == ["waiting", "waiting", None]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ async def test_a_paused_job_counts_in_the_limit_of_queued_jobs_and_is_claimed_wh
     paused = (await api.post(f"/v1/jobs/{first}/pause")).json()
     assert (paused["status"], paused["queue"]) == ("queued", {"position": None, "eta_s": None, "reason": "paused"})
     assert (await api.get(f"/v1/jobs/{first}")).json()["paused_at"] == paused["paused_at"] is not None
+    listed = (await api.get("/v1/jobs", params={"order": "asc"})).json()["data"]
+    assert [one["queue"]["reason"] for one in listed] == ["paused", None]
     tenant = (await fake_queue.jobs.get_many([first]))[0].job.tenant  # type: ignore[union-attr]
     await fake_queue.api_keys.set_limits(tenant, TenantLimits(queued_jobs=2))
     assert (await api.post("/v1/jobs", json=BODY)).status_code == 429
