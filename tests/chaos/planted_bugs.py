@@ -32,6 +32,8 @@ BUGS = {
     "first_parent_is_enough": PlantedBug("parents.tell", r"if left\[1\] then return", "if false then return"),
     # A job starts although a parent has failed.
     "failed_parent_is_ignored": PlantedBug("parents.tell", r"if state ~= 'succeeded' and", "if false and"),
+    # A job starts from one that has failed, if it is to run after failed parents.
+    "failed_source_is_ignored": PlantedBug("parents.tell", r" and not sources\.has\(job\.sources, parent\)", ""),
     # A job is not kept for those that start from its result.
     "sources_are_not_kept": PlantedBug("sources.hold", r"redis\.call\('ZADD', key\.dependents\([^\n]*", ""),
     # A fifth of the events never leave the queue.

@@ -22,6 +22,7 @@ WORKER_FAULTS = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "
 REDIS_FAULTS = {"kill_redis": 1, "rewrite_aof": 1, "flush_scripts": 1}
 
 GRAPHS = Mix(children=0.8, failing=0.1, expiring=0.05, dependents=0)
+FAILING_SOURCES = Mix(children=0.8, dependents=0.8, failing=0.2, deleted=0, retried=0)
 
 WITH_BUGS = {
     "unfenced_settle": (
@@ -32,6 +33,7 @@ WITH_BUGS = {
     "submit_twice": (Scenario(50, workers=2, mix=Mix(keyed=1.0, repeated=1.0)), "submitted twice"),
     "first_parent_is_enough": (Scenario(150, workers=2, mix=GRAPHS), "ran before a parent ended"),
     "failed_parent_is_ignored": (Scenario(150, workers=2, mix=GRAPHS), "ran after a failed parent"),
+    "failed_source_is_ignored": (Scenario(150, workers=2, mix=FAILING_SOURCES), "ran after a failed parent"),
     "sources_are_not_kept": (Scenario(150, workers=2, mix=PIPELINES), "failed unplanned"),
     "lost_outbox_entry": (Scenario(50, workers=2, webhooks=True), "webhooks lost"),
 }
