@@ -204,15 +204,14 @@ def _check_sources(evidence: Evidence, report: Report) -> None:
 
 
 def _check_deletions(evidence: Evidence, report: Report) -> None:
-    """Check that nothing is left of deleted jobs, but files that a sweep deletes: their API process was killed, or a
-    worker without a lease uploaded them."""
+    """Check that nothing is left of deleted jobs, and no sweep of their files is to come."""
     deleted = {job_id for request in evidence.requests for job_id in request.deleted if not request.forgotten}
     kept = {key.split("/")[1] for key in evidence.objects if key.startswith("jobs/")}
     report.counts |= {
         "deleted": len(deleted),
         "deletions refused": sum(request.needed for request in evidence.requests),
     }
-    if left := deleted & ((kept - evidence.swept) | evidence.records.keys()):
+    if left := deleted & (kept | evidence.retained | evidence.records.keys()):
         report.problems["left of deleted jobs"] += sorted(left)
 
 

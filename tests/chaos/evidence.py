@@ -26,7 +26,7 @@ class Evidence:
     """All that is known after a run.
 
     `webhooks`: (webhook id, job, type) of each one received. `lost_pids`: the workers that were killed or stopped.
-    `swept`: jobs whose files a later sweep deletes.
+    `retained`: jobs whose files a later sweep deletes.
     """
 
     requests: Sequence[Request]
@@ -37,7 +37,7 @@ class Evidence:
     lost_pids: Set[int]
     webhooks: Sequence[tuple[str, str, str]] | None
     leftovers: Sequence[str]
-    swept: Set[str]
+    retained: Set[str]
     dead_letters: int
 
     def ends(self) -> Iterator[tuple[str, str]]:
@@ -69,7 +69,7 @@ def collect(
             lost_pids=lost_pids,
             webhooks=received,
             leftovers=_leftovers(connection, cluster),
-            swept={row.split("|")[2] for row in connection.zrange(cluster.keys.retention, 0, -1)},
+            retained={row.split("|")[2] for row in connection.zrange(cluster.keys.retention, 0, -1)},
             dead_letters=int(connection.zcard(cluster.keys.dead_letters)),
         )
 

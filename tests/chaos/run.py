@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.tcp_proxy import TcpProxy
 from harness.webhook_receiver import WebhookReceiver, receiving
 
+from api.chores import retention
 from chaos.checker import PROMISES, Report, check
 from chaos.client import Client
 from chaos.evidence import collect
@@ -224,9 +225,21 @@ class Run:
         await asyncio.sleep(0.3)  # what a stale worker may still write
         if receiver is not None:
             await self._delivered()
+        await self._swept()
 
     async def _delivered(self) -> None:
         """Wait until no webhook is due any more."""
         names = (self.cluster.keys.outbox_tenants, self.cluster.keys.webhook_tenants)
         with self.cluster.redis.client as client, contextlib.suppress(TimeoutError):
             await wait_for(lambda: not client.exists(*names), "all webhooks are delivered", DELIVERY_TIMEOUT_S)
+
+    async def _swept(self) -> None:
+        """Run the sweeps that follow deletions, now instead of after a minute: no stale worker uploads any more."""
+        deleted = {job_id for request in self.client.requests for job_id in request.deleted}
+        name = self.cluster.keys.retention
+        with self.cluster.redis.client as client:
+            if rows := [row for row in client.zrange(name, 0, -1) if row.split("|")[2] in deleted]:
+                client.zadd(name, dict.fromkeys(rows, 1), xx=True)
+        async with retention.opened(self.cluster.settings("chores")) as sweep:
+            while await sweep.run():
+                pass
