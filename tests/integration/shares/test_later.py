@@ -66,6 +66,18 @@ async def test_jobs_that_are_due_at_one_time_are_queued_in_pieces_and_in_their_o
     assert list(await claimed_while(queue, count)) == sorted(ids)
 
 
+async def test_a_job_that_is_due_with_many_of_another_tenant_is_in_the_first_batch_of_all(
+    queue: Queue, make_submission: Make
+) -> None:
+    """Although it was submitted last, and is queued last: tenants take turns at the claim."""
+    due_ms = await in_an_hour(queue)
+    many = await put(queue, *(make_submission(tenant="many", not_before_ms=due_ms) for _ in range(2 * DUE_AT_ONCE)))
+    (lone,) = await put(queue, make_submission(tenant="lone", not_before_ms=due_ms))
+    await come_due(queue, *many, lone)
+    assert await queue.maintenance.queue_due() == 2 * DUE_AT_ONCE + 1
+    assert lone in await claim_ids(queue, 4)
+
+
 async def test_a_job_for_later_wants_no_worker_and_counts_in_the_limit_of_its_tenant(
     queue: Queue, make_submission: Make
 ) -> None:
