@@ -99,7 +99,7 @@ class InputStore:
     async def _kept(self, input_id: str) -> InputRef | None:
         """Return a stored image, and restart its retention; None if there is none, or its object is lost."""
         kept_s = self.queue.client.policy("input_retention_s")
-        ref = await self.queue.jobs.keep_input(self.tenant, input_id, kept_s)
+        ref = await self.queue.inputs.keep(self.tenant, input_id, kept_s)
         return ref if ref is not None and await _is_stored(ref, self.storage) else None
 
     def _named(self, value: InputSource) -> InputSource:
@@ -192,9 +192,9 @@ class InputStore:
         image = await _on_thread(lambda: inspect(data, **limits, param=param))
         # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind. An
         # image whose object is lost has one.
-        ref = await self.queue.jobs.put_input(self.tenant, _new_ref(self.tenant, input_id, image), kept_s)
+        ref = await self.queue.inputs.put(self.tenant, _new_ref(self.tenant, input_id, image), kept_s)
         await self.storage.put(ref.key, image.data, ref.content_type)
-        if await self.queue.jobs.keep_input(self.tenant, input_id, kept_s) != ref:
+        if await self.queue.inputs.keep(self.tenant, input_id, kept_s) != ref:
             await self.storage.delete_prefix(ref.key)
             raise InputRejected(
                 f"{param}: input {input_id} was deleted during its upload; upload it again", param=param

@@ -15,7 +15,7 @@ from api.http.openapi import problems, upload_body
 from api.jobs.job_object import iso
 from api.routes.artifacts import IMAGE_RESPONSES, ConditionsDep, object_response
 from shared.errors import InputRejected, InvalidRequest, NotFound
-from shared.queue.jobs import StoredInput
+from shared.queue.inputs import StoredInput
 from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/inputs", tags=["inputs"])
@@ -78,7 +78,7 @@ async def upload_input(request: Request, context: Context) -> Response:
 @router.get("", responses=problems(422, 503), dependencies=[known_parameters("after", "limit", "order")])
 async def list_inputs(context: Context, after: After = None, limit: Limit = 20, order: Order = "desc") -> InputList:
     """List the stored images, by default newest first."""
-    inputs, cursor = await context.services.queue.jobs.input_page(
+    inputs, cursor = await context.services.queue.inputs.page(
         context.tenant, after, min(limit, MAX_LIMIT), newest_first=order == "desc"
     )
     return InputList(data=[_object(one) for one in inputs], has_more=cursor is not None, next_cursor=cursor)
@@ -106,7 +106,7 @@ async def delete_input(input_id: str, context: Context) -> Response:
 
 async def find_input(input_id: str, context: RequestContext) -> StoredInput:
     """Return an input of the tenant, or raise `NotFound`."""
-    (found,) = await context.services.queue.jobs.inputs(context.tenant, [input_id])
+    (found,) = await context.services.queue.inputs.get_many(context.tenant, [input_id])
     if found is None:
         raise _no_input(input_id)
     return found

@@ -10,6 +10,7 @@ from shared.queue.client import QueueClient
 from shared.queue.connections.redis_traits import RedisTrait, examine
 from shared.queue.files import Files
 from shared.queue.groups import Groups
+from shared.queue.inputs import StoredInputs
 from shared.queue.job_graphs import JobGraphs
 from shared.queue.jobs import Jobs
 from shared.queue.maintenance import DeadLetters, Maintenance
@@ -52,6 +53,7 @@ class Queue:
         self.api_keys = ApiKeys(client)
         self.batches = Batches(client)
         self.files = Files(client)
+        self.inputs = StoredInputs(client)
         self.groups = Groups(client)
         self.graphs = JobGraphs(client)
         self.adapters = Adapters(client)

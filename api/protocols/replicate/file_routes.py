@@ -19,7 +19,7 @@ from api.protocols.replicate.predictions import PREFIX
 from api.protocols.text_errors import TextProblem
 from api.routes.inputs import OVERHEAD_BYTES, find_input, forget_input
 from shared.errors import InputRejected, InvalidRequest
-from shared.queue.jobs import StoredInput
+from shared.queue.inputs import StoredInput
 from shared.runtime.clock import now_ms
 
 problems = partial(openapi.problems, model=TextProblem)

@@ -204,7 +204,7 @@ async def test_an_image_that_is_deleted_while_it_is_used_again_stays_deleted(
 
     monkeypatch.setattr(inputs.storage, "head", head)
     await inputs.resolve(ref.id if use == "its id" else _data_url(_image()))
-    assert await inputs.queue.jobs.inputs("default", [ref.id]) == [None]
+    assert await inputs.queue.inputs.get_many("default", [ref.id]) == [None]
     assert await inputs.queue.api_keys.footprints() == {}
 
 
@@ -326,4 +326,4 @@ async def test_an_expired_input_is_removed(inputs: InputHarness) -> None:
     await inputs.queue.maintenance.forget_item(doomed)
     with pytest.raises(NotFound):
         await inputs.storage.head(ref.key)
-    assert await inputs.queue.jobs.inputs("default", [ref.id]) == [None]
+    assert await inputs.queue.inputs.get_many("default", [ref.id]) == [None]

@@ -222,7 +222,7 @@ OPERATIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "lose": lambda scene: scene.queue.claims.lose(
         "w1", {scene.running.job.id: scene.running.epoch}, "the engine ended"
     ),
-    "put_input": lambda scene: scene.queue.jobs.put_input("default", INPUT, 60),
+    "put_input": lambda scene: scene.queue.inputs.put("default", INPUT, 60),
     "update_jobs": lambda scene: scene.queue.changes.update([scene.queued.job.id], JobUpdate(Priority.BULK, 5_000)),
     "forget_job": lambda scene: scene.queue.jobs.forget(scene.dead),
     "purge_dead_letter": lambda scene: scene.queue.dead_letters.purge(scene.dead),
@@ -344,9 +344,9 @@ async def test_processes_start_and_read_while_redis_is_full(queue: Queue) -> Non
 async def test_a_stored_input_is_found_again_while_redis_is_full(queue: Queue) -> None:
     """The same image needs no memory; a new one is refused."""
     ref = INPUT
-    await queue.jobs.put_input("default", ref, 60)
+    await queue.inputs.put("default", ref, 60)
     async with full(queue):
-        assert await queue.jobs.put_input("default", ref, 60) == ref
-        assert await queue.jobs.keep_input("default", ref.id, 60) == ref
+        assert await queue.inputs.put("default", ref, 60) == ref
+        assert await queue.inputs.keep("default", ref.id, 60) == ref
         with pytest.raises(RedisFull):
-            await queue.jobs.put_input("default", ref.model_copy(update={"id": "in_2"}), 60)
+            await queue.inputs.put("default", ref.model_copy(update={"id": "in_2"}), 60)

@@ -257,7 +257,7 @@ async def test_a_dead_letter_and_its_job_are_kept_equally_long(
     queue = queue_with(retention_s=60, input_retention_s=60, max_attempts=1)
     redis, keys = queue.client.redis, queue.client.redis_keys
     image = InputRef(id="in_a", key="inputs/default/in_a/x", content_type="image/png", bytes=1, width=8, height=8)
-    await queue.jobs.put_input("default", image, 60)
+    await queue.inputs.put("default", image, 60)
     undecodable, lost = await put(queue, *(make_submission(images=(image,)) for _ in range(2)))
     wire = await redis.hget(keys.job(undecodable), "job")
     await redis.hset(keys.job(undecodable), "job", "{")

@@ -191,9 +191,9 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
 ) -> None:
     """The sweep keeps the image of a queued job; unused, it has its own retention."""
     ref = input_named("1")
-    await queue.jobs.put_input("default", ref, 100)
-    assert await queue.jobs.keep_input("default", "in_1", 100) == ref
-    assert await queue.jobs.keep_input("other", "in_1", 100) is None
+    await queue.inputs.put("default", ref, 100)
+    assert await queue.inputs.keep("default", "in_1", 100) == ref
+    assert await queue.inputs.keep("other", "in_1", 100) is None
     one = make_submission(images=(ref,))
     await put(queue, one)
     name, row = queue.client.redis_keys.input("default", "in_1"), "input|default|in_1|p.png"
@@ -205,7 +205,7 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
     await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
     (doomed,) = await queue.maintenance.expired_items()
     assert (doomed.kind, doomed.prefix) == ("input", "inputs/default/in_1/p.png")
-    assert await queue.jobs.inputs("default", ["in_1"]) == [None]
+    assert await queue.inputs.get_many("default", ["in_1"]) == [None]
 
 
 def input_named(name: str, upload: str = "p.png") -> InputRef:
@@ -219,20 +219,20 @@ async def test_a_job_is_refused_if_an_input_is_deleted_before_it_is_queued(
 ) -> None:
     """By the field that names it; nothing is left of the job. The object of a second upload is another one."""
     for name in "ab":
-        await queue.jobs.put_input("default", input_named(name), 100)
+        await queue.inputs.put("default", input_named(name), 100)
     one = make_submission(images=(input_named("a"), input_named("b")), idempotency_key="k", fingerprint="x")
     if way == "expired":
         await end_retention(queue, "in_b")
     else:
         assert await queue.maintenance.forget_input("default", "in_b") is not None
     if way == "deleted and uploaded again":
-        await queue.jobs.put_input("default", input_named("b", "q.png"), 100)
+        await queue.inputs.put("default", input_named("b", "q.png"), 100)
     (refused,) = await queue.jobs.submit([one])
     assert isinstance(refused, InvalidRequest)
     assert (refused.param, "in_b" in refused.message) == ("images.1", True)
     assert await queue.jobs.get(one.job.id) is None
     assert await queue.jobs.submitted_before("default", "k", "x") is None
-    (kept,) = await queue.jobs.inputs("default", ["in_a"])
+    (kept,) = await queue.inputs.get_many("default", ["in_a"])
     assert kept is not None
     assert kept.expires_at_ms is not None
 
@@ -254,7 +254,7 @@ async def test_a_job_is_refused_if_its_adapter_is_deleted_before_it_is_queued(
 
 
 async def test_a_repeated_submit_finds_its_job_although_an_input_is_gone(queue: Queue, make_submission: Make) -> None:
-    await queue.jobs.put_input("default", input_named("a"), 100)
+    await queue.inputs.put("default", input_named("a"), 100)
     one = make_submission(images=(input_named("a"),), idempotency_key="k", fingerprint="x")
     await put(queue, one)
     await queue.jobs.cancel(one.job.id)
@@ -267,7 +267,7 @@ async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, ma
     """Images to edit, the mask, the last image; one that two jobs use outlives the first job."""
     refs = {name: input_named(name) for name in ("a", "b", "mask", "last")}
     for ref in refs.values():
-        await queue.jobs.put_input("default", ref, 100)
+        await queue.inputs.put("default", ref, 100)
     a, b, mask, last = refs.values()
     one = make_submission(images=(a, b, a), mask=mask, last_image=last)
     two = make_submission(images=(b,))

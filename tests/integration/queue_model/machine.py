@@ -119,7 +119,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     async def _prepare(self) -> None:
         for tenant, ref in self.inputs.items():
-            await self.queue.jobs.put_input(tenant, ref, 3600)
+            await self.queue.inputs.put(tenant, ref, 3600)
         for tenant, states in SUBSCRIBED.items():
             endpoint = WebhookEndpoint(
                 id="we_1", url="https://hook.invalid/", states=states, secrets=(), created_at_ms=now_ms()

@@ -149,7 +149,7 @@ async def jobs(queue: Queue, make: Make) -> None:
     assert await queue.jobs.forget(one)
     await queue.jobs.cancel((await claim(queue))[0].job.id)
     ref = InputRef(id="in_a", key="inputs/acme/in_a/x", content_type="image/png", bytes=1, width=8, height=8)
-    assert await queue.jobs.put_input("acme", ref, 60) == ref
+    assert await queue.inputs.put("acme", ref, 60) == ref
     item = await queue.maintenance.forget_input("acme", ref.id)
     assert item is not None
     await queue.maintenance.forget_item(item)

@@ -154,7 +154,7 @@ async def test_results_count_and_running_work_ends(queue_with: QueueWith, make_s
     assert (kept.kept_jobs, kept.stored_objects, kept.stored_bytes) == (3, 3, 6_500)
     assert await refused(queue, make_submission(tenant="a")) == "stored_bytes"
     with pytest.raises(QuotaExceeded, match="stored_bytes"):
-        await queue.jobs.put_input("a", input_ref("x"), 60)
+        await queue.inputs.put("a", input_ref("x"), 60)
     await end_retention(queue, first)
     assert (await queue.api_keys.footprint("a")).stored_bytes == 2_000
     assert len(await put(queue, make_submission(tenant="a"))) == 1
@@ -246,12 +246,12 @@ async def test_inputs_count_once_each(queue_with: QueueWith, make_submission: Ma
     queue = queue_with(max_stored_objects_per_tenant=2)
     ref = input_ref("1")
     for name in ("1", "2", "1"):
-        await queue.jobs.put_input("a", input_ref(name), 60)
+        await queue.inputs.put("a", input_ref(name), 60)
     with pytest.raises(QuotaExceeded, match="stored_objects") as error:
-        await queue.jobs.put_input("a", input_ref("3"), 60)
+        await queue.inputs.put("a", input_ref("3"), 60)
     assert error.value.retry_after_s > 0
     assert (await queue.api_keys.footprint("a")).stored_bytes == 2_000
-    await queue.jobs.put_input("b", input_ref("3", tenant="b"), 60)
+    await queue.inputs.put("b", input_ref("3", tenant="b"), 60)
     await queue.api_keys.set_limits("a", TenantLimits(stored_objects=3))
     (job_id,) = await put(queue, make_submission(tenant="a", images=(ref,), task=Task.IMAGE_TO_IMAGE))
     await queue.jobs.cancel(job_id)
@@ -309,7 +309,7 @@ async def test_wrong_counters_are_repaired(queue: Queue, make_submission: Make) 
     await put(queue, *[make_submission(tenant="a") for _ in range(3)])
     await run(queue, results([500]))
     await claim(queue, 1)
-    await queue.jobs.put_input("a", input_ref("1"), 60)
+    await queue.inputs.put("a", input_ref("1"), 60)
     await queue.files.begin("a", "file_1", 600)
     right = await queue.api_keys.footprints()
     assert await is_exact(queue)

@@ -145,7 +145,7 @@ async def test_a_paused_job_ends_once_and_leaves_nothing(
     queue: Queue, make_submission: Make, pause_it: Step, end_it: Step, state: State
 ) -> None:
     redis, keys = queue.client.redis, queue.client.redis_keys
-    await queue.jobs.put_input("default", IMAGE, 60)
+    await queue.inputs.put("default", IMAGE, 60)
     await redis.hset(keys.batch("default", "b"), mapping={"keep_until": now_ms() + 1, "accepted": 1, "status": "x"})
     before = await lasting_names(queue) | {"events", "webhook_outbox:default", "outbox_tenants", "reclaims"}
     footprint = await redis.hgetall(keys.footprint)

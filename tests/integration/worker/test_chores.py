@@ -88,7 +88,7 @@ async def test_an_input_of_a_queued_job_is_kept(queue: Queue, storage: Storage, 
     """It is removed after the job has ended."""
     ref = InputRef(id="in_1", key="inputs/default/in_1/a.png", content_type="image/png", bytes=1, width=1, height=1)
     await storage.put(ref.key, b"x", "image/png")
-    await queue.jobs.put_input("default", ref, 60)
+    await queue.inputs.put("default", ref, 60)
     submission = make_submission(images=(ref,))
     await queue.jobs.submit([submission])
     await _expire_retention(queue)

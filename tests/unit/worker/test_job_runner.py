@@ -234,7 +234,7 @@ async def test_job_is_canceled_while_its_input_cannot_be_read(
 
     monkeypatch.setattr(harness.storage, "read", unavailable)
     image = InputRef(id="in_1", key="inputs/a/b", content_type="image/png", bytes=1, width=64, height=64)
-    await harness.queue.jobs.put_input("default", image, 100)
+    await harness.queue.inputs.put("default", image, 100)
     (job_id,) = await put(harness.queue, make_submission(images=(image,)))
     claimed, running = harness.run(await harness.claim())
     async with asyncio.timeout(10):
@@ -262,7 +262,7 @@ async def test_an_input_that_storage_refuses_for_good_fails_its_job(
     monkeypatch.setattr(harness.storage, "read", refuse)
     monkeypatch.setattr(job_runner, "retry_while_unavailable", partial(retry_while_unavailable, max_s=0.001))
     image = InputRef(id="in_1", key="inputs/a/b", content_type="image/png", bytes=1, width=64, height=64)
-    await harness.queue.jobs.put_input("default", image, 100)
+    await harness.queue.inputs.put("default", image, 100)
     (job_id,) = await put(harness.queue, make_submission(images=(image,)))
     _, running = harness.run(await harness.claim())
     async with asyncio.timeout(30):
@@ -315,7 +315,7 @@ async def test_inputs_reach_the_engine_in_order_and_a_missing_one_fails_the_job(
     }
     for name in names:
         await harness.storage.put(refs[name].key, name.encode(), "image/png")
-        await harness.queue.jobs.put_input("default", refs[name], 100)
+        await harness.queue.inputs.put("default", refs[name], 100)
     inputs = {"images": (refs["second"], refs["first"]), "mask": refs["mask"], "last_image": refs["last"]}
     await put(harness.queue, make_submission(**inputs))
     claimed, running = harness.run(await harness.claim())
