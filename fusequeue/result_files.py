@@ -24,7 +24,7 @@ def file_name(artifact: Artifact, name: str) -> str:
 
 def stem(job: Job) -> str:
     """Return how the names of a job's files begin, as in the archive of its group; they sort by age."""
-    ascii_prompt = unicodedata.normalize("NFKD", job.prompt).encode("ascii", "ignore").decode().lower()
+    ascii_prompt = unicodedata.normalize("NFKD", job.prompt.casefold()).encode("ascii", "ignore").decode().lower()
     words = re.sub(r"[^a-z0-9]+", "-", ascii_prompt)[:MAX_WORDS_CHARS].strip("-")
     return f"{job.id}-{words}" if words else job.id
 

@@ -275,10 +275,7 @@ class Backfill:
                 raise
             self._failed(entry, f"its image cannot be read: {error.message} ({error.code})", retry=False)
         else:
-            values = job.model_dump(mode="json", include=set(MADE_WITH), exclude_none=True)
-            made = {name: values[name] for name in MADE_WITH if name in values}
-            made["device_seconds"] = job.metrics.device_seconds
-            self._ledger.done(entry.number, [file.name for file in files], job.flagged, made)
+            self._ledger.done(entry.number, [file.name for file in files], job.flagged, made_with(job))
 
     def _failed(self, entry: Entry, error: str, *, retry: bool) -> None:
         self._ledger.failed([self._failure(entry, error, retry=retry)])
@@ -302,6 +299,19 @@ def common_fault(results: Sequence[LineResult]) -> str | None:
     if len(results) < 2 or len(errors) < len(results) or len({(error.code, error.param) for error in errors}) > 1:
         return None
     return f"{errors[0].message} ({errors[0].code})"
+
+
+def made_with(job: Job) -> dict[str, Any]:
+    """Return what the service has chosen, for a request for the same; and the device seconds.
+
+    Models refuse what they do not have, as the `layers` of an image without any.
+    """
+    values = job.model_dump(mode="json", include=set(MADE_WITH), exclude_none=True)
+    unused = {name for name in values if values[name] == Job.model_fields[name].default}
+    if any(artifact.kind == "audio" for artifact in job.artifacts):
+        unused |= {"width", "height"}
+    chosen = {name: values[name] for name in MADE_WITH if name in values and name not in unused}
+    return {**chosen, "device_seconds": job.metrics.device_seconds}
 
 
 def _is_of_all(field: str, ledger: Ledger) -> bool:

@@ -89,6 +89,7 @@ def test_fields_of_a_line_override_the_common_ones(tmp_path: Path) -> None:
     [
         ("A red circle, left!", "000012-a-red-circle-left"),
         ("Ünïcode ✨ prompt", "000012-unicode-prompt"),
+        ("Große Straße™", "000012-grosse-strassetm"),
         ("../../etc/passwd", "000012-etc-passwd"),
         ("画", "000012"),
     ],

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from harness.backfill import FakeService, resume, rows, run
+from harness.backfill import ARTIFACT, FakeService, resume, rows, run
 from harness.canned import JOB
 
 from cli.backfill.ledger import EntryState, Ledger
@@ -19,8 +19,9 @@ from cli.backfill.pipeline import (
     DOWNLOADS,
     EveryLineRefused,
     lines_to_submit,
+    made_with,
 )
-from fusequeue import Busy, Unauthorized
+from fusequeue import Busy, Job, Unauthorized
 
 NOT_FETCHED = {"code": "url_not_fetched", "message": "image: cannot reach a.test", "status": 422}
 QUOTA = {"code": "quota_exceeded", "message": "the tenant keeps 9 jobs", "status": 429, "retry_after_s": 0}
@@ -157,6 +158,15 @@ async def test_the_manifest_says_what_an_image_was_made_with(
         JOB[name] for name in ("model", "seed", "width", "steps")
     )
     assert "device_seconds" in made
+
+
+def test_a_manifest_has_no_fields_that_the_model_would_refuse() -> None:
+    """With those of the line they are a request for the same."""
+    image = Job.model_validate({**JOB, "frames": 1, "layers": 0})
+    assert not {"frames", "layers", "duration_s"} & made_with(image).keys()
+    sound = Job.model_validate({**JOB, "duration_s": 2.0, "artifacts": [{**ARTIFACT, "url": "/a", "kind": "audio"}]})
+    assert made_with(sound)["duration_s"] == 2.0
+    assert not {"width", "height"} & made_with(sound).keys()
 
 
 async def test_lines_are_submitted_while_images_are_downloaded_and_bounded(
