@@ -64,6 +64,15 @@ class Caller:
             scopes = ", ".join(sorted(self.scopes)) or "none"
             raise PermissionDenied(f"this needs a key with the scope {' or '.join(enough)}; this one has {scopes}")
 
+    def require_for(self, tenant: str | None, scope: Scope) -> None:
+        """Raise `PermissionDenied` unless the key has `scope`, or the scope `admin` where a request names a tenant."""
+        if tenant is not None:
+            self.require(Scope.ADMIN)
+        elif self.scopes is not None and scope not in self.scopes and Scope.ADMIN in self.scopes:
+            raise PermissionDenied(f"this needs a key with the scope {scope}; as an operator name a tenant in `tenant`")
+        else:
+            self.require(scope)
+
 
 class Authenticator:
     """Returns the caller of an Authorization header; caches a bounded number of keys."""

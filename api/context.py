@@ -221,7 +221,10 @@ async def direct_context(request: Request) -> RequestContext:
     """Return the context of a request to a route of jobs that FastAPI does not resolve."""
     opened = await services(request)
     authenticated = await caller(request, opened)
-    await require_jobs_scope(request, authenticated)
+    if request.method in READ_METHODS:
+        authenticated.require_for(None, Scope.JOBS_READ)
+    else:
+        authenticated.require(Scope.JOBS_WRITE)
     return await request_context(request, authenticated, opened)
 
 
@@ -318,7 +321,7 @@ async def read_context(
     request: Request, caller: CallerDep, services: ServicesDep, tenant: OfTenant = None
 ) -> RequestContext:
     """Return the context of a read of jobs, which needs the scope to read jobs, or `admin` with a tenant's name."""
-    caller.require(Scope.JOBS_READ if tenant is None else Scope.ADMIN)
+    caller.require_for(tenant, Scope.JOBS_READ)
     own = await request_context(request, caller, services)
     return own if tenant is None else replace(own, tenant=tenant_name(tenant))
 
@@ -332,7 +335,7 @@ async def change_context(
     request: Request, caller: CallerDep, services: ServicesDep, tenant: OfTenant = None
 ) -> ChangeContext:
     """Return the context of a change of jobs, which needs the scope to write jobs, or `admin` with a tenant's name."""
-    caller.require(Scope.JOBS_WRITE if tenant is None else Scope.ADMIN)
+    caller.require_for(tenant, Scope.JOBS_WRITE)
     own = await request_context(request, caller, services)
     named = own.tenant if tenant is None else tenant_name(tenant)
     return ChangeContext(

@@ -7,7 +7,7 @@ import typer
 
 from cli.client_options import Chosen, Json, Key, Url, connected, name_option, takes
 from cli.matching import JOB_FILTERS, filters_of
-from cli.messages import print_error
+from cli.messages import print_error, readable
 from cli.submit import JobId, print_job
 from cli.tables import age
 from fusequeue import Job, QueueDepth, WorkerInfo
@@ -65,5 +65,5 @@ def worker_row(worker: WorkerInfo) -> tuple[object, ...]:
     rows = f"{worker.forward_rows / worker.forwards:.1f}" if worker.forwards else ""
     states = {model: worker.memory_state(model).replace("_", " ") for model in worker.models}
     models = [model if state == "loaded" else f"{model} ({state})" for model, state in states.items()]
-    slots, memory = f"{worker.slots - worker.free_slots} of {worker.slots}", f"{worker.models_bytes / 2**30:.1f} GiB"
-    return worker.id, worker.state, worker.device, slots, memory, rows, models
+    slots = f"{worker.slots - worker.free_slots} of {worker.slots}"
+    return worker.id, worker.state, worker.device, slots, readable(worker.models_bytes), rows, models

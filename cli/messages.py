@@ -3,6 +3,7 @@
 import sys
 
 MAX_ERROR_CHARS = 2000
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def one_line(text: str) -> str:
@@ -13,6 +14,12 @@ def one_line(text: str) -> str:
 def counted(number: int, nouns: str) -> str:
     """Return a number of things in words: `1 job`, `2 jobs`."""
     return f"{number} {nouns if number != 1 else nouns.removesuffix('s')}"
+
+
+def readable(nbytes: int) -> str:
+    """Return a number of bytes with the unit that suits it: `59.2 KiB`."""
+    size, unit = next((one for one in _UNITS if nbytes >= one[0]), _UNITS[-1])
+    return f"{nbytes / size:.1f} {unit}"
 
 
 def print_error(text: object) -> None:

@@ -220,7 +220,7 @@ def print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> 
         lines.append(("solo", job.batching.solo_reason))
     if job.metrics.device_seconds is not None:
         lines.append(("device seconds", job.metrics.device_seconds))
-    lines += [("at", artifact.location) for artifact in job.artifacts if artifact.location is not None]
+    lines += [("at", one.location or one.url) for one in job.artifacts if one.location is not None or not files]
     lines += [("saved", file) for file in files]
     value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job
     console.record(value, lines)

@@ -19,6 +19,7 @@ from typing import BinaryIO
 from cli.backup.archive import FACTS, SNAPSHOT, STORAGE, ArchiveWriter
 from cli.backup.redis_connection import RedisConnection
 from cli.backup.redis_data import redis_of
+from cli.messages import readable
 from cli.up import environment
 from shared.errors import ConfigurationError
 from shared.job import QUEUE_SCHEMA
@@ -27,7 +28,6 @@ from shared.runtime.clock import VERSION
 FORMAT = 1
 INCOMPLETE = ".incomplete"  # folder of the storage: what is being written to it
 PROGRESS_EVERY_S = 2.0
-UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 Signature = tuple[int, int, int]
 Print = Callable[[str], None]
@@ -67,12 +67,6 @@ class Progress:
 
     def summary(self) -> str:
         return f"{self.files} files, {readable(self.nbytes)}"
-
-
-def readable(nbytes: int) -> str:
-    """Return a number of bytes with the unit that suits it: `59.2 KiB`."""
-    size, unit = next((one for one in UNITS if nbytes >= one[0]), UNITS[-1])
-    return f"{nbytes / size:.1f} {unit}"
 
 
 def create_backup(data_dir: Path, target: Path, timeout_s: float, print_line: Print) -> None:

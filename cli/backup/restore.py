@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from cli.backup.archive import CHUNK_BYTES, FACTS, SNAPSHOT, STORAGE, DamagedBackup, read_archive
-from cli.backup.create import FORMAT, BackupFacts, Print, Progress, readable
+from cli.backup.create import FORMAT, BackupFacts, Print, Progress
 from cli.backup.redis_data import LOAD_FILE, running_server
+from cli.messages import readable
 from cli.up import folder_lock, redis_server
 from shared.errors import ConfigurationError
 from shared.job import QUEUE_SCHEMA

@@ -95,6 +95,7 @@ async def test_submit_saves_the_result(run: Run, queue: Queue, tmp_path: Path) -
     assert [one["status"] for one in events] == sorted((one["status"] for one in events), key=ORDER.index)
     assert (job["status"], job["seed"], job["strength"]) == ("succeeded", 7, 0.5)
     assert [(tmp_path / file).read_bytes() for file in job["files"]] == [data]
+    assert job["artifacts"][0]["url"].partition("?")[0] in (await run("status", job["id"])).stdout
 
 
 async def test_a_job_is_listed_paused_watched_and_canceled(run: Run) -> None:

@@ -17,7 +17,8 @@ from fusequeue import WorkerInfo
             {"slots": 16, "free_slots": 13, "models_bytes": 3 * 2**29, "forwards": 4, "forward_rows": 10},
             {"slots in use": "3 of 16", "memory": "1.5 GiB", "rows per forward": "2.5"},
         ),
-        ({"slots": 8, "free_slots": 8}, {"slots in use": "0 of 8", "memory": "0.0 GiB", "rows per forward": ""}),
+        ({"models_bytes": 7_516_268}, {"memory": "7.2 MiB"}),
+        ({"slots": 8, "free_slots": 8}, {"slots in use": "0 of 8", "memory": "0.0 KiB", "rows per forward": ""}),
         (
             {"models": ("a", "b", "c"), "loaded": ("a",), "loading": ("b",)},
             {"models": ["a", "b (loading)", "c (not loaded)"]},

@@ -278,6 +278,19 @@ async def test_a_missing_scope_is_named(api: httpx.AsyncClient, fake_queue: Queu
             assert enough.status_code not in (401, 403)
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_the_error_of_an_operators_key_asks_for_a_tenant(
+    api: httpx.AsyncClient, fake_queue: Queue, method: str
+) -> None:
+    """It has no jobs of its own to read; without the scope admin, a tenant's name would not help."""
+    for scope, helps in ((Scope.ADMIN, True), (Scope.METRICS, False)):
+        header = await bearer(fake_queue, scopes=frozenset({scope}))
+        for path in ("/v1/jobs?status=failed", f"/v1/jobs/job_{'0' * 26}"):
+            refused = await api.request(method, path, headers=header)
+            assert code(refused) == (403, "permission_denied")
+            assert ("name a tenant in `tenant`" in refused.json()["detail"]) == helps
+
+
 MONITORING = ["/metrics", "/v1/scale/default"]
 
 
