@@ -68,6 +68,17 @@ async def test_a_running_job_that_is_paused_is_counted_when_its_worker_releases_
     assert await jobs_of(queue) == {"queued": 1}
 
 
+async def test_a_job_that_waits_for_another_is_queued_again_after_its_pause(
+    queue: Queue, make_submission: Make
+) -> None:
+    (parent,) = await put(queue, make_submission(group=GROUP))
+    (child,) = await put(queue, make_submission(group=GROUP, after=(parent,)))
+    await queue.jobs.pause(child)
+    assert await jobs_of(queue) == {"queued": 1, "paused": 1}
+    await queue.jobs.resume(child)
+    assert await jobs_of(queue) == {"queued": 2}
+
+
 async def test_a_redriven_job_is_queued_again(queue: Queue, make_submission: Make) -> None:
     (job_id,) = await put(queue, make_submission(group=GROUP))
     await end(queue, (await claim(queue))[0], state=State.FAILED)

@@ -1,4 +1,4 @@
--- NEEDS events job_record job_state later latest_start paused
+-- NEEDS events groups job_record job_state later latest_start paused
 -- RUNS when Redis is full
 -- End the pauses of jobs: those that are queued go back to their lanes, before later ones; running ones lose their mark.
 -- args     job_ids...
@@ -9,6 +9,7 @@ local now, states, touched = clock_ms(), {}, {}
 local function wait(id, job)
   latest_start.clear(id, job)
   later.add(id, job)
+  groups.note(id, job, 'queued', now)
   redis.call('HSET', key.job(id), 'event', events.publish(id, job.tenant, 'queued', job.webhook))
   return job.state
 end
