@@ -2,8 +2,10 @@
 
 Each parent has 100 children; the parents are jobs for later, so that no worker claims them. At each size, rounds on the
 growing queue take turns with rounds on one where none waits: what else runs on the machine hardly changes the ratio. A
-round submits a job and 100 children of it, settles it, which queues them, and claims and settles those. In the end all
-parents of the last size are canceled, and every child is told and queued. `--json FILE` saves the figures.
+round submits a job and 100 children of it, reads the estimate of one, settles the job, which queues them, and claims
+and settles those. Then it reads the estimate of a job with `CHAIN` unfinished jobs before it, as many as one script
+reads, each of which waits for up to 16. In the end all parents of the last size are canceled, and every child is told
+and queued. `--json FILE` saves the figures.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from shared.runtime.clock import now_ms
 
 SIZES = (0, 10_000, 100_000)
 CHILDREN = 100
+CHAIN = 64
 SLOTS = 8
 TENANTS = 20
 WORKER, MODELS = "worker", (MODEL,)
@@ -106,6 +109,7 @@ class ParentsQueue:
         first, *others = self._children(parent)
         await self._cost("submit a child", lambda: submit(self._queue, [first]))
         await self._cost("submit 99 children", lambda: submit(self._queue, others))
+        await self._cost("read the estimate of a child", lambda: self._queue.jobs.position(others[-1].job.id))
         (claim,) = await self._queue.claims.claim(WORKER, MODELS, SLOTS)
         await self._settle(claim, "settle a parent of 100")
         await self._cost("", self._queue.maintenance.queue_due)
@@ -122,6 +126,19 @@ class ParentsQueue:
     async def _settle(self, claim: Claim, name: str) -> None:
         call = partial(self._queue.claims.settle, WORKER, claim.job.id, claim.epoch, outcome(claim))
         await self._cost(name, call)
+
+    async def read_chain(self, rounds: int) -> dict[str, int]:
+        """Let `CHAIN` jobs wait for up to 16 before each, and return what it costs to read the estimate of the last."""
+        ids = [self._parents[0]]
+        while len(ids) <= CHAIN:
+            one = self._job(after=tuple(ids[-16:]))
+            await submit(self._queue, [one])
+            ids.append(one.job.id)
+        self.costs.clear()
+        for _ in range(rounds):
+            await self._cost("read", lambda: self._queue.jobs.position(ids[-1]))
+        await self._queue.changes.cancel(ids[1:])
+        return vars(Spread.of(self.costs["read"]))
 
     async def cancel_parents(self) -> dict[str, Any]:
         """Cancel all parents, and tell and queue all children; return what that costs."""
@@ -164,7 +181,8 @@ async def measure(urls: list[str], sizes: tuple[int, ...], rounds: int) -> dict[
             steps.append({"waiting": waiting, "bytes_per_child": bytes_each, "operations": growing.figures()})
             steps[-1]["none_waiting"] = reference.figures()
             print("\n".join(lines(steps[-1])), flush=True)
-        return {"server": await growing.server(), "steps": steps, "all_told": await growing.cancel_parents()}
+        figures = {"server": await growing.server(), "steps": steps, "chain": await growing.read_chain(rounds)}
+        return {**figures, "all_told": await growing.cancel_parents()}
     finally:
         await reference.close()
         await growing.close()
@@ -190,7 +208,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="fusequeue-queue-")) for _ in range(2)]
         urls = [stack.enter_context(private_redis(Path(folder))) for folder in folders]
         figures = asyncio.run(measure(urls, tuple(options.waiting), options.rounds))
-    print(figures["all_told"])
+    print(figures["chain"], figures["all_told"])
     if options.json is not None:
         record.write(options.json, figures, rounds=options.rounds)
     return figures
