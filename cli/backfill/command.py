@@ -95,15 +95,23 @@ def backfill(
 
 @contextmanager
 def _invalid_files(out: Path) -> Iterator[None]:
-    """Turn faults of the prompts and of the folder's ledger into `BadParameter`."""
+    """Turn faults of the prompts and of the folder's ledger into `BadParameter`, and name the folder of a full disk."""
     try:
         yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        print_error(f"{error.filename or out}: {error.strerror or error}; mend it, and run the same command to resume")
+        raise typer.Exit(Exit.USAGE) from None
     except PromptsError as error:
         raise typer.BadParameter(one_line(str(error)), param_hint="'prompts'") from None
     except (LedgerError, ConfigurationError) as error:
         raise typer.BadParameter(one_line(str(error)), param_hint="'--out'") from None
     except sqlite3.Error as error:
-        message = f"{out / NAME}: {error}; another backfill uses it, or choose another folder"
+        is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        mended = "make room, and run the same command to resume"
+        remedy = mended if is_full else "another backfill uses it, or choose another folder"
+        message = f"{out / NAME}: {error}; {remedy}"
         raise typer.BadParameter(one_line(message), param_hint="'--out'") from None
 
 

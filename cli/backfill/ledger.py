@@ -5,7 +5,7 @@ import json
 import sqlite3
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -339,14 +339,18 @@ class Ledger:
     def write_manifest(self, path: Path) -> None:
         """Write one JSON object per line (number, body fields, state, job, files, flagged, made, error), atomically."""
         part = path.with_suffix(".part")
+        try:
+            with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines(self._manifest_rows())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _manifest_rows(self) -> Iterator[str]:
         query = "SELECT number, body, state, job, files, flagged, made, error FROM line ORDER BY number"
-        with (
-            part.open("w", encoding="utf-8", errors="backslashreplace") as file,
-            closing(self._db.execute(query)) as rows,
-        ):
+        with closing(self._db.execute(query)) as rows:
             for number, body, state, job, files, flagged, made, error in rows:
                 row = {"line": number, **json.loads(body), "state": state, "job": job}
                 row |= {"files": json.loads(files or "[]"), "flagged": json.loads(flagged or "[]")}
                 row |= {"made": json.loads(made or "{}"), "error": error}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        part.replace(path)
+                yield json.dumps(row, ensure_ascii=False) + "\n"

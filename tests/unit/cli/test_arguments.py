@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,14 @@ def test_an_invalid_prompt_file_leaves_no_new_folder(prompts: str) -> None:
     for out in ("new", "mine"):
         assert fusequeue("backfill", prompts, "--out", out).exit_code == 2
     assert [Path(out).exists() for out in ("new", "mine")] == [False, True]
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder() -> None:
+    Path("full").mkdir()
+    Path("full/manifest.part").symlink_to("/dev/full")
+    result = fusequeue("backfill", "prompts.txt", "-o", "full")
+    assert "full: No space left on device; mend it, and run the same command to resume\n" in result.stderr
+    assert (result.exit_code, os.path.lexists("full/manifest.part")) == (2, False)
 
 
 def test_a_field_without_an_option_beside_it_replaces_a_default() -> None:
