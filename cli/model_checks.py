@@ -7,7 +7,7 @@ from cli.findings import FAILED, OK, WARNING, Finding
 from shared.config import models_file
 from shared.config.candidates import ScorerSpec
 from shared.config.checkpoints import checkpoint_fault, vae_fault
-from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders
+from shared.config.model_index import CLASSIC, MODULAR, index_file, missing_folders, parts_without_weights
 from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.shape_folder import is_shape_folder
@@ -84,6 +84,10 @@ def _source_of(
     if missing:
         lacks = f"{folder} has no folder {' and '.join(missing)}, which its index lists"
         return Finding(name, FAILED, lacks, "copy or download the whole model again")
+    empty = [] if no_index else [one for one in parts_without_weights(folder) if one not in left_out]
     if not has_checkpoint and not next(folder.rglob("*.safetensors"), None):
         return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
+    if empty:
+        lacks = f"{folder} has no safetensors in {' and '.join(empty)}"
+        return Finding(name, FAILED, lacks, "download it again, or save it with safe_serialization=True")
     return Finding(name, OK, str(folder))

@@ -16,6 +16,8 @@ Index = dict[str, Any]
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _INSIDE = re.compile(r"(?:(?!\.\.)[\w-][\w.-]*(?:/(?!\.\.)[\w.-]+)*)?")  # a path without `..`, relative to a folder
 
+_WITHOUT_WEIGHTS = re.compile(r"(Tokenizer|TokenizerFast|Processor|Extractor|Scheduler)$")  # classes of parts
+
 
 class PartPlace(NamedTuple):
     """Where the files of a part of a modular pipeline are: a subfolder, of a repository if it names one."""
@@ -79,6 +81,19 @@ def missing_folders(folder: Path) -> list[str]:
         entries = {name: entry for name, entry in read_index(folder).items() if not name.startswith("_")}
         parts = {name for name, entry in entries.items() if isinstance(entry, list) and any(entry)}
     return sorted(part for part in parts if not (folder / part).is_dir())
+
+
+def parts_without_weights(folder: Path) -> list[str]:
+    """Return the parts of a classic folder that have a configuration of a model, and no safetensors."""
+    if is_modular(folder):
+        return []
+    entries = {name: entry for name, entry in read_index(folder).items() if isinstance(entry, list) and all(entry)}
+    models = [name for name, entry in entries.items() if not _WITHOUT_WEIGHTS.search(str(entry[-1]))]
+    return sorted(
+        name
+        for name in models
+        if (folder / name / "config.json").is_file() and not next((folder / name).glob("*.safetensors"), None)
+    )
 
 
 def _read(folder: Path) -> Index:

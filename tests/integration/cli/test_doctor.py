@@ -106,6 +106,19 @@ def _no_weights(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
 
 
+def _no_weights_of_a_part(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
+    """The text encoder's are there, and a tokenizer needs none."""
+    parts = {"unet": "UNet2DConditionModel", "text_encoder": "CLIPTextModel", "tokenizer": "CLIPTokenizerFast"}
+    for part in parts:
+        (folder / "weights" / part).mkdir(parents=True)
+        (folder / "weights" / part / "config.json").write_text("{}")
+    (folder / "weights/text_encoder/model.safetensors").touch()
+    index = {"_class_name": "A", **{name: ["diffusers", kind] for name, kind in parts.items()}}
+    (folder / "weights/model_index.json").write_text(json.dumps(index))
+    (folder / "models.toml").write_text(MODEL.format(source="weights"))
+    env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
+
+
 def _with_file(key: str, contents: bytes) -> Callable[[Redis, Path, pytest.MonkeyPatch], None]:
     def change(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
         source = folder / "weights"
@@ -187,6 +200,7 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_with_file("vae", b"<html>"), ("vae of demo", "failed", "its header cannot be read", "download it again")),
         (_no_models, ("models file", "failed", "none.toml", "FUSEQUEUE_MODELS")),
         (_no_weights, ("model demo", "failed", "no safetensors", "safe_serialization")),
+        (_no_weights_of_a_part, ("model demo", "failed", "weights has no safetensors in unet", "download it again")),
         (
             _without_a_part("model_index.json", ["diffusers", "A"]),
             ("model demo", "failed", "weights has no folder vae, which its index lists", "copy or download"),

@@ -63,8 +63,11 @@ def test_a_refiner_has_all_it_needs(tmp_path: Path) -> None:
     assert check_packages(spec, folder).verdict == "ok"
 
 
-def test_a_model_with_files_elsewhere_is_not_judged() -> None:
-    assert check_model(a_spec(Path("/none/at/all")), "cpu", GIB).verdict == "ok"
+@pytest.mark.parametrize("source", ["/none/at/all", "./none", "none"])
+def test_a_model_with_files_elsewhere_is_not_judged(source: str) -> None:
+    """Nor does one whose source is a mistake end the check of the others."""
+    spec = a_spec(Path("/none/at/all")).model_copy(update={"source": source})
+    assert check_model(spec, "cpu", GIB).verdict == "ok"
 
 
 def test_the_doctor_s_process_reports_the_device_and_each_model() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
+from huggingface_hub.errors import HFValidationError
 
 from shared.config import models_file, settings
 from shared.config.model_index import CLASSIC, MODULAR
@@ -79,9 +80,13 @@ def check_devices(spec: ModelSpec, first: torch.device) -> DeviceVerdict | None:
 def _folder(spec: ModelSpec) -> Path | None:
     if spec.is_folder:
         return Path(spec.source) if Path(spec.source).is_dir() else None
-    found = (
-        huggingface_hub.try_to_load_from_cache(spec.source, name, revision=spec.revision) for name in (CLASSIC, MODULAR)
-    )
+    try:
+        found = [
+            huggingface_hub.try_to_load_from_cache(spec.source, name, revision=spec.revision)
+            for name in (CLASSIC, MODULAR)
+        ]
+    except HFValidationError:  # neither a folder nor an id of the hub, as the check of the models says
+        return None
     return next((Path(index).parent for index in found if isinstance(index, str)), None)
 
 
