@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -126,7 +127,7 @@ async def _storage(config: Settings) -> list[Finding]:
         await storage.close()
     if config.s3_bucket is None and config.storage_dir.stat().st_mode & 0o007:
         seen = f"{name} is open to every user of this machine"
-        return [Finding("storage", WARNING, seen, f"chmod o= {config.storage_dir}")]
+        return [Finding("storage", WARNING, seen, f"chmod o= {shlex.quote(str(config.storage_dir))}")]
     if config.s3_bucket is None and (free := shutil.disk_usage(config.storage_dir).free) < MIN_FREE_BYTES:
         seen = f"{name}: {free / 2**30:.1f} GiB free"
         return [Finding("storage", WARNING, seen, "free disk space, or shorten retention")]

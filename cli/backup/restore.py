@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def _next_steps(facts: BackupFacts, data_dir: Path) -> Iterator[str]:
     if facts.storage is None:
         yield "the images are in the bucket of the deployment, if they still are: start with its FUSEQUEUE_S3_ settings"
     namespace = f"FUSEQUEUE_NAMESPACE={facts.namespace} " if facts.namespace else ""
-    yield f"start it with: {namespace}fusequeue up --data-dir {data_dir}"
+    yield f"start it with: {namespace}fusequeue up --data-dir {shlex.quote(str(data_dir))}"
     yield "keys that were revoked since the backup are valid again: revoke them again"
 
 

@@ -99,17 +99,17 @@ def running(deployment: Deployment) -> Iterator[Deployment]:
 
 
 def test_a_stopped_deployment_is_restored_to_another_folder(deployment: Deployment, tmp_path: Path) -> None:
-    target, restored = tmp_path / "backup.tar", tmp_path / "restored"
+    target, restored = tmp_path / "backup.tar", tmp_path / "restored here"
     status, messages = fusequeue("backup", target, "--data-dir", deployment.folder)
     assert (status, bool(re.fullmatch(rf"{target}: 2 files, \d+\.\d KiB\n", messages))) == (0, True)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     status, messages = fusequeue("restore", target, "--data-dir", restored)
-    assert (status, f"start it with: fusequeue up --data-dir {restored}" in messages) == (0, True)
+    assert (status, f"start it with: fusequeue up --data-dir '{restored}'" in messages) == (0, True)
     assert (restored / "storage" / "jobs" / "job_1" / "0.png").read_bytes() == b"image"
     assert not (restored / "storage" / ".incomplete").exists(), "what was being written belongs to no job"
     assert stat.S_IMODE(restored.stat().st_mode) == 0o700
     assert data_of(restored) == {"job": "succeeded"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar", "data", "restored"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar", "data", "restored here"]
 
 
 @pytest.mark.parametrize("diskless", ["yes", "no"])
