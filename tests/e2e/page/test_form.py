@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness.http_server import ROOT, png
+from harness.waiting import wait_until
 from playwright.sync_api import Page, expect
 from tiny.safetensors_file import demo_lora
 
@@ -59,17 +60,30 @@ def test_what_is_wrong_with_a_field_is_shown_until_it_changes(open_page: Any, wa
     expect(page.get_by_role("alert")).to_contain_text("deadline_s")
     deadline.fill("60")
     expect(page.get_by_role("alert")).to_have_count(0)
+    steps = page.get_by_role("spinbutton", name="Steps")
+    steps.fill("")
+    steps.blur()
+    expect(steps).to_have_value("12")  # which is what is sent
 
 
-def test_an_adapter_is_uploaded_used_and_deleted(open_page: Any, waiting: Any, tmp_path: Path) -> None:
-    """One that the service refuses is named beside the button; a deletion asks first."""
+def test_an_adapter_is_uploaded_used_and_deleted(open_page: Any, waiting: Any, tmp_path: Path, hold: Any) -> None:
+    """Also while they are read, which is done again then. One that the service refuses is named beside the button; a
+    deletion asks first.
+    """
     for name, data in (("style", demo_lora(3)), ("broken", b"no weights" * 100)):
         (tmp_path / f"{name}.safetensors").write_bytes(data)
-    page = open_page(waiting.url, "#/playground")
+    page = open_page(waiting.url)
+    reads = hold(page, "**/v1/adapters?*")
+    page.goto(f"{waiting.url}/#/playground")
     adapters = page.get_by_role("group", name="Adapters", exact=True)
     adapters.locator("input[type=file]").set_input_files(tmp_path / "broken.safetensors")
     expect(adapters.get_by_role("alert")).to_contain_text("no safetensors file")
     adapters.locator("input[type=file]").set_input_files(tmp_path / "style.safetensors")
+    expect(adapters.get_by_role("checkbox")).to_be_checked()
+    reads[0].fulfill(json={"object": "list", "data": [], "has_more": False, "next_cursor": None})  # of before
+    wait_until(lambda: page.evaluate("1") and len(reads) > 1, "they are read again")
+    reads[1].continue_()
+    page.unroute("**/v1/adapters?*")
     expect(adapters.get_by_role("checkbox", name="style.safetensors")).to_be_checked()
     expect(adapters.get_by_role("alert")).to_have_count(0)
     adapters.get_by_role("spinbutton", name="Scale of style.safetensors").fill("0.5")
@@ -115,6 +129,11 @@ def test_candidates_are_checked_sent_and_kept_in_a_duplicate(open_page: Any, wai
     job = generate(page, "the best circles")
     assert (job["best_of"], job["n"]) == ({"candidates": 8, "keep": 2, "at": [0.1, 0.5]}, 2)
     page.goto(f"{waiting.url}/#/playground?from={job['id']}")
+    expect(page.locator("textarea[name=prompt]")).to_have_value("the best circles")
+    page.locator("textarea[name=prompt]").fill("an edited prompt")
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.go_back()
+    expect(page.locator("textarea[name=prompt]")).to_have_value("an edited prompt")
     page.get_by_role("checkbox", name="Begin more images than are kept").uncheck()
     expect(images).to_have_value("2")
     page.get_by_role("checkbox", name="Begin more images than are kept").check()

@@ -83,7 +83,15 @@ def test_a_job_starts_from_an_uploaded_image(open_page: Any, working: Any, tmp_p
     assert job["image"] is not None
 
 
+DROP = """(element, type) => {
+    const data = new DataTransfer();
+    data.items.add(new File(["x"], "notes.pdf", { type }));
+    return element.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+
+
 def test_a_pasted_image_is_used(open_page: Any, working: Any) -> None:
+    """Another file that is dropped is refused by its name; beside the field, where it would replace the page, too."""
     page = open_page(working.url, "#/playground")
     page.get_by_role("combobox", name="Task").select_option("image_to_image")
     expect(page.get_by_role("button", name="Choose an image")).to_be_visible()
@@ -96,6 +104,10 @@ def test_a_pasted_image_is_used(open_page: Any, working: Any) -> None:
         list(png()),
     )
     expect(page.locator(".chosen img")).to_be_visible()
+    page.get_by_role("button", name="Remove pasted.png").click()
+    assert not page.locator(".drops").evaluate(DROP, "application/pdf")
+    expect(page.get_by_role("alert")).to_have_text("notes.pdf is not a PNG, JPEG or WebP.")
+    assert not page.locator("body").evaluate(DROP, "application/pdf")
 
 
 def test_a_request_is_submitted_once_however_often_it_is_asked_for(open_page: Any, working: Any, hold: Any) -> None:

@@ -296,7 +296,8 @@ def test_a_hidden_page_asks_for_nothing(open_page: Any, waiting: Any, own_contex
 
 
 def test_the_keys_lead_to_every_view(open_page: Any, waiting: Any) -> None:
-    page = open_page(waiting.url)
+    """Also from an address that is none."""
+    page = open_page(waiting.url, "#/%")
     expect(page.get_by_role("heading", level=1, name="Now")).to_be_visible()
     views = {
         "p": "Playground",

@@ -16,7 +16,15 @@ export function useRoute() {
 
 function parseRoute() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { path: path ? path.split("/").map(decodeURIComponent) : ["now"], params: new URLSearchParams(query) };
+  return { path: path ? path.split("/").map(decoded) : ["now"], params: new URLSearchParams(query) };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // it was typed
+  }
 }
 
 /** Go to a route, or replace the present one, so that "back" does not lead through each change of a filter. */
@@ -43,11 +51,13 @@ export function useLoaded(load, deps, everyMs = 0) {
     const abort = new AbortController();
     let timer = 0;
     let running = false;
+    let isAskedAgain = false; // what is being read can be of before a change
     const what = JSON.stringify(deps);
     if (loaded.current !== what) setState({ data: null, error: null, loading: true });
     loaded.current = what;
     run.current = async () => {
       clearTimeout(timer);
+      isAskedAgain = running;
       if (running || document.hidden) return;
       running = true;
       try {
@@ -57,7 +67,9 @@ export function useLoaded(load, deps, everyMs = 0) {
         if (!abort.signal.aborted) setState((before) => ({ ...before, error, loading: false }));
       }
       running = false;
-      if (everyMs && !abort.signal.aborted) timer = setTimeout(run.current, everyMs);
+      if (abort.signal.aborted) return;
+      if (isAskedAgain) run.current();
+      else if (everyMs) timer = setTimeout(run.current, everyMs);
     };
     const visible = () => run.current();
     document.addEventListener("visibilitychange", visible);

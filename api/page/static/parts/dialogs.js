@@ -101,7 +101,7 @@ function Question({ question }) {
       }
       ${error && html`<p class="fault" role="alert">${error.message}</p>`}
       <footer>
-        <${Button} action=${() => close()}>${done === null ? "Keep" : "Stop"}<//>
+        <${Button} action=${() => close()}>${done !== null ? "Stop" : danger ? "Keep" : "Not now"}<//>
         <${Button} kind=${danger ? "danger" : "primary"} action=${confirmed} onError=${failed} disabled=${!total || total.total === 0}>
           ${verb}${count && total?.total ? ` ${matching}` : ""}
         <//>
@@ -110,12 +110,15 @@ function Question({ question }) {
   `;
 }
 
+const UNSENDABLE = /[^!-~]/; // in a header
+
 /** Asks for a key. It is kept in memory only. */
 export function KeyPrompt({ onClose }) {
   const [key, setKey] = useState("");
   const [fault, setFault] = useState(session.value.reason);
   const submit = async () => {
-    if (!(await useKey(key.trim()))) setFault(session.value.reason);
+    if (UNSENDABLE.test(key.trim())) setFault("No key has such characters; copy it once more.");
+    else if (!(await useKey(key.trim()))) setFault(session.value.reason);
     else onClose?.();
   };
   const pressed = (event) => {

@@ -36,6 +36,11 @@ export async function upload(file, kind = "image") {
 
 const filesOf = (data, kind) => [...(data?.files ?? [])].filter((file) => file.type.startsWith(`${kind}/`));
 
+/** A file that is dropped beside a field would replace the page. */
+for (const name of ["dragover", "drop"]) {
+  addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
+}
+
 /** Several images, videos or sounds, at most `most`; a further one replaces the last. */
 export function Drops({ label, name, most, images, onChange, fault, kind = "image" }) {
   const [busy, setBusy] = useState(0);
@@ -67,7 +72,7 @@ export function Drops({ label, name, most, images, onChange, fault, kind = "imag
   const dropped = (event) => {
     event.preventDefault();
     setOver(false);
-    add(filesOf(event.dataTransfer, kind));
+    add([...(event.dataTransfer?.files ?? [])]);
   };
   const chosen = ({ target }) => {
     add([...target.files]);

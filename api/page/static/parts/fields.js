@@ -35,12 +35,15 @@ export const Check = ({ label, name, value, onChange }) => html`
  * field means that, which is the slider's end. */
 export function Range({ label, name, value, min, max, step, onChange, fault, unset = "" }) {
   const read = ({ target }) => (target.value !== "" || (unset && !target.validity.badInput)) && onChange(target.value && Number(target.value));
+  const left = ({ target }) => {
+    if (target.value === "") target.value = value; // a field that is left empty shows what is sent
+  };
   return html`
     <div class="field range ${fault ? "is-faulty" : ""}" role="group" aria-label=${label}>
       <span aria-hidden="true">${label}</span>
       <div class="joined">
         <input type="range" tabindex="-1" aria-label="${label}, slider" min=${min} max=${max} step=${step} value=${value === "" ? max : value} onInput=${read} />
-        <input type="number" name=${name} aria-label=${label} min=${min} max=${max} step=${step} value=${value} placeholder=${unset} onInput=${read} aria-invalid=${Boolean(fault)} />
+        <input type="number" name=${name} aria-label=${label} min=${min} max=${max} step=${step} value=${value} placeholder=${unset} onInput=${read} onBlur=${left} aria-invalid=${Boolean(fault)} />
       </div>
       ${fault && html`<em class="fault" role="alert">${fault}</em>`}
     </div>

@@ -121,6 +121,8 @@ export async function download(job, artifact) {
   save(await response.blob(), `${job.id}-${artifact.index}.${suffix}`);
 }
 
+const KINDS = { video: "Video", audio: "Sound", mesh: "Mesh", latents: "Latents" };
+
 export function Lightbox() {
   const shown = useStore(lightbox);
   useEffect(() => {
@@ -136,7 +138,7 @@ export function Lightbox() {
   const { images, index } = shown;
   const { job, artifact } = images[index];
   const src = local((isMesh(artifact) && artifact.thumbnail_url) || artifact.url);
-  const place = images.length > 1 ? `${index + 1} of ${images.length}` : isMesh(artifact) ? "Mesh" : "Image";
+  const place = images.length > 1 ? `${index + 1} of ${images.length}` : (KINDS[artifact.kind] ?? "Image");
   return html`
     <${Dialog} title=${place} kind="lightbox" onClose=${() => lightbox.set(null)}>
       <div class="stage">
@@ -153,8 +155,8 @@ export function Lightbox() {
         ${
           images.length > 1 &&
           html`
-          <${Button} kind="turn previous" icon="left" label="Previous image" action=${() => turn(shown, -1)} />
-          <${Button} kind="turn next" icon="right" label="Next image" action=${() => turn(shown, 1)} />
+          <${Button} kind="turn previous" icon="left" label="Previous result" action=${() => turn(shown, -1)} />
+          <${Button} kind="turn next" icon="right" label="Next result" action=${() => turn(shown, 1)} />
         `
         }
       </div>

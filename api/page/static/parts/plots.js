@@ -1,14 +1,14 @@
 // Plots of measured values, without an axis of time.
 
 import { html } from "../vendor/htm-preact-3.1.1.js";
-import { duration, figure } from "../core/format.js";
+import { duration, figure, plural } from "../core/format.js";
 
 const WIDTH = 320;
 const HEIGHT = 110;
 const PAD = { left: 44, right: 10, top: 8, bottom: 20 };
 
 /** A batch cost curve: milliseconds per image by rows; the mark is at the efficient rows. */
-export function CostPlot({ curve }) {
+export function CostPlot({ curve, noun }) {
   const points = curve.points.map(({ rows, seconds }) => ({ rows, seconds, each: (1_000 * seconds) / rows }));
   const most = Math.max(2, ...points.map(({ rows }) => rows), curve.efficient_rows);
   const top = Math.max(...points.map(({ each }) => each)) * 1.1;
@@ -25,7 +25,7 @@ export function CostPlot({ curve }) {
       ${points.map(
         ({ rows, each, seconds }) => html`
           <circle key=${rows} class="is-running" cx=${x(rows)} cy=${y(each)} r="3">
-            <title>${rows} rows: ${duration(1_000 * seconds)} a forward, ${duration(each)} an image</title></circle>
+            <title>${plural(rows, "row")}: ${duration(1_000 * seconds)} a forward, ${duration(each)} ${noun}</title></circle>
         `,
       )}
       <text x=${PAD.left - 5} y=${PAD.top + 8} text-anchor="end">${figure(top / 1.1)} ms</text>
@@ -45,10 +45,10 @@ export function RowsPlot({ parts, forwards }) {
     <div class="rows-plot" role="img" aria-label="Rows of its forwards in order: ${said}">
       ${parts.map(
         ([rows, times], index) =>
-          html`<i key=${index} style=${{ flexGrow: times, height: `${(100 * rows) / most}%` }} title="${times} forwards of ${rows} rows"></i>`,
+          html`<i key=${index} style=${{ flexGrow: times, height: `${(100 * rows) / most}%` }} title="${plural(times, "forward")} of ${plural(rows, "row")}"></i>`,
       )}
     </div>
-    <p class="rows-ends hint"><span>first forward: ${parts[0][0]} rows</span><span>most: ${most}</span>
-      <span>${shown < forwards ? `forward ${shown} of ${forwards}` : "last forward"}: ${parts.at(-1)[0]} rows</span></p>
+    <p class="rows-ends hint"><span>first forward: ${plural(parts[0][0], "row")}</span><span>most: ${most}</span>
+      <span>${shown < forwards ? `forward ${shown} of ${forwards}` : "last forward"}: ${plural(parts.at(-1)[0], "row")}</span></p>
   `;
 }

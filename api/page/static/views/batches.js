@@ -1,7 +1,7 @@
 // Batches of files: progress, time left, files, and errors by code.
 
 import { html, useState } from "../vendor/htm-preact-3.1.1.js";
-import { call, request, withQuery } from "../core/api.js";
+import { call, request, serverNow, withQuery } from "../core/api.js";
 import { save } from "../core/actions.js";
 import { count, duration, plural, words } from "../core/format.js";
 import { go, useLoaded } from "../core/hooks.js";
@@ -56,7 +56,7 @@ export function Batches({ params }) {
 function timeLeft({ request_counts: { total, completed, failed }, in_progress_at, status }) {
   const done = completed + failed;
   if (status !== "in_progress" || !done || !in_progress_at) return null;
-  return ((Date.now() - in_progress_at * 1_000) * (total - done)) / done;
+  return ((serverNow() - in_progress_at * 1_000) * (total - done)) / done;
 }
 
 function Batch({ batch, reload }) {

@@ -28,14 +28,19 @@ export function bestOfFaults({ candidates, keep, at }, { max_images }) {
   };
 }
 
-/** How many go on after which shares, as the service computes it. */
-function plan({ candidates, keep, at }) {
-  const shares = sharesOf(at);
-  const left = shares.map((share, index) => {
-    const goOn = Math.max(keep, Math.round(candidates * (keep / candidates) ** ((index + 1) / shares.length)));
+/** How many of `best_of` of a request go on after which shares, as the service computes it. */
+export function planText({ candidates, keep, at }) {
+  const left = at.map((share, index) => {
+    const goOn = Math.max(keep, Math.round(candidates * (keep / candidates) ** ((index + 1) / at.length)));
     return `${goOn} after ${percent(share)}`;
   });
   return `${plural(candidates, "image")} begin; ${left.join(", ")} of the steps go on.`;
+}
+
+/** How many of a job's candidates were dropped after which steps. */
+export function droppedText(dropped) {
+  const bySteps = Map.groupBy(dropped, ({ step }) => step);
+  return [...bySteps].map(([step, some]) => `${some.length} after step ${step}`).join(", ");
 }
 
 export function Candidates({ model, values, set, faults, fault }) {
@@ -53,7 +58,7 @@ export function Candidates({ model, values, set, faults, fault }) {
           <${Range} label="Keep" name="best_of.keep" value=${best_of.keep} min=${1} max=${Math.max(1, best_of.candidates - 1)} step=${1} fault=${faults["best_of.keep"]} onChange=${(keep) => change({ keep })} />
           <${Text} label="Compare after these shares of the steps" name="best_of.at" value=${best_of.at} placeholder=${USUAL_AT} inputmode="decimal" fault=${faults["best_of.at"]} onChange=${(at) => change({ at })} />
         </div>
-        ${!isFaulty && html`<p class="hint">${plan(best_of)}</p>`}
+        ${!isFaulty && html`<p class="hint">${planText(bestOf(best_of))}</p>`}
       `
       }
       ${fault && html`<p class="fault" role="alert">${fault}</p>`}

@@ -9,7 +9,7 @@ import { Ago } from "../parts/ui.js";
 const nameOf = (curve) => `${curve.shape} on ${curve.device}`;
 
 /** The curve of one shape, at first the one with the most row counts. */
-export function Costs({ curves }) {
+export function Costs({ curves, noun }) {
   const [chosen, setChosen] = useState(null);
   if (!curves.length) return html`<p class="hint pad">Its cost by rows is shown once workers have measured forwards.</p>`;
   const richest = curves.reduce((best, one) => (one.points.length > best.points.length ? one : best));
@@ -20,7 +20,7 @@ export function Costs({ curves }) {
   return html`
     <section class="costs" aria-label="Batch cost curve">
       <div class="costs-head">
-        <h3>Time of an image and step, by rows of a forward</h3>
+        <h3>Time of ${noun} and step, by rows of a forward</h3>
         ${
           curves.length > 1
             ? html`<${Select} label="Shape and device" name="shape" value=${nameOf(curve)} onChange=${setChosen}
@@ -28,9 +28,9 @@ export function Costs({ curves }) {
             : html`<span class="hint">${nameOf(curve)}</span>`
         }
       </div>
-      <${CostPlot} curve=${curve} />
+      <${CostPlot} curve=${curve} noun=${noun} />
       <p class="hint">Efficient up to <span class="strong">${plural(curve.efficient_rows, "row")}</span>
-        ${gain > 1.05 ? `; at ${best.rows} rows an image takes ${duration((1_000 * best.seconds) / best.rows)}, ${gain.toFixed(1)} times less than solo` : ""}.
+        ${gain > 1.05 ? `; at ${best.rows} rows ${noun} takes ${duration((1_000 * best.seconds) / best.rows)}, ${gain.toFixed(1)} times less than solo` : ""}.
         Measured <${Ago} time=${curve.measured_at} />.</p>
     </section>
   `;

@@ -9,8 +9,8 @@ import { current, follow, live, readJobs } from "../core/live.js";
 import { Thumb } from "../parts/media.js";
 import { Badge, Panel } from "../parts/ui.js";
 
-const NODE = { width: 178, height: 58 };
-const GAP = { x: 40, y: 12 };
+const NODE = { width: 188, height: 58 }; // three columns fit beside the request on 1440 pixels
+const GAP = { x: 28, y: 12 };
 const OPEN_MS = 3_000;
 const ENDED_MS = 15_000; // others can be submitted that wait for them
 

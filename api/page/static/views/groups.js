@@ -114,7 +114,7 @@ function Group({ group, reload }) {
       </header>
       <${Progress} value=${total ? (100 * (total - open)) / total : 0} label="Jobs of ${name}" state=${state} />
       <${Facts} facts=${{
-        Rate: jobs.queued + jobs.running > 0 && `${group.rate_per_minute.toFixed(1)} a minute`,
+        Rate: jobs.queued + jobs.running > 0 && group.rate_per_minute > 0 && `${group.rate_per_minute.toFixed(1)} a minute`,
         "Time left": group.eta_s !== null && `about ${duration(1_000 * group.eta_s)}`,
         Running: jobs.running > 0 && count(jobs.running),
         Queued: jobs.queued > 0 && count(jobs.queued),

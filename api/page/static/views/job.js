@@ -26,12 +26,13 @@ import { ArtifactView, download, InputImage } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
 import { Ago, Badge, Button, Coded, Copy, ErrorNote, Facts, JobLink, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
 import { GraphPanel, useGraph } from "./graph.js";
+import { droppedText, planText } from "./candidates.js";
 import { choosePriority } from "./job_actions.js";
 
 const MOST_EVENTS = 60;
 
 export function JobPage({ id, tenant }) {
-  const path = withQuery(`v1/jobs/${id}`, { tenant });
+  const path = withQuery(`v1/jobs/${encodeURIComponent(id)}`, { tenant });
   const { data, error, loading, reload } = useLoaded((signal) => readJobs(path, { signal }), [path], 2_000);
   const { jobs } = useStore(live);
   const models = useLoaded((signal) => call("v1/models", { signal }), []).data?.data;
@@ -197,7 +198,7 @@ function Images({ job, previews }) {
       <div class="results">
         ${job.artifacts.map((artifact) => html`<figure key=${artifact.index}>
           <${ArtifactView} job=${job} artifact=${artifact} size="large" />
-          <figcaption class="hint mono">seed ${artifact.seed}</figcaption></figure>`)}
+          <figcaption class="hint mono">seed ${artifact.seed}${artifact.score !== null && ` · score ${artifact.score}`}</figcaption></figure>`)}
         ${Array.from({ length: expected }, (_, index) => html`<${Preview} key=${index} job=${job} src=${previews[index]} />`)}
       </div>
     <//>
@@ -254,6 +255,7 @@ function Timeline({ job }) {
             ? `none: ${words(batching.solo_reason)}`
             : `up to ${batching.max_jobs} jobs in a forward`),
         "Skipped steps": batching?.skipped_steps > 0 && batching.skipped_steps,
+        "Dropped candidates": batching && droppedText(batching.dropped),
       }} />
     <//>
   `;
@@ -261,7 +263,7 @@ function Timeline({ job }) {
 
 const SHOWN = [
   ...["task", "width", "height", "duration_s", "seed", "steps", "guidance_scale", "guidance_scale_2", "strength", "scheduler", "scheduler_options"],
-  ...["n", "output_format", "output_quality", "reproducible", "priority", "embed_parameters"],
+  ...["n", "best_of", "output_format", "output_quality", "reproducible", "priority", "embed_parameters"],
 ];
 
 const OF_MASKS = ["keep_unmasked", "mask_blur", "mask_padding"];
@@ -307,8 +309,9 @@ function Request({ job }) {
         Tenant: job.tenant,
         Model: html`<a href="#/models">${job.model}</a>`,
         Task: words(job.task),
-        Size: !job.task.endsWith("mesh") && sizeText(job),
+        [makesSound(job.task) ? "Length" : "Size"]: !job.task.endsWith("mesh") && sizeText(job),
         [NAMES[mediumOf(job.task)]]: job.n,
+        Candidates: job.best_of && planText(job.best_of),
         Frames: makesVideo(job.task) && `${job.frames} at ${job.fps} fps`,
         Steps: job.steps,
         Guidance: [job.guidance_scale, job.guidance_scale_2].filter((value) => value !== null).join(" and "),

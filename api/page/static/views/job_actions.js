@@ -29,10 +29,14 @@ export const choosePriority = (value = "interactive") => ({
   options: PRIORITIES.map((name) => [name, name]),
 });
 
+const isFiltered = (filters) => FILTERS.some((name) => filters[name]);
+
+/** `title` of all jobs, and of those that match filters. */
 const ALL = {
   cancel: {
     verb: "Cancel",
     past: "Canceled",
+    title: ["Cancel all open jobs?", "Cancel all jobs that match?"],
     text: "Queued jobs end at once, running ones at their next step. Jobs that wait for one of them fail.",
     states: OPEN,
     danger: true,
@@ -40,6 +44,7 @@ const ALL = {
   update: {
     verb: "Update",
     past: "Updated",
+    title: ["Change the priority of all queued jobs?", "Change the priority of all jobs that match?"],
     text: "Queued jobs get another priority. They keep their age; running ones do not change.",
     states: ["queued"],
     choose: choosePriority(),
@@ -47,12 +52,14 @@ const ALL = {
   retry: {
     verb: "Retry",
     past: "Retried",
+    title: ["Retry all failed, canceled and expired jobs?", "Retry all jobs that match?"],
     text: "Each job is queued again as a new one with the same request. Those retried before are not queued twice.",
     states: RETRIED,
   },
   delete: {
     verb: "Delete",
     past: "Deleted",
+    title: ["Delete all ended jobs?", "Delete all jobs that match?"],
     text: "The jobs and their results are deleted for good.",
     states: ENDED,
     danger: true,
@@ -66,8 +73,8 @@ async function changeAll(action, filters) {
   const query = untilNow(queryOf({ ...filters, status: statuses.join(",") }));
   const body = (priority) => (priority ? { priority } : undefined);
   const done = await confirm({
-    title: `${question.verb} all jobs that match?`,
     ...question,
+    title: question.title[Number(isFiltered(filters))],
     count: (signal, choice) =>
       statuses.length ? countMatching(action, query, { json: body(choice), signal }) : { total: 0 },
     run: (progress, signal, choice) => changeMatching(action, query, { json: body(choice), progress, signal }),
@@ -121,7 +128,7 @@ function OfSelected({ chosen, tenant, reload }) {
 }
 
 function OfAll({ filters, reload }) {
-  const filtered = FILTERS.some((name) => filters[name]);
+  const filtered = isFiltered(filters);
   const on = (action) => async () => {
     await changeAll(action, filters);
     reload();

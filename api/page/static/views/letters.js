@@ -164,7 +164,7 @@ function Letter({ letter, selected, toggle, reload }) {
         }
       </header>
       <div class="letter-body">
-        ${job && html`<p class="strong cut" title=${job.prompt}>${job.prompt}</p>`}
+        ${job && html`<p class="strong cut" title=${job.prompt}>${job.prompt || words(job.task)}</p>`}
         <p>${letter.detail}</p>
         ${job
           ? html`

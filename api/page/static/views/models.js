@@ -29,6 +29,8 @@ export function Models() {
 
 const range = (least, most) => (least === most ? String(most) : `${least} to ${most}`);
 
+const ONE = { image: "an image", video: "a video", audio: "a sound", mesh: "a mesh" };
+
 function Model({ model, curves, workers, queues }) {
   const { defaults, limits } = model;
   const sound = model.tasks.every(makesSound);
@@ -47,7 +49,7 @@ function Model({ model, curves, workers, queues }) {
       <p class="tags">${model.tasks.map((task) => html`<span key=${task} class="tag">${words(task)}</span>`)}</p>
       ${mayOperate() && workers && html`<${Orders} model=${model.id} workers=${workers} />`}
       ${mayOperate() && workers && html`<${Holders} model=${model} workers=${workers} waiting=${waiting} />`}
-      ${mayOperate() && html`<${Costs} curves=${curves} />`}
+      ${mayOperate() && html`<${Costs} curves=${curves} noun=${ONE[mediumOf(model.tasks[0])]} />`}
       <${Facts} facts=${{
         Length: sound && `${defaults.duration_s} s; ${range(limits.min_duration_s, limits.max_duration_s)}`,
         Size: !sound && !mesh && `${defaults.width} × ${defaults.height}; sides ${range(limits.min_side, limits.max_side)}, multiples of ${limits.multiple_of}`,

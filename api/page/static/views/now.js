@@ -108,6 +108,8 @@ function readiness(queue, workers) {
   return queue.running_jobs ? ["running", "joining"] : ["running", "ready"];
 }
 
+const HELD = ["paused", "failed"]; // without an end that is known
+
 /** The shape in a signature, `model:shape:digest`, without the 1 frame of an image. */
 const shapeOf = ({ signature, model }) =>
   signature
@@ -135,8 +137,8 @@ function Queues({ now }) {
                     const priorities = Object.entries(queue.slots).filter(([, slots]) => slots);
                     return html`
                       <tr key=${queue.signature}>
-                        <td><span class="strong">${queue.model}
-                          </span> <span class="mono hint" title=${queue.signature}>${shapeOf(queue)}</span></td>
+                        <td><span class="signature" title=${queue.signature}><span class="strong">${queue.model}
+                          </span> <span class="mono hint">${shapeOf(queue)}</span></span></td>
                         <td>
                           <div class="depth" title=${priorities.map(([name, slots]) => `${name} ${slots}`).join(", ") || "none"}>
                             <span class="number">${count(priorities.reduce((sum, [, slots]) => sum + slots, 0))}</span>
@@ -146,7 +148,7 @@ function Queues({ now }) {
                         <td class="number">${count(queue.running_jobs)}</td>
                         <td class="number">${queue.oldest_age_ms === null ? "–" : duration(queue.oldest_age_ms)}</td>
                         <td class="nowrap"><${Badge} state=${state}>${text}<//>
-                          ${queue.eta_s ? html`<span class="hint eta">
+                          ${queue.eta_s && !HELD.includes(state) ? html`<span class="hint eta">
                           ${duration(queue.eta_s * 1_000)} left</span>` : ""}</td>
                       </tr>
                     `;

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js
 import { call } from "../core/api.js";
 import { bodyFromResult, bodyOf, cancelJob, submit, withoutSeed } from "../core/actions.js";
 import { duration, ended, plural, REASONS, remedy, makesSound, mediumOf, sizeText, stateText } from "../core/format.js";
-import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
+import { createStore, go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live, readJobs } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
 import { ArtifactView, download, isMesh, meshText, Thumb } from "../parts/media.js";
@@ -12,7 +12,7 @@ import { Snippets } from "../parts/snippets.js";
 import { Badge, Button, Coded, Empty, ErrorNote, Facts, Panel, Progress, Skeleton } from "../parts/ui.js";
 import { Preview, progressText } from "./job.js";
 import { Form } from "./form.js";
-import { blank, bodyFrom, valuesFrom } from "./request.js";
+import { blank, bodyFrom, fieldsOf, needsPrompt, valuesFrom } from "./request.js";
 
 const MOST_RUNS = 24;
 
@@ -44,18 +44,14 @@ function Desk({ models, params }) {
   const [fault, setFault] = useState(null);
   const model = models.find((one) => one.id === values.model) ?? models[0];
   draft.values = values;
-  const from = params.get("from");
+  const [from, after] = [params.get("from"), params.get("after")];
   useEffect(() => {
     const edit = (job) => setValues(valuesFrom(bodyOf(job, modelOf(job)), models));
-    if (from) call(`v1/jobs/${from}`).then(edit, setFault);
-  }, [from]);
-  useEffect(() => {
     if (named && named !== values.model) setValues(blank(models.find((one) => one.id === named) ?? models[0], values, model));
-  }, [named]);
-  const after = params.get("after");
-  useEffect(() => {
+    if (from) call(`v1/jobs/${encodeURIComponent(from)}`).then(edit, setFault);
     if (after) setValues((before) => ({ ...before, after }));
-  }, [after]);
+    if (named || from || after) go("#/playground", { replace: true }); // "back" leads to the form as it was left
+  }, [named, from, after]);
   const all = useStore(runs);
   const body = bodyFrom(values, model);
   const start = async (request) => {
@@ -92,13 +88,19 @@ function Desk({ models, params }) {
           job
             ? html`<${Run} key=${job.id} first=${job} model=${modelOf(job)} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
             : html`<${Panel} title="Result">
-              <${Empty} icon="playground" title="Nothing generated yet.">${mediumOf(values.task) === "mesh" ? "Add an image" : "Describe an image or a sound"} and press Generate. It appears here while its steps run.<//><//>`
+              <${Empty} icon="playground" title="Nothing generated yet.">${beginning(fieldsOf(values.task, model), values, model)} and press Generate. It appears here while its steps run.<//><//>`
         }
         ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
         <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} sound=${makesSound(values.task)} /><//>
       </div>
     </div>
   `;
+}
+
+/** What the form needs first. */
+function beginning({ image, video, medium }, values, model) {
+  if (needsPrompt(values, model)) return `Describe ${{ audio: "a sound", video: "a video" }[medium] ?? "an image"}`;
+  return video && !image ? "Add a video" : "Add an image";
 }
 
 /** One job from its submission to its images. */
@@ -120,7 +122,7 @@ function Run({ first, model, start, edit }) {
     );
     runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
   }, [done]);
-  const note = job.status === "queued" ? place(job.queue) : progressText(job);
+  const note = job.status === "queued" ? place(job) : progressText(job);
   return html`
     <${Panel} title=${done ? "Result" : "Generating"} kind="run-panel"
       actions=${html`<${Badge} state=${job.status}>${stateText(job)}<//>
@@ -149,7 +151,7 @@ function Run({ first, model, start, edit }) {
         <${Facts} facts=${{
           Prompt: job.prompt || null,
           Seed: html`<span class="mono">${job.seed}</span>`,
-          Size: isMesh(job.artifacts[0] ?? {}) ? meshText(job.artifacts[0]) : sizeText(job),
+          [makesSound(job.task) ? "Length" : "Size"]: isMesh(job.artifacts[0] ?? {}) ? meshText(job.artifacts[0]) : sizeText(job),
           Steps: job.steps,
           Guidance: job.guidance_scale,
           Waited: duration(job.metrics.queue_ms),
@@ -182,11 +184,12 @@ function canStartFrom(job, model) {
   return kind === "image" || Boolean(task && model?.tasks.includes(task));
 }
 
-function place(queue) {
+function place({ queue, paused_at }) {
   if (!queue) return "Queued.";
   const ahead =
     queue.position === null ? "" : queue.position ? `${plural(queue.position, "job")} ahead. ` : "Next in the queue. ";
   const eta = queue.eta_s ? ` Ready in about ${duration(queue.eta_s * 1_000)}.` : "";
+  if (paused_at) return "It is paused.";
   return `${ahead}${queue.reason && queue.reason !== "jobs_ahead" ? REASONS[queue.reason] : ""}${eta}`;
 }
 

@@ -47,19 +47,25 @@ export function TenantLimits({ tenant, onClose }) {
           ${LIMITS.map(
             ([name, label, text]) => html`
               <${Text} key=${name} label=${label} name=${name} value=${values[name]} inputmode="numeric" fault=${faultOf(name)}
-                placeholder=${settingText(tenant, name)} note=${name in tenant.use ? `uses ${text(tenant.use[name])}` : ""}
+                placeholder=${settingText(tenant, name)} note=${useText(tenant, name, text)}
                 onChange=${(value) => (setError(null), setValues((before) => ({ ...before, [name]: value })))} />
             `,
           )}
         </div>
         ${error && !LIMITS.some(([name]) => faultOf(name)) && html`<p class="fault" role="alert">${error.message}</p>`}
         <footer>
-          <${Button} action=${onClose}>Keep<//>
+          <${Button} action=${onClose}>Cancel<//>
           <${Button} kind="primary" type="submit" action=${save} onError=${setError} disabled=${!Object.keys(changes).length}>Change<//>
         </footer>
       </form>
     <//>
   `;
+}
+
+/** What the tenant uses of a limit. */
+function useText({ use, limits }, name, text) {
+  if (!(name in use)) return "";
+  return `uses ${text(use[name])}${limits[name] === null ? "" : ` of ${text(limits[name])}`}`;
 }
 
 /** What an empty field means, as far as it is known: the limit of the settings is not while the tenant has its own. */

@@ -1,7 +1,7 @@
 // Workers with their slots: each running job with its step and its latest preview.
 
 import { html } from "../vendor/htm-preact-3.1.1.js";
-import { bytes, plural, words, sizeText } from "../core/format.js";
+import { bytes, mediumOf, NAMES, plural, sizeText, words } from "../core/format.js";
 import { useStore } from "../core/hooks.js";
 import { current, live } from "../core/live.js";
 import { cancelJob } from "../core/actions.js";
@@ -104,8 +104,8 @@ function Run({ job, previews }) {
     <li class="run hue-${hue(job)}">
       <${Thumb} job=${job} previews=${previews} />
       <div class="grow">
-        <p class="run-line"><span class="cut grow" title=${job.prompt}>${mayRead() ? job.prompt : ""}</span>
-          <span class="number hint">${job.n > 1 ? `${job.n} images · ` : ""}${sizeText(job)}</span></p>
+        <p class="run-line"><span class="cut grow" title=${job.prompt}>${mayRead() ? job.prompt || words(job.task) : ""}</span>
+          <span class="number hint">${job.n > 1 ? `${job.n} ${NAMES[mediumOf(job.task)].toLowerCase()} · ` : ""}${sizeText(job)}</span></p>
         <${Progress} value=${percent} label="Steps of ${job.id}" />
         <p class="run-line hint"><${JobLink} id=${job.id} /><span class="priority">${job.priority}</span><span class="grow">
           ${job.cancel_requested ? "stops at its next step" : words(job.phase ?? "starting")}</span>
