@@ -21,7 +21,7 @@ export function Now() {
   return html`
     <${ErrorNote} error=${now.error} retry=${refresh} />
     <${Tiles} now=${now} />
-    <div class="columns">
+    <div class="columns now">
       <${Workers} now=${now} />
       <div class="column">
         <${Queues} now=${now} />
