@@ -62,10 +62,11 @@ export function TenantLimits({ tenant, onClose }) {
   `;
 }
 
-/** What the tenant uses of a limit. */
+/** What the tenant uses, and of how much where the field has bytes. */
 function useText({ use, limits }, name, text) {
   if (!(name in use)) return "";
-  return `uses ${text(use[name])}${limits[name] === null ? "" : ` of ${text(limits[name])}`}`;
+  const isInBytes = text === bytes && limits[name] !== null;
+  return `uses ${text(use[name])}${isInBytes ? ` of ${bytes(limits[name])}` : ""}`;
 }
 
 /** What an empty field means, as far as it is known: the limit of the settings is not while the tenant has its own. */
