@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,7 +18,7 @@ import typer
 from rich.markup import escape
 
 from cli.client_options import CommandConsole, Exit, Json
-from cli.findings import FAILED, OK, WARNING, Finding, Verdict
+from cli.findings import FAILED, OK, WARNING, Finding, Verdict, little_space
 from cli.model_checks import model_findings
 from cli.operators.keys import DATA, DataDir
 from cli.up import environment
@@ -32,7 +31,6 @@ from shared.runtime.python_command import python_command
 if TYPE_CHECKING:
     from shared.config.settings import Settings
 
-MIN_FREE_BYTES = 2 * 2**30
 TIMEOUT_S = 15.0
 DEVICE_TIMEOUT_S = 300  # importing torch and diffusers from a cold disk is slow
 
@@ -128,9 +126,8 @@ async def _storage(config: Settings) -> list[Finding]:
     if config.s3_bucket is None and config.storage_dir.stat().st_mode & 0o007:
         seen = f"{name} is open to every user of this machine"
         return [Finding("storage", WARNING, seen, f"chmod o= {shlex.quote(str(config.storage_dir))}")]
-    if config.s3_bucket is None and (free := shutil.disk_usage(config.storage_dir).free) < MIN_FREE_BYTES:
-        seen = f"{name}: {free / 2**30:.1f} GiB free"
-        return [Finding("storage", WARNING, seen, "free disk space, or shorten retention")]
+    if config.s3_bucket is None and (little := little_space(config.storage_dir)):
+        return [Finding("storage", WARNING, f"{name}: {little}", "free disk space, or shorten retention")]
     return [Finding("storage", OK, f"{name} is writable")]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from cli.findings import FAILED
+from cli.findings import FAILED, little_space
 from cli.model_checks import model_findings
 from cli.up import cores, environment, folder_lock, ports, redis_server
 from cli.up.child_process import Process
@@ -80,7 +80,7 @@ async def up(
                 processes.append(redis)
             environment.record(data_dir, env, url, own_redis=bool(processes))
         print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
-        for line in model_faults(models):
+        for line in (*disk_faults(data_dir), *model_faults(models)):
             print_status(line)
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             workers_env = environment.worker_environments(workers, env, specs.devices)
@@ -108,6 +108,12 @@ def model_faults(models: Path) -> Iterator[str]:
     for finding in model_findings(models):
         if finding.verdict is FAILED:
             yield f"{finding.name} failed: {finding.seen}; {finding.remedy}"
+
+
+def disk_faults(data_dir: Path) -> Iterator[str]:
+    """Yield a line if the disk of `data_dir` is nearly full, and what to do."""
+    if little := little_space(data_dir):
+        yield f"{data_dir}: {little}; free disk space, or choose another --data-dir"
 
 
 def first_key(data_dir: Path) -> str:

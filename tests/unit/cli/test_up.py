@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from harness.ports import free_port
@@ -326,6 +328,15 @@ def test_gpus_are_the_visible_ones_else_all(tmp_path):
     assert environment.gpus({}, tmp_path) == ["0", "1", "2", "10"]
     assert environment.gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}, tmp_path) == ["3", "1"]
     assert environment.gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+@pytest.mark.parametrize(("free", "named"), [(300 * 2**20, ["0.3 GiB free"]), (3 * 2**30, [])])
+def test_a_disk_that_is_nearly_full_is_named_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, named: list[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    lines = [line.split(": ")[1].split(";")[0] for line in command.disk_faults(tmp_path)]
+    assert lines == named
 
 
 def test_a_folder_of_meshes_which_has_no_index_is_no_fault(tmp_path: Path) -> None:
