@@ -185,14 +185,22 @@ async def test_a_repeated_map_finds_its_jobs(api: AsyncClient, fake_queue: Queue
     assert await count_jobs(api) == 2
 
 
-async def test_delays_count_from_the_start_of_the_map(api: AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
-    """Jobs are submitted as others end; so all are due at the same time, but for one with a delay of its own."""
-    prompts: list[Prompt] = ["a", "b", {"prompt": "c", "not_before": 0.2}]
-    async with working(fake_queue, tmp_path):
-        results = await collected(api.map("demo", prompts, at_once=1, not_before=timedelta(seconds=0.1)))
-    first, second, third = (one.job.not_before for one in results)
-    assert first is not None
-    assert (second, third) == (first, first + timedelta(seconds=0.1))
+async def test_delays_count_from_the_start_of_the_map(
+    api: AsyncClient, eventually: Callable[..., Awaitable[None]]
+) -> None:
+    """Jobs are submitted as others end; all are due at the same time, but for one with a delay of its own."""
+    prompts: list[Prompt] = ["a", "b", {"prompt": "c", "not_before": 1200}]
+    running = asyncio.create_task(collected(api.map("demo", prompts, not_before=timedelta(minutes=10))))
+
+    async def all_are_queued() -> bool:
+        return await count_jobs(api) == 3
+
+    await eventually(all_are_queued)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    due = {job.prompt: job.not_before async for job in api.jobs()}
+    assert due["a"] is not None
+    assert (due["b"], due["c"]) == (due["a"], due["a"] + timedelta(minutes=10))
 
 
 BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
