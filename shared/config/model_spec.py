@@ -92,7 +92,8 @@ class ModelSpec(Table):
         if self.quantization is not None and self.checkpoint is not None:
             raise ValueError("quantization excludes checkpoint: it quantizes the weights of source only")
         if limits.max_images > self.max_batch:
-            raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
+            wrong = f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}"
+            raise ValueError(f"{wrong}: set limits.max_images to at most that")
         if self.slice_s and not self.checkpoint_s:
             raise ValueError("slice_s needs checkpoint_s: jobs without checkpoints are not put aside")
         if self.makes_meshes and (fault := self._mesh_fault):

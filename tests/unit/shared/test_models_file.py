@@ -165,6 +165,7 @@ def write(folder: Path, text: str) -> Path:
             VALID + 'checkpoint = "c.safetensors"\ndevices = 2\n',
             "model 'a': devices = 2 excludes check",
         ),
+        (VALID + "max_batch = 4\n", "model 'a': limits.max_images 8 is above max_batch 4: set limits.max_images"),
         ("[[model", "Expected "),
     ],
 )
