@@ -22,12 +22,11 @@ from shared.job_fields import (
     ConvertedFields,
     OnDeadline,
     OnParentFailure,
-    OutputFormat,
     PipelineFields,
     Priority,
     ServiceFields,
-    Task,
 )
+from shared.tasks import OutputFormat, Task
 from shared.webhooks import DeliveryState, JobEventName
 
 Fields: TypeAlias = dict[str, FieldInfo]

@@ -29,7 +29,8 @@ from shared.config.catalog import Catalog
 from shared.config.models_watch import ModelsWatch
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, NotFound, RateLimited, Unavailable
-from shared.job import InputRef, JobRecord, State
+from shared.job import InputRef, State
+from shared.job_record import JobRecord
 from shared.queue import Queue, Submission, SubmitResult
 from shared.queue.maintenance.actions import Action
 from shared.runtime.clock import now_ms

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.jobs.job_object import JobObject, QueueObject
 from api.jobs.queue_reason import queue_reason
 from shared.errors import NotFound
-from shared.job import JobRecord
+from shared.job_record import JobRecord
 from shared.queue import Queue, QueuePosition, WorkerInfo
 from shared.queue.order.position import QueueReason
 

@@ -19,7 +19,8 @@ from api.jobs import job_builder
 from api.jobs.request import JobRequest
 from api.jobs.resolve import parse_request, resolve
 from shared.errors import Conflict, FusequeueError, InvalidRequest
-from shared.job import JobRecord, State
+from shared.job import State
+from shared.job_record import JobRecord
 from shared.queue import Submission, SubmitResult
 from shared.runtime import metrics, tracing
 

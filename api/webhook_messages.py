@@ -8,8 +8,8 @@ from typing import Any
 
 from standardwebhooks import Webhook
 
-from shared.job import JobRecord
 from shared.job import Webhook as JobWebhook
+from shared.job_record import JobRecord
 from shared.webhooks import SigningSecret
 
 MAX_BODY_BYTES = 20_000

@@ -20,8 +20,9 @@ from shared.config.model_index import CLASSIC, MODULAR, Index, index_file, read_
 from shared.config.model_spec import ModelSpec
 from shared.config.size_steps import vae_scale
 from shared.errors import ConfigurationError
-from shared.job_fields import MAX_DURATION_S, Task
+from shared.job_fields import MAX_DURATION_S
 from shared.signature import denoisers_of
+from shared.tasks import Task
 from worker.engine.pipelines.class_tasks import class_tasks
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

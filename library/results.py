@@ -13,7 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from shared.errors import FusequeueError
-from shared.job import BatchingStats, FieldWarning, Job
+from shared.job import Job
+from shared.job_record import BatchingStats, FieldWarning
 from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.output.image_encoding import encode, encode_latents
 

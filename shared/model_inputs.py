@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from shared.errors import InvalidRequest
-from shared.job_fields import Task
+from shared.tasks import Task
 
 
 class ModelInput(BaseModel):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from worker.claims.claimed_job import ClaimedJob
 from worker.engine import protocol
 from worker.engine.protocol import CheckpointTaken, EngineEvent, ForwardDone, JobEvent, ModelLoaded

@@ -12,7 +12,8 @@ from structlog.contextvars import bind_contextvars
 
 from shared.artifact_ref import ArtifactRef
 from shared.errors import JobError, NotFound, StorageRefused, Unavailable, UnexpectedError, without_places
-from shared.job import Failure, Outcome, State, Timings
+from shared.job import State
+from shared.job_record import Failure, Outcome, Timings
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable

@@ -20,7 +20,7 @@ from api.webhook_messages import WebhookEvent, body, headers
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, Unavailable
 from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
-from shared.job import JobRecord
+from shared.job_record import JobRecord
 from shared.queue import Queue
 from shared.queue.tenants.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
 from shared.runtime import tracing

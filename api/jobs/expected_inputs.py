@@ -4,7 +4,7 @@ from shared.artifact_ref import ArtifactRef
 from shared.errors import InputRejected
 from shared.inputs.validation import MAX_VIDEO_PIXELS
 from shared.job import InputRef, Job
-from shared.job_fields import OutputFormat
+from shared.tasks import OutputFormat
 
 
 def artifact_kind(job: Job) -> str:

@@ -19,13 +19,14 @@ from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.job import InputRef, Job
-from shared.job_fields import MAX_DURATION_S, MAX_PARENTS, Task
+from shared.job_fields import MAX_DURATION_S, MAX_PARENTS
 from shared.model_inputs import extra_faults
 from shared.queue import Queue, Submission
 from shared.runtime import tracing
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
+from shared.tasks import Task
 
 MAX_TEMPLATES = 1024
 

@@ -10,16 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.adapters import Adapter
 from shared.config.candidates import DroppedCandidate
 from shared.config.destinations import Destination
-from shared.job import (
-    Artifact,
-    FieldWarning,
-    InputRef,
-    Job,
-    JobRecord,
-    Phase,
-    State,
-)
+from shared.job import InputRef, Job, Phase, State
 from shared.job_fields import CallFields, ChosenFields, PipelineFields, ServiceFields
+from shared.job_record import Artifact, FieldWarning, JobRecord
 from shared.queue.order.position import QueueReason
 
 

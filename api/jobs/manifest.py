@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.jobs.request import JobRequest
-from shared.job import Job, JobRecord
+from shared.job import Job
+from shared.job_record import JobRecord
 
 MADE_WITH = (
     *("model", "seed", "width", "height", "frames", "fps", "steps", "guidance_scale", "scheduler", "strength"),

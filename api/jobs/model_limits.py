@@ -12,17 +12,10 @@ from shared.config.noise_schedulers import misfit, most_steps
 from shared.config.refiners import NONE
 from shared.config.scheduler_choices import SchedulerChoice, choice_of, meanings, named_choice, option_faults
 from shared.errors import InvalidRequest
-from shared.job_fields import (
-    MAX_DURATION_S,
-    MAX_SEED,
-    PARTS,
-    Medium,
-    OnDeadline,
-    OutputFormat,
-    Task,
-)
+from shared.job_fields import MAX_DURATION_S, MAX_SEED, PARTS, OnDeadline
 from shared.runtime.clock import now_ms
 from shared.start_times import MAX_WAIT_S, due_ms
+from shared.tasks import Medium, OutputFormat, Task
 
 T = TypeVar("T")
 

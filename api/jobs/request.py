@@ -13,15 +13,8 @@ from shared.config.destinations import DestinationChoice
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import MAX_INPUT_IMAGES
 from shared.errors import MAX_FAULTS, Faults, InvalidRequest, first_of
-from shared.job_fields import (
-    MESSAGES,
-    CallFields,
-    ChoosableFields,
-    ConvertedFields,
-    PipelineFields,
-    ServiceFields,
-    Task,
-)
+from shared.job_fields import MESSAGES, CallFields, ChoosableFields, ConvertedFields, PipelineFields, ServiceFields
+from shared.tasks import Task
 from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -8,7 +8,7 @@ from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
 from shared.inputs.video_timing import frames_at, usual_fps
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.tasks import Task
 
 
 def fields_of_video(video: InputRef, job: Job, request: JobRequest, spec: ModelSpec) -> dict[str, Any]:

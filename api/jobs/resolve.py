@@ -30,9 +30,10 @@ from shared.config.settings import Settings
 from shared.errors import Faults, FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Job, Webhook
-from shared.job_fields import DEFAULT_FORMATS, SENT_FIELDS, OutputFormat, Task
+from shared.job_fields import SENT_FIELDS
 from shared.runtime import clock
 from shared.start_times import due_ms
+from shared.tasks import DEFAULT_FORMATS, OutputFormat, Task
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 _RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")

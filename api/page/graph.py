@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from api.context import ReadContext, RequestContext
 from api.http.lists import known_parameters
-from shared.job import JobRecord, State
+from shared.job import State
 from shared.job_fields import OnParentFailure
+from shared.job_record import JobRecord
 
 router = APIRouter(prefix="/page", include_in_schema=False)
 

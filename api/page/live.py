@@ -18,7 +18,8 @@ from api.http.lists import known_parameters
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.jobs.job_object import job_object
 from shared.errors import FusequeueError, InvalidRequest, Unauthenticated, Unavailable
-from shared.job import JobRecord, Progress, State
+from shared.job import State
+from shared.job_record import JobRecord, Progress
 from shared.queue import JobEvent
 from shared.runtime.asyncio_tools import cancel_and_wait
 

@@ -1,6 +1,6 @@
 """Logs of a job as lines of text, for protocols that have them."""
 
-from shared.job import JobRecord, Progress
+from shared.job_record import JobRecord, Progress
 
 
 def logs(record: JobRecord, progress: Progress) -> str:

@@ -2,7 +2,7 @@
 
 from api.jobs.request import JobRequest
 from shared.errors import InvalidRequest
-from shared.job_fields import Medium, Task
+from shared.tasks import Medium, Task
 
 
 def check_single(request: JobRequest, task: Task) -> None:

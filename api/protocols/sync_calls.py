@@ -26,7 +26,8 @@ from api.http.streaming import StreamedResponse, disconnected
 from api.jobs.request import JobRequest
 from api.submission import Idempotency
 from shared.errors import FusequeueError, Unavailable
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import JobRecord
 from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()

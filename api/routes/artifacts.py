@@ -15,9 +15,10 @@ from api.http.streaming import StreamedResponse, TimedResponse, count_response, 
 from api.responses import etag_matches
 from shared.config.destinations import bucket_of
 from shared.errors import NotFound
-from shared.job import Artifact, InputRef, JobRecord, Thumbnail
-from shared.job_fields import AUDIO_TYPES, GLB_TYPE, LATENTS_TYPE
+from shared.job import InputRef
+from shared.job_record import Artifact, JobRecord, Thumbnail
 from shared.storage import CHUNK_BYTES, Storage
+from shared.tasks import AUDIO_TYPES, GLB_TYPE, LATENTS_TYPE
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -15,7 +15,8 @@ from api.http.openapi import event_stream, problems
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.jobs.job_object import job_object
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
-from shared.job import Progress, State
+from shared.job import State
+from shared.job_record import Progress
 from shared.queue import JobEvent
 from shared.runtime.clock import now_ms
 

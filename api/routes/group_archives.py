@@ -18,7 +18,8 @@ from api.jobs.manifest import manifest_row
 from api.routes.artifacts import storage_of
 from shared.errors import InvalidRequest, NotFound
 from shared.file_names import slug
-from shared.job import Artifact, JobRecord, State
+from shared.job import State
+from shared.job_record import Artifact, JobRecord
 from shared.storage import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/groups", tags=["groups"])

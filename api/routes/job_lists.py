@@ -17,8 +17,9 @@ from api.http.openapi import problems
 from api.jobs.job_object import JobObject, job_object
 from shared.config.catalog import Catalog
 from shared.errors import InvalidRequest
-from shared.job import JobRecord, State
+from shared.job import State
 from shared.job_fields import GROUP_NAME, JobId
+from shared.job_record import JobRecord
 
 router = APIRouter(tags=["jobs"])
 

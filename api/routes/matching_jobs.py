@@ -17,7 +17,7 @@ from api.routes.job_changes import UPDATE_BODY, delete_ended, read_update
 from api.routes.job_lists import MAX_SCANNED, METADATA, JobFilters, Selection
 from api.submission import IdempotencyKey, idempotency, reserved_id
 from shared.errors import Conflict, FusequeueError, InvalidRequest
-from shared.job import JobRecord
+from shared.job_record import JobRecord
 from shared.queue.records import SubmitResult
 from shared.runtime.clock import now_ms
 

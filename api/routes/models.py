@@ -16,10 +16,10 @@ from shared.config.model_spec import ModelSpec, PromptSyntax
 from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import StepCaching
 from shared.errors import Unavailable
-from shared.job_fields import Task
 from shared.model_inputs import ModelInput
 from shared.queue import WorkerInfo
 from shared.signature import Mixable
+from shared.tasks import Task
 
 _WORKERS_TIMEOUT_S = 1.0
 

@@ -23,8 +23,8 @@ from bench.engine import real_shapes, shapes
 from bench.gpu.stage import DEVICE, DRY, Figures, Stage, free_memory, peak_gib
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
 from shared.runtime import log
+from shared.tasks import Task
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.loading import locate
 from worker.engine.protocol import ForwardRetried, MemoryExhausted, ModelLoaded

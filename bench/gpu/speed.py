@@ -28,8 +28,8 @@ from bench.gpu.stage import DEVICE, DRY, Figures, Stage, peak_gib, synchronize
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
 from shared.job import Job
-from shared.job_fields import Task
 from shared.runtime import log
+from shared.tasks import Task
 
 
 class Size(NamedTuple):

@@ -11,7 +11,8 @@ from typing import Any
 
 from bench.queue.filling import MODEL, JobSource, Level, submit
 from bench.queue.private_redis import MeasuredClient, ScriptCost
-from shared.job import Artifact, Outcome, Phase, Progress, State
+from shared.job import Phase, State
+from shared.job_record import Artifact, Outcome, Progress
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 
 SLOTS, MORE_SLOTS = 8, 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.architectures.stacking_rules import Methods
-from shared.job_fields import Task
+from shared.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from shared import families
 from shared.architectures.family import ControlNet, Denoiser, Encoder, Family, KnownCheckpoint
 from shared.architectures.stacking_rules import Methods
-from shared.job_fields import Task
+from shared.tasks import Task
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

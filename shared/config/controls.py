@@ -13,7 +13,7 @@ from shared.artifact_ref import InputSource
 from shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from shared.job_fields import Task
+    from shared.tasks import Task
 
 Kind = Literal["controlnet", "ip_adapter", "redux", "structure"]
 _NAMES = {"ip_adapter": "an IP-Adapter", "redux": "Redux", "structure": "structure"}

@@ -23,8 +23,9 @@ from shared.config.size_steps import XL_SCALE, upscale_factors, vae_scale
 from shared.config.step_schedules import StepCaching
 from shared.config.upscaling import rounded_side, upscaled_side
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
-from shared.job_fields import MAX_DURATION_S, Medium, Task
+from shared.job_fields import MAX_DURATION_S
 from shared.signature import Mixable
+from shared.tasks import Medium, Task
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 PromptSyntax = Literal["plain", "weights"]

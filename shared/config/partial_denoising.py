@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shared.architectures.registry import DENOISING_PARTS
 from shared.config.model_index import read_index
-from shared.job_fields import Task
+from shared.tasks import Task
 
 _FIELDS: Mapping[Task, frozenset[str]] = {
     Task.TEXT_TO_IMAGE: frozenset({"denoising_end"}),

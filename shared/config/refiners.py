@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 if TYPE_CHECKING:
     from shared.config.model_spec import ModelSpec

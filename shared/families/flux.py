@@ -2,7 +2,7 @@
 
 from shared.architectures.family import ControlNet, Denoiser, Encoder, Family, KnownCheckpoint
 from shared.architectures.stacking_rules import FRESH, ROWS, SAME, SHARED, forward
-from shared.job_fields import Task
+from shared.tasks import Task
 
 FAMILY = Family(
     denoisers={

@@ -2,7 +2,7 @@
 
 from shared.architectures.family import Denoiser, Encoder, Family
 from shared.architectures.stacking_rules import TIMES, Argument, Kind, forward, rules_for
-from shared.job_fields import Task
+from shared.tasks import Task
 
 FAMILY = Family(
     denoisers={

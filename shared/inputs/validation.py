@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from shared.errors import InputRejected
 from shared.inputs.formats import FormatFault, StrippedImage, audio, exif, jpeg, latents, mp4, png, webp
-from shared.job_fields import LATENTS_TYPE, MAX_DURATION_S, VIDEO_TYPES
+from shared.job_fields import MAX_DURATION_S
+from shared.tasks import LATENTS_TYPE, VIDEO_TYPES
 
 _STRIP: Mapping[str, Callable[[bytes], StrippedImage]] = {"png": png.strip, "jpeg": jpeg.strip, "webp": webp.strip}
 _LATENTS = "latents"

@@ -12,8 +12,9 @@ from cachetools import TTLCache
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
-from shared.job import Failure, Job, Outcome, State, decode, encode, is_newer
+from shared.job import Job, State, decode, encode, is_newer
 from shared.job_fields import Priority
+from shared.job_record import Failure, Outcome
 from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.choosing import JobChooser
 from shared.queue.client import QueueClient, QueueComponent

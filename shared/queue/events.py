@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from shared.errors import NotFound, RedisUnavailable
-from shared.job import JobRecord, Phase, Progress, State
+from shared.job import Phase, State
+from shared.job_record import JobRecord, Progress
 from shared.queue.connections.errors import translated
 from shared.queue.connections.pools import MAX_BLOCK_MS
 from shared.queue.records import Fields, JobEvent, paired

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.job import JobRecord
+from shared.job_record import JobRecord
 from shared.queue.client import QueueComponent
 from shared.queue.records import record
 

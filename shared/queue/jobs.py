@@ -7,8 +7,9 @@ from typing import Any
 
 from shared.config.adapters import uploaded_ids
 from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, InputRejected, InvalidRequest, QueueFull
-from shared.job import Job, JobRecord, encode
+from shared.job import Job, encode
 from shared.job_fields import OnDeadline, OnParentFailure
+from shared.job_record import JobRecord
 from shared.queue import scripts
 from shared.queue.client import EXPIRED_ROWS, LIST_ROUNDS, QueueComponent
 from shared.queue.connections.errors import translated

@@ -7,20 +7,9 @@ from typing import Any, Literal, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import InvalidRequest
-from shared.job import (
-    Artifact,
-    BatchingStats,
-    Failure,
-    FieldWarning,
-    Job,
-    JobRecord,
-    Phase,
-    Progress,
-    State,
-    Timings,
-    decode,
-)
+from shared.job import Job, Phase, State, decode
 from shared.job_fields import Priority
+from shared.job_record import Artifact, BatchingStats, Failure, FieldWarning, JobRecord, Progress, Timings
 from shared.queue.checkpoints import JobCheckpoint
 from shared.queue.order.position import QueuePosition
 from shared.runtime.clock import id_time_ms

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from chaos.evidence import Evidence
 from chaos.request import Request
 from chaos.sleeping_engine import EPOCH_STEPS, state_in
-from shared.job import JobRecord, State
+from shared.job import State
+from shared.job_record import JobRecord
 
 PARENT_FAILED = "parent_failed"
 _SHOWN = 3

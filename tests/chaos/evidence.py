@@ -15,7 +15,7 @@ from chaos.monitor import Monitor
 from chaos.processes import BUCKET, Cluster
 from chaos.request import Request
 from chaos.sleeping_engine import Forward, read_journal
-from shared.job import JobRecord
+from shared.job_record import JobRecord
 from shared.queue.records import record
 
 _CHUNK = 500

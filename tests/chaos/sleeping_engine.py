@@ -23,7 +23,8 @@ from chaos import hooks
 from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import InferenceFailed
-from shared.job import BatchingStats, Phase
+from shared.job import Phase
+from shared.job_record import BatchingStats
 from shared.signature import signature
 from worker.engine import protocol
 from worker.engine.checkpoints.policy import is_due

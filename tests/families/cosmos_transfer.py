@@ -18,7 +18,7 @@ from parity.more.families import Clip, video
 from tiny import components, tokens
 from tiny.more.ltx import LenientChecker
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 HEADS, WIDTH, TEXT, LAYERS = 2, 16, 16, 2
 SHARED = {

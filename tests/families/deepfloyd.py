@@ -7,7 +7,7 @@ from parity.more.families import image
 from tiny import components, tokens
 from tiny.images import deepfloyd
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 
 def super_resolution() -> IFSuperResolutionPipeline:

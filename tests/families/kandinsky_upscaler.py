@@ -8,7 +8,7 @@ from diffusers import Kandinsky6SRPipeline, PiflowScheduler
 from diffusers.models import Kandinsky6SRLatentUpscalerBank, Kandinsky6SRTransformer3DModel, Kandinsky6SRVAE
 from parity.more.families import Clip, video
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 CHANNELS, PREDICTIONS = 4, 4
 WIDTHS = (4, 8, 16)  # two levels halve the sides: 4 pixels for each latent

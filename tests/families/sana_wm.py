@@ -11,7 +11,7 @@ from parity.more.families import Clip, Family, video
 from tiny import components, tokens
 from tiny.videos import ltx2
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 FRAMES = 9
 LENS = [70.0, 70.0, 33.0, 31.0]

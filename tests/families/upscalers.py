@@ -15,7 +15,7 @@ from parity.more.families import image
 from tiny import components, tokens
 from transformers import CLIPTextModel
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 
 def upscaler() -> StableDiffusionUpscalePipeline:

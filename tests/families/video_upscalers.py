@@ -11,7 +11,7 @@ from parity.more.families import Clip, video
 from tiny.more.ltx import ltx_vae
 from tiny.videos import ltx2
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 NORMALIZED = 32  # channels that the layers of an upsampler normalize together
 

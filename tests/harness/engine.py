@@ -23,7 +23,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
 from shared.config.settings import Settings
 from shared.job import InputRef, Job
-from shared.job_fields import VIDEO_TYPES, OutputFormat, Task
+from shared.tasks import VIDEO_TYPES, OutputFormat, Task
 from worker.engine.engine import Engine
 from worker.engine.outputs import Audio, Latents, Mesh, Output
 from worker.engine.protocol import (

@@ -16,7 +16,8 @@ from PIL import Image
 
 from api.app import create_app
 from shared.auth import Scope
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Claim, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.storage import connect

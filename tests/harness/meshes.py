@@ -12,7 +12,7 @@ from PIL import Image
 
 from harness.engine import a_job, a_spec, input_files
 from shared.job import Job
-from shared.job_fields import OutputFormat, Task
+from shared.tasks import OutputFormat, Task
 from worker.engine.outputs import Mesh
 from worker.engine.weights.shape_classes import shape_classes
 

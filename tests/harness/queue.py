@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from shared.job import Outcome, State
+from shared.job import State
+from shared.job_record import Outcome
 from shared.queue import Claim, Queue, Submission
 
 MODELS = ("demo",)

@@ -13,7 +13,7 @@ from harness.engine import a_job
 from tiny import registry
 
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 
 Fields = Mapping[str, Any]
 

@@ -22,7 +22,7 @@ from parity.cells import (
 )
 
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 
 # Of about the same number of pixels, so that their jobs are claimed together.
 SIZES = tuple(

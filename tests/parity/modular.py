@@ -21,7 +21,7 @@ from parity.cells import (
 from parity.images import ALIKE, ALIKE_LATE
 
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 
 _FAMILY = "Modular pipelines"
 _TEXT, _EDIT = (Task.TEXT_TO_IMAGE,), (Task.EDIT,)

@@ -18,7 +18,8 @@ from harness.engine import input_files
 from PIL import Image, ImageOps
 
 from shared.job import Job
-from shared.job_fields import CallFields, Task
+from shared.job_fields import CallFields
+from shared.tasks import Task
 
 # The class that does a task with the modules of a model of another class.
 _OF_TASKS = {

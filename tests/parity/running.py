@@ -22,7 +22,7 @@ from shared.config.controls import Control, ControlSpec
 from shared.config.model_index import index_file, read_index
 from shared.config.step_schedules import StepSchedule
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.inpainting import Paste
 from worker.engine.protocol import EngineEvent, ForwardDone
 

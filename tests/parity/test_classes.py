@@ -11,7 +11,7 @@ from parity.classes import page
 from parity.classes.facts import Facts, Row
 from parity.classes.standings import CHANGES_DENOISER, DECLARED, DEPRECATED, UNFUSED, UNTRIED, Kind, standing_of
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/pipeline-classes.md"
 TEXT = (Task.TEXT_TO_IMAGE,)

@@ -13,7 +13,7 @@ from tiny.registry import torchvision_fault
 
 from shared.architectures.registry import ARCHITECTURES
 from shared.architectures.stacking_rules import Argument, Kind, StackingRules
-from shared.job_fields import Task
+from shared.tasks import Task
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 

@@ -14,7 +14,7 @@ from parity.plain_calls import CALLS, UPSCALES, VIDEO_UPSCALES, arguments
 
 from shared.config.controls import Control
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import VIDEOS, arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.sounds import DURATIONS

@@ -12,7 +12,8 @@ from parity.running import as_floats, compare, plain_results
 from tiny import registry
 
 from shared.job import Job
-from shared.job_fields import Priority, Task
+from shared.job_fields import Priority
+from shared.tasks import Task
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]
 

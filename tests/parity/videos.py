@@ -11,7 +11,7 @@ from parity.cells import LONG, Cell, Fields
 
 from shared.config.request_limits import Defaults, Limits
 from shared.job import InputRef
-from shared.job_fields import Task
+from shared.tasks import Task
 
 Jobs = Mapping[str, Fields]
 

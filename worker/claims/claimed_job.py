@@ -15,8 +15,9 @@ import structlog
 from shared.config.adapters import AdapterSpec
 from shared.config.model_spec import ModelSpec
 from shared.errors import without_places
-from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
+from shared.job import Phase, State
 from shared.job_fields import OnDeadline
+from shared.job_record import Artifact, Failure, Outcome, Progress, Timings
 from shared.queue import Claim
 from shared.queue.checkpoints import JobCheckpoint
 from shared.runtime.asyncio_tools import cancel_and_wait

@@ -10,7 +10,8 @@ from shared.config.model_facts import ModelFacts
 from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
-from shared.job import BatchingStats, DeviceTimes, FieldWarning, Job, Phase
+from shared.job import Job, Phase
+from shared.job_record import BatchingStats, DeviceTimes, FieldWarning
 from shared.model_inputs import ModelInput
 from worker.engine.engine_status import EngineStatus
 from worker.engine.outputs import Audio, Latents, Mesh, Output, Pixels

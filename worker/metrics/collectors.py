@@ -8,7 +8,8 @@ from typing import Any
 
 import structlog
 
-from shared.job import Outcome, State
+from shared.job import State
+from shared.job_record import Outcome
 from shared.queue import Claim
 from shared.queue.maintenance.tenant_usage import used_by
 from shared.runtime import metrics

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from shared.errors import UnexpectedError
-from shared.job import Job, Outcome, Phase, State
+from shared.job import Job, Phase, State
+from shared.job_record import Outcome
 from shared.queue import Claim
 from shared.runtime import tracing
 from shared.runtime.tracing import Attributes, EndedSpan, SpanKind, TraceContext

@@ -12,7 +12,7 @@ from av.audio.stream import AudioStream
 from PIL import Image
 
 from shared.job import Job
-from shared.job_fields import OutputFormat
+from shared.tasks import OutputFormat
 from worker.engine.outputs import Audio
 from worker.output.image_encoding import SOFTWARE, parameters_json
 

@@ -13,9 +13,10 @@ from PIL import Image, PngImagePlugin
 from shared.errors import RedisUnavailable
 from shared.inputs.formats.latents import file_of
 from shared.job import Job
-from shared.job_fields import CallFields, ChosenFields, OutputFormat, PipelineFields
+from shared.job_fields import CallFields, ChosenFields, PipelineFields
 from shared.queue import Claim, Queue
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES
+from shared.tasks import OutputFormat
 from worker.engine.outputs import Latents, Pixels
 
 log = structlog.get_logger()

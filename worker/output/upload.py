@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from shared.errors import EncodingFailed, FusequeueError, UploadFailed
-from shared.job import Artifact, Job, Thumbnail
+from shared.job import Job
+from shared.job_record import Artifact, Thumbnail
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable

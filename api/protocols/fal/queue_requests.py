@@ -16,7 +16,8 @@ from api.protocols.model_names import owner_and_name
 from api.protocols.single_results import check_single
 from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
-from shared.job import Artifact, JobRecord, Progress, State
+from shared.job import State
+from shared.job_record import Artifact, JobRecord, Progress
 
 PREFIX = "/compat/fal"
 FILES = f"{PREFIX}/storage/files"

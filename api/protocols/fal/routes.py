@@ -37,7 +37,8 @@ from api.protocols.model_names import find_model
 from api.responses import existing_job
 from api.submission import IdempotencyKey, idempotency
 from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable
-from shared.job import JobRecord, State
+from shared.job import State
+from shared.job_record import JobRecord
 
 problems = partial(openapi.problems, model=FalProblem)
 router = APIRouter(prefix=PREFIX, tags=["fal"])

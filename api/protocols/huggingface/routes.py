@@ -21,8 +21,9 @@ from api.submission import IdempotencyKey
 from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
-from shared.job import JobRecord
-from shared.job_fields import DEFAULT_FORMATS, Medium, OutputFormat, Priority
+from shared.job_fields import Priority
+from shared.job_record import JobRecord
+from shared.tasks import DEFAULT_FORMATS, Medium, OutputFormat
 
 PREFIX = "/compat/huggingface"
 NEEDS_PROMPT = "parameters.prompt: missing; an image in `inputs` needs a prompt, as in image_to_image(image, prompt)"

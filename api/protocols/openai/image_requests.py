@@ -12,8 +12,10 @@ from api.jobs.resolve import parse_checked
 from api.protocols.openai.server_fields import Warnings, own_fields
 from shared.config.catalog import Catalog
 from shared.errors import Faults, InvalidRequest, first_of
-from shared.job import Job, JobRecord
-from shared.job_fields import Priority, Task
+from shared.job import Job
+from shared.job_fields import Priority
+from shared.job_record import JobRecord
+from shared.tasks import Task
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Kind = Literal["image_generation", "image_edit"]

@@ -58,7 +58,8 @@ from api.protocols.sync_calls import (
 from api.submission import IdempotencyKey, idempotency_key
 from shared.config.request_limits import MAX_INPUT_IMAGES
 from shared.errors import Faults, InvalidRequest, NotFound, Unavailable
-from shared.job import FieldWarning, Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import FieldWarning, JobRecord
 from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/images", tags=["OpenAI"])

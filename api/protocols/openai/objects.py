@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.job import FieldWarning
+from shared.job_record import FieldWarning
 
 
 class _Object(BaseModel):

@@ -9,7 +9,7 @@ from typing import Any
 from api import strict_json
 from api.protocols.adapter_names import adapter_named
 from shared.errors import InvalidRequest
-from shared.job import FieldWarning
+from shared.job_record import FieldWarning
 
 ALIASES = {
     "num_outputs_per_prompt": "n",

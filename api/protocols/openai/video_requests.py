@@ -11,9 +11,11 @@ from api.protocols.openai.server_fields import Warnings
 from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.errors import Faults, InvalidRequest
-from shared.job import FieldWarning, JobRecord, State
-from shared.job_fields import MAX_FPS, Count, Task
+from shared.job import State
+from shared.job_fields import MAX_FPS, Count
+from shared.job_record import FieldWarning, JobRecord
 from shared.runtime.clock import epoch_s
+from shared.tasks import Task
 
 _STATUS = {State.QUEUED: "queued", State.RUNNING: "in_progress", State.SUCCEEDED: "completed"}
 _DEFAULT_ERRORS = {

@@ -45,7 +45,8 @@ from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response,
 from api.routes.job_changes import delete_ended
 from api.submission import IdempotencyKey
 from shared.errors import Conflict, InvalidRequest, NotFound
-from shared.job import JobRecord, State
+from shared.job import State
+from shared.job_record import JobRecord
 
 router = APIRouter(prefix="/v1/videos", tags=["OpenAI"])
 

@@ -23,7 +23,7 @@ from api.protocols.replicate.predictions import PREFIX, model_version
 from api.protocols.text_errors import TextProblem
 from shared.config.model_spec import ModelSpec
 from shared.errors import NotFound
-from shared.job_fields import Medium, Task
+from shared.tasks import Medium, Task
 
 problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(

@@ -15,7 +15,7 @@ from api.protocols.single_results import check_single
 from shared.config.model_spec import ModelSpec
 from shared.config.refiners import NONE
 from shared.errors import Faults, InvalidRequest
-from shared.job_fields import Task
+from shared.tasks import Task
 
 JOB_FIELDS: Mapping[str, str] = {
     "num_outputs": "n",

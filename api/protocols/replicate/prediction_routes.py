@@ -31,8 +31,9 @@ from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.model_spec import ModelSpec
 from shared.durations import duration_s
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unavailable, UnknownModel
-from shared.job import JobRecord, State
+from shared.job import State
 from shared.job_fields import MAX_DEADLINE_S, Priority
+from shared.job_record import JobRecord
 from shared.webhooks import TERMINAL_EVENTS, JobEventName
 
 problems = partial(openapi.problems, model=TextProblem)

@@ -12,8 +12,10 @@ from api.webhook_messages import MAX_BODY_BYTES, encode
 from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest, UnknownModel
-from shared.job import InputRef, Job, JobRecord, State
-from shared.job_fields import SENT_FIELDS, ChosenFields, Medium
+from shared.job import InputRef, Job, State
+from shared.job_fields import SENT_FIELDS, ChosenFields
+from shared.job_record import JobRecord
+from shared.tasks import Medium
 
 _INPUT_FIELDS = frozenset((*SENT_FIELDS, *ChosenFields.model_fields)).difference(
     EXCLUDED,

@@ -19,7 +19,8 @@ from api.protocols.replicate.predictions import PREFIX, prediction
 from api.protocols.text_errors import TextProblem
 from api.routes.events import check_access
 from shared.errors import NotFound, Unauthenticated, Unavailable
-from shared.job import JobRecord, Progress, State
+from shared.job import State
+from shared.job_record import JobRecord, Progress
 
 problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=PREFIX, tags=["Replicate"], generate_unique_id_function=operation_ids("replicate"))

@@ -10,8 +10,9 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from shared.job import Job, JobRecord, State, decode, encode
+from shared.job import Job, State, decode, encode
 from shared.job_fields import Priority
+from shared.job_record import JobRecord
 from shared.queue.client import QueueComponent
 from shared.queue.quotas import resized
 from shared.queue.transactions import Transaction

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Literal, TypeAlias, get_args
 
 from shared.errors import InvalidRequest
-from shared.job import Outcome
+from shared.job_record import Outcome
 from shared.queue.client import QueueComponent
 from shared.queue.connections.errors import translated
 

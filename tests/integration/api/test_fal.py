@@ -13,9 +13,10 @@ from harness.api_thread import ApiThread
 from harness.http_server import WORKER, deliver, next_claim, png
 
 from shared.auth import Scope
-from shared.job import Failure, Outcome, Phase, Progress, State
-from shared.job_fields import Task
+from shared.job import Phase, State
+from shared.job_record import Failure, Outcome, Progress
 from shared.queue import Claim, ProgressReport, Queue
+from shared.tasks import Task
 
 fal_client = pytest.importorskip("fal_client", reason="fal-client is not installed; it is in the extra `dev`")
 

@@ -29,7 +29,8 @@ from api.protocols.openai.batches.batch_files import BatchContext
 from api.protocols.openai.batches.batch_runner import BatchRunner
 from shared.auth import Scope
 from shared.config import models_file
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Claim, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms

@@ -25,11 +25,12 @@ from redis import Redis
 from api.protocols.openai.batches.batch_files import BatchContext
 from api.protocols.openai.batches.batch_runner import BatchRunner
 from shared.config import models_file
-from shared.job import Artifact, Failure, Job, Outcome, State, Thumbnail
-from shared.job_fields import Task
+from shared.job import Job, State
+from shared.job_record import Artifact, Failure, Outcome, Thumbnail
 from shared.queue import Claim, Queue
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
+from shared.tasks import Task
 from worker.engine.outputs import Output
 from worker.output.video_encoding import encode_video
 

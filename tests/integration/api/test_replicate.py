@@ -29,10 +29,11 @@ from api.chores.webhooks import DeliveryPass
 from api.protocols.replicate import prediction_routes as predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.job import JOB_FORM, Failure, Outcome, Phase, Progress, State
-from shared.job_fields import Task
+from shared.job import JOB_FORM, Phase, State
+from shared.job_record import Failure, Outcome, Progress
 from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
+from shared.tasks import Task
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}

@@ -25,7 +25,8 @@ from harness.waiting import wait_until
 from redis import Redis
 
 from api.__main__ import DRAIN_S
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from shared.queue import Claim, ProgressReport, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 

@@ -20,8 +20,9 @@ from api.protocols.openai.batches.batch_runner import BatchRunner
 from api.protocols.openai.batches.batch_steps import GRACE_MS, line_job_id
 from shared.batch import Batch, BatchStatus, file_prefix
 from shared.errors import NotFound
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
 from shared.job_fields import OnDeadline
+from shared.job_record import JobRecord
 from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import SyncedClock, now_ms
 

@@ -12,9 +12,9 @@ from integration.batches.batch_steps import create, line
 
 from api.protocols.openai.batches.batch_files import BatchContext
 from shared.batch import File
-from shared.job_fields import Task
 from shared.queue import Submission
 from shared.runtime.clock import new_id, now_ms
+from shared.tasks import Task
 
 COUNT = 9
 Page = Callable[[str | None], Awaitable[tuple[list[Any], bool]]]

@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 from cli.main import app
 from cli.operators.operations import write_csv
 from fusequeue import Client, UsageRow
-from shared.job import Outcome, Progress, State
+from shared.job import State
 from shared.job_fields import Priority
+from shared.job_record import Outcome, Progress
 from shared.queue import Queue
 
 Run = Callable[..., Awaitable[Result]]

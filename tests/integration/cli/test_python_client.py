@@ -12,7 +12,8 @@ from harness.api_process import Server
 from harness.http_server import claimed, deliver, png
 
 from fusequeue import AsyncClient, Client, Event, Job, NotFound, Result, WaitTimeout
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from shared.queue import ProgressReport, Queue
 
 PROMPT = "a red circle on a blue ground, left"

@@ -18,7 +18,7 @@ from tiny import controls, lora
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.scheduler_choices import SchedulerOptions
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.remote import RemoteEngine
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]

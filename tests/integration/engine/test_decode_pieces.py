@@ -17,7 +17,8 @@ from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecord
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
 from shared.job import Job
-from shared.job_fields import Priority, Task
+from shared.job_fields import Priority
+from shared.tasks import Task
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines import decode_pieces
 from worker.engine.protocol import EngineEvent, ForwardDone

@@ -13,8 +13,9 @@ from harness import model_pool
 from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spec
 
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
-from shared.job import FieldWarning, Job
-from shared.job_fields import Task
+from shared.job import Job
+from shared.job_record import FieldWarning
+from shared.tasks import Task
 from worker.engine.engine_status import allowed_rows
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.pipelines.loaded_model import LoadedModel

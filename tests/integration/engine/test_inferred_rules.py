@@ -16,7 +16,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_sp
 
 from shared.architectures.registry import ARCHITECTURES
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

@@ -22,7 +22,7 @@ from shared.architectures.stacking_rules import Argument, Kind, StackingRules
 from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines import loaded_model, loading
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)

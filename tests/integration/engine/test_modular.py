@@ -19,7 +19,7 @@ from tiny import lora
 
 from shared.errors import ModelUnavailable
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.protocol import ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("quick_loads")]
 

@@ -19,7 +19,7 @@ from tiny import weights
 
 from shared.config.request_limits import Limits
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 

@@ -18,7 +18,7 @@ from diffusers import AutoPipelineForImage2Image, DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_spec, an_image_file
 
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.input_images import fit_image
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models")]

@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines import latent_previews
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.call_results import to_pixels

@@ -17,8 +17,8 @@ from shared.config.request_limits import Limits
 from shared.config.settings import Settings
 from shared.config.step_schedules import CacheLevel, StepCaching, StepSchedule
 from shared.errors import ModelUnavailable
-from shared.job_fields import Task
 from shared.queue import Queue
+from shared.tasks import Task
 from worker import probe as command
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import ForwardDone

@@ -18,7 +18,7 @@ from harness.waiting import wait_until
 
 from shared.config.request_limits import Limits
 from shared.errors import ConfigurationError
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.claims.leases import StallLimits, stalled
 from worker.engine import remote
 from worker.engine.channel import SharedArray

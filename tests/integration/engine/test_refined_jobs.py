@@ -34,7 +34,7 @@ from shared.config.refiners import RefinerSpec
 from shared.config.step_schedules import StepSchedule, computed_steps
 from shared.errors import LoadPostponed
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.protocol import EngineEvent, JobProgress

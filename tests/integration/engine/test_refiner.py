@@ -27,7 +27,7 @@ from parity.running import TOLERANCE, as_floats, compare, plain_results
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.inputs.formats.latents import file_of
 from shared.job import InputRef, Job
-from shared.job_fields import LATENTS_TYPE, OutputFormat, Task
+from shared.tasks import LATENTS_TYPE, OutputFormat, Task
 from worker.engine.outputs import Latents
 from worker.engine.protocol import EngineRequest, InputFiles
 

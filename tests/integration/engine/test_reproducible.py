@@ -12,7 +12,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_
 
 from shared.architectures.registry import ARCHITECTURES
 from shared.architectures.stacking_rules import StackingRules
-from shared.job_fields import Task
+from shared.tasks import Task
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

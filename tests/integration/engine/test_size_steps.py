@@ -15,7 +15,7 @@ from tiny.registry import torchvision_fault
 from shared.config.models_file import load
 from shared.config.request_limits import Defaults, Limits
 from shared.job import InputRef
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.protocol import ModelLoaded
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.usefixtures("shared_models", "quick_loads")]

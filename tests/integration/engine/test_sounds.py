@@ -14,7 +14,7 @@ from parity.plain import PlainPipeline
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import StepSchedule
-from shared.job_fields import Task
+from shared.tasks import Task
 
 OLD_NORM = "ignore:.*weight_norm:FutureWarning"  # of diffusers' decoders of sounds
 pytestmark = [pytest.mark.filterwarnings(OLD_NORM), pytest.mark.usefixtures("shared_models")]

@@ -15,7 +15,8 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_
 from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import StepSchedule, computed_steps, weights
 from shared.job import Job
-from shared.job_fields import Priority, Task
+from shared.job_fields import Priority
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.protocol import EngineEvent, JobProgress

@@ -15,7 +15,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
 from shared.config.step_schedules import Extrapolation, StepSchedule
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.protocol import InputFiles
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("shared_models")]

@@ -12,7 +12,7 @@ from harness.videos import a_video_file
 
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.protocol import InputFiles
 
 pytestmark = pytest.mark.usefixtures("shared_models")

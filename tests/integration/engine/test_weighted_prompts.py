@@ -22,7 +22,7 @@ from shared.config.controls import Control, ControlSpec
 from shared.config.model_spec import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.control_nets import control_pipeline_class
 from worker.engine.pipelines.input_images import decode_inputs

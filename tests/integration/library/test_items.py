@@ -19,7 +19,8 @@ from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
-from shared.job_fields import MAX_DURATION_S, Task
+from shared.job_fields import MAX_DURATION_S
+from shared.tasks import Task
 
 CIRCLE = "a red circle on a blue ground, left"
 FIELDS: dict[str, Any] = {"width": 64, "height": 64, "steps": 2, "seed": 7}

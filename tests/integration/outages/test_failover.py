@@ -21,7 +21,8 @@ from rq import Queue as RqQueue
 from api.chores import rq_queue
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.job import Phase, Progress, State
+from shared.job import Phase, State
+from shared.job_record import Progress
 from shared.queue import EventFeed, JobEvent, ProgressReport, Queue, Submission
 
 Make = Callable[..., Submission]

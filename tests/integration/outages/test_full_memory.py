@@ -16,8 +16,9 @@ from shared.auth import TenantLimits
 from shared.batch import Batch, File, Part
 from shared.config.adapters import UploadedAdapter
 from shared.errors import RedisFull
-from shared.job import InputRef, Outcome, Phase, Progress, State
+from shared.job import InputRef, Phase, State
 from shared.job_fields import Priority
+from shared.job_record import Outcome, Progress
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 from shared.queue.batches import BatchUpdate
 from shared.queue.maintenance.changes import JobUpdate

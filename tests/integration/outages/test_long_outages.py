@@ -12,7 +12,8 @@ from harness.queue import MODELS, claim, end, lose, put
 from harness.stub_engine import StubFleet
 
 from shared.config.settings import Settings
-from shared.job import Job, JobRecord, Outcome, State
+from shared.job import Job, State
+from shared.job_record import JobRecord, Outcome
 from shared.queue import Queue, Submission
 
 Eventually = Callable[..., Awaitable[None]]

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import claim, claim_ids, end, end_retention, lose, names_left, put, retention_of, state_of
 
-from shared.job import Artifact, InputRef, Outcome, State
+from shared.job import InputRef, State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Queue, Submission, scripts
 from shared.runtime.clock import now_ms
 

@@ -11,7 +11,8 @@ from harness.queue import claim, end, lose, put
 from redis import Redis
 
 from shared.errors import NotFound
-from shared.job import Phase, Progress, State
+from shared.job import Phase, State
+from shared.job_record import Progress
 from shared.queue import EventFeed, JobEvent, ProgressReport, Queue, Submission
 from shared.queue import events as events_module
 

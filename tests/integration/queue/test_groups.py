@@ -9,8 +9,9 @@ import pytest
 from harness.queue import claim, end, end_retention, lose, miss_deadline, put, state_of
 
 from shared.errors import NotFound, QuotaExceeded
-from shared.job import Outcome, State
+from shared.job import State
 from shared.job_fields import Priority
+from shared.job_record import Outcome
 from shared.queue import Queue, Submission, scripts
 from shared.queue.groups import STATES
 from shared.queue.maintenance.changes import JobUpdate

@@ -7,8 +7,9 @@ from typing import Any
 
 from harness.queue import MODELS, claim, claim_ids, end, lose, put, state_of
 
-from shared.job import Artifact, BatchingStats, Failure, Outcome, Phase, Progress, State, Timings
+from shared.job import Phase, State
 from shared.job_fields import Priority
+from shared.job_record import Artifact, BatchingStats, Failure, Outcome, Progress, Timings
 from shared.queue import ProgressReport, Queue, Submission
 
 Make = Callable[..., Submission]

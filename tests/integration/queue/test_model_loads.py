@@ -10,8 +10,9 @@ import pytest
 from harness.http_server import serving
 from harness.queue import a_moment, claim, end, put, redis_ms
 
-from shared.job import BatchingStats, Outcome, State
+from shared.job import State
 from shared.job_fields import Priority
+from shared.job_record import BatchingStats, Outcome
 from shared.queue import Queue, Submission, WorkerInfo
 
 Make = Callable[..., Submission]

@@ -19,14 +19,16 @@ from integration.queue_model.model import QueueModel
 from shared.artifact_ref import ArtifactRef
 from shared.auth import TenantLimits
 from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
-from shared.job import Artifact, InputRef, Outcome, Phase, Progress, State, Webhook
-from shared.job_fields import OnDeadline, OnParentFailure, Priority, Task
+from shared.job import InputRef, Phase, State, Webhook
+from shared.job_fields import OnDeadline, OnParentFailure, Priority
+from shared.job_record import Artifact, Outcome, Progress
 from shared.queue import Claim, Queue, Submission, SubmitResult
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.order.position import QueueReason
 from shared.queue.records import ProgressReport
 from shared.runtime.clock import now_ms
+from shared.tasks import Task
 from shared.webhooks import WebhookEndpoint
 
 T = TypeVar("T")

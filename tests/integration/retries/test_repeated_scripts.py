@@ -15,8 +15,9 @@ from shared.auth import TenantLimits
 from shared.batch import Batch, File, Part
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict
-from shared.job import InputRef, Outcome, Phase, Progress, State
+from shared.job import InputRef, Phase, State
 from shared.job_fields import OnDeadline, Priority
+from shared.job_record import Outcome, Progress
 from shared.queue import Queue, Submission
 from shared.queue.batches import BatchUpdate
 from shared.queue.checkpoints import JobCheckpoint, StoredImage

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from harness.queue import claim, end, lose, put, redis_ms, state_of
 
-from shared.job import Phase, Progress, State
+from shared.job import Phase, State
 from shared.job_fields import Priority
+from shared.job_record import Progress
 from shared.queue import Claim, Queue, Submission
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.queue.records import ProgressReport

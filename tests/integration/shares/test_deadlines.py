@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
 
-from shared.job import DeviceTimes, Outcome, Progress, State, Timings
+from shared.job import State
 from shared.job_fields import OnDeadline, Priority
+from shared.job_record import DeviceTimes, Outcome, Progress, Timings
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.changes import JobUpdate
 from shared.queue.records import RANKS

@@ -8,7 +8,8 @@ import pytest
 from harness.queue import claim, put, redis_ms
 
 from api.responses import QueuePositions
-from shared.job import DeviceTimes, Outcome, Phase, Progress, State
+from shared.job import Phase, State
+from shared.job_record import DeviceTimes, Outcome, Progress
 from shared.queue import Claim, Queue, Submission
 from shared.queue.order.position import QueueReason
 from shared.queue.records import ProgressReport, WorkerInfo

@@ -12,10 +12,11 @@ from shared.auth import Footprint, TenantLimits
 from shared.batch import File, Part
 from shared.config.adapters import Adapter, UploadedAdapter
 from shared.errors import Conflict, QuotaExceeded
-from shared.job import Artifact, InputRef, Outcome, State, encode
-from shared.job_fields import Task
+from shared.job import InputRef, State, encode
+from shared.job_record import Artifact, Outcome
 from shared.queue import ExpiredItem, Queue, Submission, SubmitResult, scripts
 from shared.runtime.clock import new_id, now_ms
+from shared.tasks import Task
 
 Make = Callable[..., Submission]
 QueueWith = Callable[..., Queue]

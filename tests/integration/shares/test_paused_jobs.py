@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.queue import a_moment, claim, end, end_retention, lasting_names, lose, put, state_of
 
-from shared.job import InputRef, Outcome, State, Webhook
+from shared.job import InputRef, State, Webhook
 from shared.job_fields import Priority
+from shared.job_record import Outcome
 from shared.queue import Queue, Submission
 from shared.queue.checkpoints import JobCheckpoint, StoredImage, checkpoint_key
 from shared.queue.maintenance.changes import JobUpdate

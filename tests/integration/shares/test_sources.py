@@ -11,8 +11,9 @@ from harness.queue import claim, claim_ids, end, end_retention, lose, names_left
 from shared.artifact_ref import ArtifactRef
 from shared.errors import Conflict, InvalidRequest
 from shared.job import InputRef, State
-from shared.job_fields import OnParentFailure, Task
+from shared.job_fields import OnParentFailure
 from shared.queue import Queue, Submission, scripts
+from shared.tasks import Task
 
 Make = Callable[..., Submission]
 

@@ -10,7 +10,8 @@ from harness.queue import claim, lose, put
 
 from shared.auth import Spent, TenantLimits
 from shared.errors import QuotaExceeded
-from shared.job import Outcome, State
+from shared.job import State
+from shared.job_record import Outcome
 from shared.queue import Queue, Submission
 from shared.queue.api_keys import present_periods
 from shared.queue.redis_keys import lua_keys

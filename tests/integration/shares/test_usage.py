@@ -12,7 +12,8 @@ import pytest
 from harness.queue import claim, end, lose, miss_deadline, put
 
 from shared.errors import InvalidRequest
-from shared.job import Artifact, BatchingStats, Outcome, Progress, State
+from shared.job import State
+from shared.job_record import Artifact, BatchingStats, Outcome, Progress
 from shared.queue import Queue, Submission
 from shared.queue.maintenance.tenant_usage import UsageQuery, UsageRow, UsageSum
 

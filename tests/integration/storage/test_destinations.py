@@ -25,7 +25,8 @@ from api.webhook_messages import WebhookEvent
 from shared.config.destinations import Destination, OutputBucket
 from shared.errors import OutputRejected, without_places
 from shared.inputs import resolver
-from shared.job import Failure, Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import Failure, JobRecord
 from shared.queue import Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.output import sending

@@ -24,7 +24,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.checks import memory_fit
 from worker.engine.device import device_of_rank
 from worker.engine.errors import RankLost

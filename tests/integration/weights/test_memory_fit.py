@@ -13,8 +13,8 @@ from harness.http_server import ROOT
 from tiny import registry
 
 from shared.config.weight_formats import Quantization
-from shared.job_fields import Task
 from shared.runtime.python_command import python_command
+from shared.tasks import Task
 from worker.engine.checks.memory_fit import check_model, check_packages, verdict_of
 from worker.engine.weights.requirements import model_bytes
 

@@ -20,7 +20,7 @@ from tiny import lora, lycoris
 from shared.config.request_limits import Limits
 from shared.errors import AdapterUnavailable
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.models.adapter_loader import changes_for
 from worker.engine.pipelines.loading import load, locate
 from worker.engine.weights.memory import save_memory

@@ -23,7 +23,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
 from shared.errors import ModelUnavailable
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.control_nets import control_pipeline_class
 from worker.engine.pipelines.loading import load, locate
 

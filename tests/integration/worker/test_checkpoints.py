@@ -15,7 +15,8 @@ from harness.stub_engine import StubEngine, StubFleet
 
 from api.chores.retention import sweep_chunk
 from shared.config.model_spec import ModelSpec
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import JobRecord
 from shared.queue import Queue
 from shared.queue.checkpoints import checkpoint_prefix
 from worker.claims import checkpoint_store

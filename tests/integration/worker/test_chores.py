@@ -25,7 +25,8 @@ from api.chores.rq_worker import WORKER_TTL_S, ChoresWorker, RqWorker
 from api.chores.schedule import Schedule
 from shared.config.settings import Settings
 from shared.errors import NotFound, StorageUnavailable
-from shared.job import InputRef, Job, Outcome, State
+from shared.job import InputRef, Job, State
+from shared.job_record import Outcome
 from shared.queue import Queue, Submission
 from shared.storage import Storage, connect
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from harness.stub_engine import StubFleet
 
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import JobRecord
 from shared.queue import Queue
 
 Eventually = Callable[..., Awaitable[None]]

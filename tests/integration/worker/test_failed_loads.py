@@ -11,7 +11,8 @@ import pytest
 from harness.stub_engine import StubFleet
 
 from shared.errors import LoadPostponed, ModelUnavailable
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import JobRecord
 from shared.queue import Queue
 
 Eventually = Callable[..., Awaitable[None]]

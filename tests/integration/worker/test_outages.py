@@ -18,7 +18,8 @@ from harness.queue import put
 from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import JobRecord
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect

@@ -18,8 +18,9 @@ from harness.queue import put
 from PIL import Image
 
 from shared.config.catalog import Catalog
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
 from shared.job_fields import Priority
+from shared.job_record import JobRecord
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect

@@ -12,8 +12,9 @@ from harness.engine import a_job, a_spec
 from harness.queue import put
 
 from shared.config.catalog import Catalog
-from shared.job import JobRecord, State
+from shared.job import State
 from shared.job_fields import Priority
+from shared.job_record import JobRecord
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from harness.stub_engine import StubFleet
 
-from shared.job import Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import JobRecord
 from shared.queue import Queue
 from worker.claims.claimed_job import ClaimedJob
 from worker.job_runner import JobRunner

@@ -33,11 +33,11 @@ from shared.config import models_file
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.job import Webhook as JobWebhook
-from shared.job_fields import Task
 from shared.queue import Queue
 from shared.queue.tenants.webhooks import MAX_ENDPOINTS
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
+from shared.tasks import Task
 from shared.webhooks import DISABLED_AFTER_S, DeliveryState, WebhookEndpoint
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)

@@ -10,8 +10,9 @@ import pytest
 from harness.queue import lose
 from harness.stub_engine import StubFleet
 
-from shared.job import Job, JobRecord
+from shared.job import Job
 from shared.job_fields import Priority
+from shared.job_record import JobRecord
 from shared.queue import Queue
 from worker.claims import leases
 

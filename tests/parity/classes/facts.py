@@ -16,8 +16,8 @@ from diffusers.pipelines.pag.pag_utils import PAGMixin
 from parity.cells import Cell
 
 from shared.architectures.registry import ARCHITECTURES, CONTROL_NETS, CONTROL_PIPELINES
-from shared.job_fields import Task
 from shared.signature import DENOISERS
+from shared.tasks import Task
 from worker.engine.pipelines.modular import task_fault
 from worker.engine.pipelines.task_pipelines import call_parameters, supports
 

@@ -12,7 +12,7 @@ from tiny import registry
 
 from shared.config.controls import Control, ControlSpec
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 
 # Some of equal length, as inferred rules pad no prompt.
 TEXT: Mapping[str, Fields] = {

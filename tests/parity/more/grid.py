@@ -5,7 +5,7 @@ from __future__ import annotations
 import families
 from parity.more.families import Clip, Family, both, extended, from_videos, image, sound, video, with_structure
 
-from shared.job_fields import Task
+from shared.tasks import Task
 
 THREE_SOUNDS = (Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
 IMAGES: tuple[Family, ...] = (

@@ -22,7 +22,7 @@ from tiny import registry
 
 from shared.config.model_index import index_file
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.protocol import EngineEvent, ForwardDone
 
 WORDS = (

@@ -9,7 +9,7 @@ from parity.more.mates import Mixed
 from parity.videos import spec
 
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 
 THREE = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
 TWO_SIZES = ((64, 64), (48, 80))

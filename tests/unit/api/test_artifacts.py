@@ -9,7 +9,8 @@ import pytest
 from harness.http_server import BODY, WORKER, claimed, finish, png
 from harness.tables import row
 
-from shared.job import Artifact, Outcome, State, Thumbnail
+from shared.job import State
+from shared.job_record import Artifact, Outcome, Thumbnail
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
 

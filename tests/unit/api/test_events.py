@@ -17,7 +17,8 @@ import pytest
 from harness.http_server import BODY, StreamingCall, bearer, claimed, deliver, finish, serving
 
 from api.http import connections
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from shared.queue import ProgressReport, Queue
 from shared.runtime import metrics
 

@@ -15,7 +15,8 @@ from harness.http_server import BODY, claimed, finish, serving
 from api import responses
 from api.chores.retention import sweep_chunk
 from api.responses import QueuePositions
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from shared.queue import ProgressReport, Queue, Submission, WorkerInfo
 from shared.storage.folder import FolderStorage
 

@@ -19,7 +19,8 @@ from harness.tables import row
 from api import auth
 from api.page.session import SAME_FIELDS
 from shared.auth import Scope
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from shared.queue import ProgressReport, Queue, WorkerInfo
 
 STATIC = ROOT / "api/page/static"

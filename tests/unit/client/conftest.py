@@ -13,7 +13,8 @@ import pytest
 from harness.http_server import WORKER, application, deliver, next_claim
 
 from fusequeue import AsyncClient
-from shared.job import Failure, Outcome, State
+from shared.job import State
+from shared.job_record import Failure, Outcome
 from shared.queue import Claim, Queue
 
 

@@ -26,7 +26,8 @@ from fusequeue import (
     Unreachable,
     WaitTimeout,
 )
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Claim, Queue
 
 PROMPT = "a red circle on a blue ground, left"

@@ -19,7 +19,7 @@ from demo.run import fusequeue_up, save
 from demo.summary import Summary, Throughput, nearly_equal, percentile
 from fusequeue import Job
 from shared.config import models_file
-from shared.job_fields import Task
+from shared.tasks import Task
 
 MODELS = "models.toml"
 # Is ready at once, and writes on SIGTERM whether its data folder, the last argument, exists.

@@ -33,7 +33,7 @@ from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
 from shared.errors import Faults, InvalidRequest, NotFound
-from shared.job_fields import Task
+from shared.tasks import Task
 
 CATALOG = models_file.load(Path(__file__).resolve().parents[3] / "models.toml")
 SPEC = next(iter(CATALOG))

@@ -16,7 +16,7 @@ from api.responses import etag_matches
 from api.routes.artifacts import requested_range
 from api.waiting import preferred_wait_s
 from shared.errors import InvalidRequest
-from shared.job_fields import OutputFormat
+from shared.tasks import OutputFormat
 
 MAX_DEADLINE_S = 7 * 86_400
 header_text = st.text(st.characters(codec="latin-1"), max_size=60)

@@ -8,20 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.job import (
-    Artifact,
-    BatchingStats,
-    Failure,
-    FieldWarning,
-    Job,
-    Outcome,
-    Phase,
-    Progress,
-    State,
-    Timings,
-    decode,
-    encode,
-)
+from shared.job import Job, Phase, State, decode, encode
+from shared.job_record import Artifact, BatchingStats, Failure, FieldWarning, Outcome, Progress, Timings
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.queue.records import paired, record
 

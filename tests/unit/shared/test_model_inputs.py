@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.job_fields import Task
 from shared.model_inputs import ModelInput, extra_faults
+from shared.tasks import Task
 
 INPUTS = (
     ModelInput(name="sound", schema={"type": "boolean"}, tasks=(Task.TEXT_TO_VIDEO,)),

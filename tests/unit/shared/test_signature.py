@@ -17,9 +17,10 @@ from shared.config.request_limits import Limits
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.config.step_schedules import StepSchedule
 from shared.job import Adapter, InputRef, Job, State, Webhook, matching
-from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, OutputFormat, Priority
+from shared.job_fields import MAY_DIFFER, Matching, OnDeadline, Priority
 from shared.runtime.tracing import TraceContext
 from shared.signature import shape, signature, size_class
+from shared.tasks import OutputFormat
 
 A_REF = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8)
 OTHER: dict[str, Any] = {

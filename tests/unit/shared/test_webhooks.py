@@ -10,7 +10,8 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from api.webhook_messages import MAX_BODY_BYTES, WebhookEvent, body, headers
-from shared.job import Artifact, Failure, Job, JobRecord, State
+from shared.job import Job, State
+from shared.job_record import Artifact, Failure, JobRecord
 from shared.webhooks import (
     SCHEDULE_S,
     AttemptOutcome,

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from shared.job import JOB_FORM, Artifact, BatchingStats, Failure, Job, Timings, decode, encode, is_newer
+from shared.job import JOB_FORM, Job, decode, encode, is_newer
+from shared.job_record import Artifact, BatchingStats, Failure, Timings
 
 RECORDED: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("wire_forms.json").read_text())
 """Of each model, as JSON: `least`, written with its required fields only, and `most`, with every field."""

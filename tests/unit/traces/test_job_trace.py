@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.job import BatchingStats, Failure, Job, Outcome, Phase, Progress, State, Timings
+from shared.job import Job, Phase, State
+from shared.job_record import BatchingStats, Failure, Outcome, Progress, Timings
 from shared.queue import Claim
 from shared.runtime.tracing import EndedSpan, TraceContext
 from shared.signature import signature

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.job import Phase, Progress
+from shared.job import Phase
+from shared.job_record import Progress
 from worker.engine.outputs import Output
 from worker.engine.protocol import (
     CandidatesDropped,

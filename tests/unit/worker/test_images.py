@@ -11,7 +11,7 @@ from PIL import Image
 
 from shared.config.adapters import Adapter
 from shared.job import Job
-from shared.job_fields import OutputFormat
+from shared.tasks import OutputFormat
 from worker.output.image_encoding import encode
 
 PROMPT = 'a "red" circle — 🎨 on blue'

@@ -19,8 +19,9 @@ from shared.artifact_ref import ArtifactRef
 from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import ModelUnavailable, StorageRefused, StorageUnavailable, without_places
-from shared.job import FieldWarning, InputRef, State
+from shared.job import InputRef, State
 from shared.job_fields import OnDeadline
+from shared.job_record import FieldWarning
 from shared.queue import Claim, Queue, Submission
 from shared.queue.maintenance.tenant_usage import UsageQuery
 from shared.runtime.asyncio_tools import MAX_FAULTS, retry_while_unavailable

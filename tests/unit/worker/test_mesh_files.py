@@ -11,7 +11,7 @@ import pytest
 from harness.engine import a_job
 from PIL import Image
 
-from shared.job_fields import OutputFormat, Task
+from shared.tasks import OutputFormat, Task
 from worker.engine.outputs import Mesh
 from worker.output.mesh_encoding import encode_mesh, glb_of
 from worker.output.mesh_thumbnail import draw

@@ -14,9 +14,9 @@ from harness.engine import a_spec
 from harness.queue import claim, put
 from PIL import Image
 
-from shared.job_fields import OutputFormat
 from shared.queue import Queue, Submission
 from shared.queue.workers.previews import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
+from shared.tasks import OutputFormat
 from worker.claims.claimed_job import ClaimedJob
 from worker.output.image_encoding import PreviewPublisher, encode_preview
 

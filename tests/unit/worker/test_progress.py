@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from shared.errors import RedisUnavailable
-from shared.job import Phase, Progress
+from shared.job import Phase
 from shared.job_fields import Priority
+from shared.job_record import Progress
 from shared.queue import ProgressReport, WorkerInfo
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker import progress

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from shared.job import Job
-from shared.job_fields import AUDIO_TYPES, OutputFormat, Task
+from shared.tasks import AUDIO_TYPES, OutputFormat, Task
 from worker.engine.outputs import Audio
 from worker.output.audio_encoding import bitrate, encode_audio, waveform
 

@@ -13,8 +13,8 @@ import pytest
 from shared.config.destinations import Destination
 from shared.errors import StorageRefused, StorageUnavailable, UploadFailed
 from shared.job import Job
-from shared.job_fields import OutputFormat, Task
 from shared.queue import Claim
+from shared.tasks import OutputFormat, Task
 from worker.engine.outputs import Audio, Output
 from worker.output import upload
 from worker.output.upload import Files, Uploader, object_key

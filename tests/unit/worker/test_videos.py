@@ -14,7 +14,7 @@ from harness.engine import a_job
 from PIL import Image
 
 from shared.job import Job
-from shared.job_fields import OutputFormat, Task
+from shared.tasks import OutputFormat, Task
 from worker.engine.outputs import Audio, Output
 from worker.output.video_encoding import crf, encode_video
 

@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.checks.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.errors import as_job_error
 from worker.engine.fusion.image_task import ImageTask

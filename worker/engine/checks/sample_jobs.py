@@ -12,7 +12,7 @@ from PIL import Image
 from shared.config.controls import Control, ControlSpec, structure_for
 from shared.config.model_spec import ModelSpec
 from shared.job import InputRef, Job
-from shared.job_fields import VIDEO_TYPES, Medium, Task
+from shared.tasks import VIDEO_TYPES, Medium, Task
 from worker.engine.protocol import InputFiles
 
 # Two have the same words in another order, so the same length, for architectures that fuse only those.

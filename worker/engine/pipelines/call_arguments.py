@@ -13,7 +13,8 @@ from shared.architectures.registry import LISTED_IMAGES
 from shared.config.scheduler_choices import SchedulerOptions
 from shared.errors import InferenceFailed, UnusableInput
 from shared.job import Job
-from shared.job_fields import CallFields, Task
+from shared.job_fields import CallFields
+from shared.tasks import Task
 from worker.engine.pipelines.call_checks import (
     check_last_image,
     check_latents,

@@ -8,7 +8,8 @@ import torch
 from shared.architectures.registry import FIXED_RATES
 from shared.errors import InferenceFailed, UnusableInput
 from shared.job import Job
-from shared.job_fields import PARTS, Task
+from shared.job_fields import PARTS
+from shared.tasks import Task
 from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.task_pipelines import Parameters, call_parameters, takes_last_image
 

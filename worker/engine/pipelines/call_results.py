@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from shared.errors import InferenceFailed, JobError, NonFiniteLatents
-from shared.job_fields import OutputFormat
+from shared.tasks import OutputFormat
 from worker.engine.channel import shared_array
 from worker.engine.outputs import Audio, Latents, Mesh, Output, Pixels
 from worker.engine.pipelines.clones import Pipeline

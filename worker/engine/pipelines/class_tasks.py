@@ -5,7 +5,7 @@ from typing import Any
 import diffusers
 from diffusers.pipelines import auto_pipeline
 
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.modular import task_fault
 from worker.engine.pipelines.task_pipelines import supports
 

@@ -8,8 +8,9 @@ from typing import Any
 from PIL import Image
 
 from shared.inputs.video_timing import frames_at
-from shared.job import FieldWarning, Job
-from shared.job_fields import Task
+from shared.job import Job
+from shared.job_record import FieldWarning
+from shared.tasks import Task
 from worker.engine.pipelines.clones import Pipeline
 
 Parameters = Mapping[str, inspect.Parameter]

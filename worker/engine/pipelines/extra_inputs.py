@@ -12,8 +12,9 @@ from pydantic import JsonValue, PydanticSchemaGenerationError, PydanticUserError
 
 from shared.errors import UnusableInput, first_of
 from shared.job import Job
-from shared.job_fields import CallFields, Task
+from shared.job_fields import CallFields
 from shared.model_inputs import ModelInput, extra_faults
+from shared.tasks import Task
 from worker.engine.pipelines.call_inputs import call_inputs
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.modular import is_modular, task_inputs

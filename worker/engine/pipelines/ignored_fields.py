@@ -3,8 +3,10 @@
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults
 from shared.config.upscaling import rounded_side
-from shared.job import FieldWarning, Job
-from shared.job_fields import PARTS, Task
+from shared.job import Job
+from shared.job_fields import PARTS
+from shared.job_record import FieldWarning
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import call_fields, guidance, has_fixed_steps
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.extending import unused_frames

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shared.errors import UnusableInput
 from shared.inputs.formats.audio import audio_format
-from shared.job import FieldWarning
+from shared.job_record import FieldWarning
 from worker.engine.outputs import Audio
 
 Samples = npt.NDArray[np.float32]

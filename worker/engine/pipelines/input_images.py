@@ -12,8 +12,9 @@ from PIL import Image, ImageFile, ImageOps
 
 from shared.errors import UnusableInput
 from shared.inputs.formats.latents import NAME
-from shared.job import FieldWarning, Job
-from shared.job_fields import Task
+from shared.job import Job
+from shared.job_record import FieldWarning
+from shared.tasks import Task
 from worker.engine.outputs import Audio
 from worker.engine.pipelines.inpainting import Box, Paste, crop_region, paste_of, repaints, source_box
 from worker.engine.pipelines.input_audio import decode_audio, decode_soundtrack, resampled

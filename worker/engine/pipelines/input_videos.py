@@ -16,8 +16,9 @@ from shared.errors import UnusableInput
 from shared.inputs.formats.mp4 import CODECS
 from shared.inputs.validation import MAX_VIDEO_PIXELS
 from shared.inputs.video_timing import frames_at, seconds_per_frame, tolerance_s
-from shared.job import FieldWarning, InputRef, Job
-from shared.job_fields import Task
+from shared.job import InputRef, Job
+from shared.job_record import FieldWarning
+from shared.tasks import Task
 
 DECODER_THREADS = 2  # per video; each holds frames of its own
 LONGEST_S = 120.0

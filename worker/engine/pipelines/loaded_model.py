@@ -15,8 +15,9 @@ from shared.config.controls import Control
 from shared.config.model_facts import ModelFacts
 from shared.config.model_spec import ModelSpec
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, UnusableInput
-from shared.job import FieldWarning, Job
-from shared.job_fields import OutputFormat, Task
+from shared.job import Job
+from shared.job_record import FieldWarning
+from shared.tasks import OutputFormat, Task
 from worker.engine.checkpoints.task_record import TaskRecord
 from worker.engine.errors import text_of
 from worker.engine.fusion.image_task import ImageTask

@@ -14,8 +14,8 @@ from shared.config.model_index import CLASSIC, MODULAR, Index, index_file, is_mo
 from shared.config.model_spec import ModelSpec
 from shared.config.shape_folder import is_shape_folder
 from shared.errors import LoadPostponed, ModelUnavailable
-from shared.job_fields import Task
 from shared.signature import DENOISERS
+from shared.tasks import Task
 from worker.engine.checkpoints.identity import model_fingerprint
 from worker.engine.errors import is_out_of_memory, text_of
 from worker.engine.fusion.module_proxy import SharedMethod

@@ -18,7 +18,7 @@ from diffusers.modular_pipelines import LoopSequentialPipelineBlocks, ModularPip
 
 from shared.config.model_index import MODULAR, rewrites_prompts
 from shared.errors import ModelUnavailable
-from shared.job_fields import Medium, Task
+from shared.tasks import Medium, Task
 from worker.engine.weights.prompt_rewriting import SWITCH
 
 Pipeline = Any  # diffusers' pipelines have no types

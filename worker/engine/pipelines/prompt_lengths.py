@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import CLIPTokenizer, T5Tokenizer
 
-from shared.job import FieldWarning, Job
+from shared.job import Job
+from shared.job_record import FieldWarning
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.prompt_syntax import has_weights
 from worker.engine.pipelines.task_pipelines import call_parameters

@@ -11,7 +11,8 @@ from cachetools import LRUCache
 from transformers import CLIPTokenizer
 
 from shared.inputs.embedding_check import MAX_VECTORS
-from shared.job import FieldWarning, Job
+from shared.job import Job
+from shared.job_record import FieldWarning
 from worker.engine.lora.new_tokens import Word
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.text_cache import CachedTokenizer

@@ -19,8 +19,8 @@ from shared.config.model_spec import ModelSpec
 from shared.config.refiners import TASKS
 from shared.errors import InferenceFailed
 from shared.job import Job
-from shared.job_fields import OutputFormat, Task
 from shared.signature import REFINER_PREFIX
+from shared.tasks import OutputFormat, Task
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.lora.new_tokens import Word
 from worker.engine.pipelines.chosen_schedulers import ChosenSchedulers

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from shared.errors import InferenceFailed, NonFiniteLatents, NoSurface
-from shared.job_fields import Task
 from shared.model_inputs import ModelInput
+from shared.tasks import Task
 from worker.engine.channel import shared_array
 from worker.engine.outputs import Mesh
 from worker.engine.weights.shape_classes import shape_classes

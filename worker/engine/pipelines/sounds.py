@@ -10,7 +10,7 @@ import torch
 
 from shared.errors import InferenceFailed, NonFiniteLatents
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.outputs import Audio
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.input_audio import at_rate

@@ -11,7 +11,7 @@ from shared.architectures.registry import SIBLINGS, UPSCALERS
 from shared.config.controls import structure_for
 from shared.config.model_spec import ModelSpec
 from shared.errors import ModelUnavailable
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.extending import extends
 from worker.engine.pipelines.modular import is_modular, modular_for

@@ -9,7 +9,7 @@ from shared.architectures.registry import UPSCALERS
 from shared.config.upscaling import source_side
 from shared.errors import InferenceFailed
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.model_facts import latent_cell
 

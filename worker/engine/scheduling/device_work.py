@@ -2,7 +2,7 @@
 
 import math
 
-from shared.job import DeviceTimes
+from shared.job_record import DeviceTimes
 from worker.engine.fusion.module_proxy import Stage
 
 _STEP_STAGES = frozenset({Stage.CONTROL, Stage.DENOISE})

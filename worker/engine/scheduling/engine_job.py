@@ -9,7 +9,7 @@ import structlog
 
 from shared.config.candidates import Verdict
 from shared.errors import JobError
-from shared.job import MAX_ROW_CHANGES, BatchingStats, FieldWarning
+from shared.job_record import MAX_ROW_CHANGES, BatchingStats, FieldWarning
 from shared.signature import signature
 from worker.engine.checkpoints.checkpoint import Checkpoint
 from worker.engine.checkpoints.file_format import CheckpointRefused, of_dropped, read

@@ -19,7 +19,8 @@ from shared.batch import CHUNK_LINES, Batch, BatchError, BatchStatus, File, Part
 from shared.config.catalog import Catalog
 from shared.config.settings import Settings
 from shared.errors import NotFound, StorageUnavailable, Unavailable
-from shared.job import JobRecord, State
+from shared.job import State
+from shared.job_record import JobRecord
 from shared.queue import Queue
 from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import SyncedClock

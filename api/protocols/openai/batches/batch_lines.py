@@ -23,7 +23,8 @@ from api.protocols.openai.video_requests import parse_video_request, video_objec
 from shared.batch import Batch, BatchError
 from shared.config.catalog import Catalog
 from shared.errors import InvalidRequest
-from shared.job import JobRecord, State
+from shared.job import State
+from shared.job_record import JobRecord
 from shared.storage import Storage
 
 JOBS = "/v1/jobs"

@@ -23,7 +23,7 @@ from parity.running import as_floats
 from tiny import lora
 
 from shared.config.request_limits import Defaults, Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 
 pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`"),

@@ -24,7 +24,7 @@ from shared.config.adapters import AdapterSpec
 from shared.config.model_spec import ModelSpec
 from shared.errors import AdapterUnavailable
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.call_results import make_results
 from worker.engine.pipelines.input_images import InputImages

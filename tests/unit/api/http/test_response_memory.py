@@ -14,7 +14,8 @@ from harness.http_server import BODY, WORKER, StreamingCall, claimed, serving
 
 from api import app
 from api.http.streaming import RESPONSE_PIECES, with_first_read
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Queue
 from shared.runtime import metrics
 from shared.storage import CHUNK_BYTES

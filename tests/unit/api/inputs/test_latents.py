@@ -15,7 +15,8 @@ import pytest
 from harness.http_server import WORKER, bearer, next_claim, png, serving
 from tiny.safetensors_file import file_of, raw_file
 
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Queue
 from shared.storage import connect
 

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from harness.http_server import BODY, WORKER, bearer, claimed, finish, serving
 
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Queue
 
 

@@ -12,7 +12,8 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
 from shared.errors import InvalidRequest
 from shared.job import Job
-from shared.job_fields import MAX_SEED, Task
+from shared.job_fields import MAX_SEED
+from shared.tasks import Task
 
 BEST = {"candidates": 6, "keep": 2}
 

@@ -13,7 +13,7 @@ from shared.config.candidates import BestOf
 from shared.config.destinations import Destination
 from shared.errors import InputRejected
 from shared.job import Job
-from shared.job_fields import OutputFormat, Task
+from shared.tasks import OutputFormat, Task
 
 Make = Callable[..., Job]
 SIDES = {"width": 72, "height": 40}

@@ -11,9 +11,9 @@ import pytest
 from harness.http_server import serving
 
 from shared.config.model_spec import ModelSpec
-from shared.job_fields import Task
 from shared.model_inputs import ModelInput
 from shared.queue import Queue
+from shared.tasks import Task
 
 MODELS = """
 [[model]]

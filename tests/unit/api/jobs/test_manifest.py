@@ -12,8 +12,9 @@ from api.jobs.request import JobRequest
 from shared.config.candidates import BestOf
 from shared.config.controls import Control
 from shared.config.step_schedules import StepSchedule
-from shared.job import InputRef, Job, JobRecord, State
-from shared.job_fields import OutputFormat, Task
+from shared.job import InputRef, Job, State
+from shared.job_record import JobRecord
+from shared.tasks import OutputFormat, Task
 
 
 def ref(name: str) -> InputRef:

@@ -13,7 +13,7 @@ from api.jobs.resolve import resolve_for_model
 from shared.config.controls import ControlSpec
 from shared.config.model_spec import ModelSpec
 from shared.errors import InvalidRequest
-from shared.job_fields import Task
+from shared.tasks import Task
 
 TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
 FROM_IMAGE = {"image": "i", "task": "image_to_image"}

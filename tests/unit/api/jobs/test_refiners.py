@@ -15,7 +15,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.errors import InvalidRequest
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 
 TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
 FROM_IMAGE = {"image": "i", "task": "image_to_image"}

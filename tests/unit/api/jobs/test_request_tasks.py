@@ -24,8 +24,8 @@ from shared.config.settings import Settings
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
 from shared.job import InputRef, Job, encode
-from shared.job_fields import OutputFormat, Task
 from shared.signature import signature
+from shared.tasks import OutputFormat, Task
 
 T2I, I2I, PAINT, EDIT, T2V, I2V, V2V, MOVE, MESH = (
     Task.TEXT_TO_IMAGE,

@@ -14,8 +14,8 @@ from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Defaults, Limits
 from shared.errors import InvalidRequest
 from shared.job import InputRef, Job
-from shared.job_fields import OutputFormat, Task
 from shared.signature import signature
+from shared.tasks import OutputFormat, Task
 
 SOUNDS = (Task.TEXT_TO_AUDIO, Task.AUDIO_TO_AUDIO, Task.AUDIO_INPAINT)
 SPEC = ModelSpec(

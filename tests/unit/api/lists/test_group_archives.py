@@ -19,7 +19,8 @@ from api.routes import group_archives
 from api.routes.group_archives import MANIFEST
 from cli.backfill import pipeline
 from shared.auth import Scope
-from shared.job import Artifact, Outcome, State
+from shared.job import State
+from shared.job_record import Artifact, Outcome
 from shared.queue import Queue
 
 PATH = "/v1/groups/nightly/artifacts.zip"

@@ -10,7 +10,8 @@ import pytest
 from harness.http_server import BODY, bearer, claimed, finish, serving
 
 from shared.auth import Scope
-from shared.job import Outcome, State
+from shared.job import State
+from shared.job_record import Outcome
 from shared.queue import Queue
 
 

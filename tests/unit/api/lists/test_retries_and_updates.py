@@ -14,8 +14,9 @@ from api import retries
 from api.routes import job_lists, matching_jobs
 from shared.auth import Scope, TenantLimits
 from shared.errors import FusequeueError, InvalidRequest, QueueFull
-from shared.job import Failure, Outcome, State
+from shared.job import State
 from shared.job_fields import Priority
+from shared.job_record import Failure, Outcome
 from shared.queue import Queue
 from shared.queue.jobs import SubmitResult
 

@@ -9,7 +9,8 @@ import pytest
 from harness.http_server import BODY, WORKER, claimed
 
 from api.routes.operators import dead_letters
-from shared.job import Outcome, State
+from shared.job import State
+from shared.job_record import Outcome
 from shared.queue import Queue
 
 

@@ -13,7 +13,8 @@ from harness.http_server import BODY, WORKER, bearer, deliver, serving, without_
 from harness.tables import row
 
 from shared.auth import Scope, TenantLimits
-from shared.job import Outcome, State
+from shared.job import State
+from shared.job_record import Outcome
 from shared.queue import Queue
 
 

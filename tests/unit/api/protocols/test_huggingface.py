@@ -15,8 +15,9 @@ from api.protocols.huggingface.routes import output_format, parse_inference_requ
 from shared.config import models_file
 from shared.config.catalog import Catalog
 from shared.errors import FusequeueError, InvalidRequest
-from shared.job_fields import OutputFormat, Priority, Task
+from shared.job_fields import Priority
 from shared.queue import Queue
+from shared.tasks import OutputFormat, Task
 
 CATALOG = models_file.load(ROOT / "models.toml")
 

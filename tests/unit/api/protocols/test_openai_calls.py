@@ -12,7 +12,8 @@ import pytest
 from harness.http_server import BODY, WORKER, application, png, serving, working
 from harness.tables import row
 
-from shared.job import Failure, Outcome, State
+from shared.job import State
+from shared.job_record import Failure, Outcome
 from shared.queue import Queue
 
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"

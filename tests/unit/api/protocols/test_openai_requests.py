@@ -15,7 +15,8 @@ from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
 from shared.errors import InvalidRequest
-from shared.job_fields import Priority, Task
+from shared.job_fields import Priority
+from shared.tasks import Task
 
 CATALOG = models_file.load(ROOT / "models.toml")
 TASKS = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)

@@ -20,7 +20,7 @@ from shared.config.model_spec import ModelSpec
 from shared.config.refiners import RefinerSpec
 from shared.config.request_limits import Limits
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
-from shared.job_fields import Task
+from shared.tasks import Task
 
 CATALOG = models_file.load(ROOT / "models.toml")
 DEMO = CATALOG.get("demo")

@@ -20,22 +20,9 @@ from api.protocols.replicate.predictions import input_of, prediction, webhook_bo
 from api.webhook_messages import MAX_BODY_BYTES
 from shared.config import models_file
 from shared.errors import InvalidRequest
-from shared.job import (
-    JOB_FORM,
-    Artifact,
-    Failure,
-    InputRef,
-    Job,
-    JobRecord,
-    Progress,
-    State,
-    Timings,
-    Webhook,
-    decode,
-    encode,
-    is_newer,
-)
-from shared.job_fields import Task
+from shared.job import JOB_FORM, InputRef, Job, State, Webhook, decode, encode, is_newer
+from shared.job_record import Artifact, Failure, JobRecord, Progress, Timings
+from shared.tasks import Task
 from shared.webhooks import TERMINAL_EVENTS
 
 CATALOG = models_file.load(ROOT / "models.toml")

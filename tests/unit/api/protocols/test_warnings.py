@@ -13,7 +13,8 @@ from harness.http_server import BODY, serving, working
 
 from api.protocols.openai.video_requests import video_object
 from fusequeue import Job
-from shared.job import FieldWarning, JobRecord, State
+from shared.job import State
+from shared.job_record import FieldWarning, JobRecord
 from shared.queue import Queue
 
 WARNING = FieldWarning(param="mask", message="mask: repaints nothing")

@@ -13,7 +13,7 @@ from diffusers import DDIMScheduler
 from harness.engine import a_spec
 from PIL import Image
 
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.checks.output_check import choose_output_types
 from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch

@@ -6,7 +6,7 @@ import pytest
 
 from shared.config.model_spec import ModelSpec
 from shared.config.request_limits import Limits
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.checks.sample_jobs import sample_sizes
 
 

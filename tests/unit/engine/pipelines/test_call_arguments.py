@@ -18,7 +18,7 @@ from shared.config.controls import Control
 from shared.config.request_limits import Defaults
 from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for, effective_strength
 from worker.engine.pipelines.call_results import make_results, to_frames, to_pixels
 from worker.engine.pipelines.ignored_fields import ignored_fields

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from shared.errors import UnusableInput
 from shared.job import InputRef
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.camera import camera_arguments
 from worker.engine.pipelines.extra_inputs import describe_inputs, extra_arguments
 from worker.engine.pipelines.task_pipelines import call_parameters

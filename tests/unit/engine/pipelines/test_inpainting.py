@@ -9,7 +9,7 @@ import pytest
 from harness.engine import a_job
 from PIL import Image
 
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.inpainting import crop_region, source_box
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.protocol import InputFiles

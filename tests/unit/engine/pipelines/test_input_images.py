@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from shared.errors import InferenceFailed, UnexpectedError, UnusableInput
 from shared.inputs.validation import inspect
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines import input_decoder
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder

@@ -17,7 +17,7 @@ from shared.errors import UnusableInput
 from shared.inputs.validation import inspect
 from shared.inputs.video_timing import frames_at, usual_fps
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines import input_videos
 from worker.engine.pipelines.input_videos import LONGEST_S, decode_video
 

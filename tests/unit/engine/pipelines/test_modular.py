@@ -15,8 +15,8 @@ from tqdm.auto import tqdm
 
 from shared.config.request_limits import Defaults
 from shared.errors import ModelUnavailable
-from shared.job_fields import Task
 from shared.model_inputs import type_fault
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for, set_guidance
 from worker.engine.pipelines.call_results import make_results
 from worker.engine.pipelines.clones import StepCounter

@@ -21,9 +21,9 @@ from PIL import Image, ImageColor
 
 from shared.config.destinations import OutputBucket
 from shared.job import Job
-from shared.job_fields import Medium, Task
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
+from shared.tasks import Medium, Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.protocol import InputFiles

@@ -17,7 +17,7 @@ from harness.engine import an_audio_file
 
 from shared.errors import InferenceFailed, NonFiniteLatents, UnusableInput
 from shared.job import Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.outputs import Audio
 from worker.engine.pipelines import input_images
 from worker.engine.pipelines.input_audio import at_rate, decode_audio

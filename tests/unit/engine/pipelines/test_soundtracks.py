@@ -12,7 +12,7 @@ from harness.engine import a_job
 from harness.videos import a_plain_video, a_video_file
 
 from shared.job import InputRef, Job
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines import input_videos
 from worker.engine.pipelines.input_audio import decode_soundtrack
 from worker.engine.pipelines.input_images import decode_inputs

@@ -19,7 +19,8 @@ from tiny.videos.ltx2 import ltx_2
 from shared.config.controls import ControlSpec
 from shared.config.partial_denoising import takes_part
 from shared.errors import InferenceFailed, ModelUnavailable, UnusableInput
-from shared.job_fields import PARTS, Task
+from shared.job_fields import PARTS
+from shared.tasks import Task
 from worker.engine.pipelines.call_arguments import arguments_for
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import check_structure, pipeline_for, rebuild, supports, takes_last_image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.job import DeviceTimes
+from shared.job_record import DeviceTimes
 from worker.engine.fusion.module_proxy import Stage
 from worker.engine.scheduling.device_work import DeviceWork
 

@@ -18,7 +18,7 @@ from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
 from harness.engine import a_job
 
 from shared.errors import UnusableInput
-from shared.job_fields import Task
+from shared.tasks import Task
 from worker.engine.pipelines.extra_inputs import describe_inputs, extra_arguments
 from worker.engine.pipelines.modular import modular_for, private_blocks, task_fault, task_inputs
 from worker.engine.weights.prompt_rewriting import SWITCH, switch_rewriting
