@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
 from library.catalogs import HUB_ID, catalog_of
+from library.progress_bar import items_bar
 from library.requests import Fields, job_of
 from library.results import GenerationFailed, Made, Result
 from library.session import CLOSED, OnPreview, OnProgress, Session, Watchers
@@ -138,10 +137,11 @@ class Engine(_Base):
         some items failed.
         """
         items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, disable=not progress) as bar:
+        results: list[Result | None] = [None] * len(items)
+        self._session.check_usable()  # as `stream` does, but before the bar is drawn
+        self._check(fields)
+        with items_bar(shown=progress) as bar:
             shown = bar.add_task("items", total=len(items))
-            results: list[Result | None] = [None] * len(items)
             for result in self.stream(items, **fields):
                 results[result.index] = result
                 bar.advance(shown)
@@ -210,12 +210,17 @@ class AsyncEngine(_Base):
         """Load the models; `async with` does it."""
         await asyncio.to_thread(self._session.start)
 
-    async def generate(self, prompts: Prompt | Sequence[Prompt], **fields: Any) -> list[Made]:
-        """Return the images or videos of one prompt or several, in order; errors are those of `Engine.generate`."""
+    async def generate(self, prompts: Prompt | Sequence[Prompt], *, progress: bool = True, **fields: Any) -> list[Made]:
+        """Return the images or videos of one prompt or several, in order; bar and errors as in `Engine.generate`."""
         items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         results: list[Result | None] = [None] * len(items)
-        async for result in self.stream(items, **fields):
-            results[result.index] = result
+        self._session.check_usable()
+        await asyncio.to_thread(self._check, fields)
+        with items_bar(shown=progress) as bar:
+            shown = bar.add_task("items", total=len(items))
+            async for result in self.stream(items, **fields):
+                results[result.index] = result
+                bar.advance(shown)
         return _made(results)
 
     async def stream(

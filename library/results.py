@@ -97,6 +97,12 @@ class Result:
     batching: BatchingStats = field(default_factory=BatchingStats, repr=False)
     device_seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        """Return what it is in a line."""
+        made = self.error or (f"{len(self.outputs)} output" + "s" * (len(self.outputs) != 1))
+        of = "" if self.job is None else f"{self.job.model}, seed {self.job.seed}, "
+        return f"<Result {self.index}: {of}{made}>"
+
     @property
     def images(self) -> list[Made]:
         """The images as those of Pillow, and the videos, sounds or meshes."""

@@ -13,6 +13,7 @@ import torch
 
 from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable, JobError
+from worker.engine import thread_pools
 from worker.engine.lora import new_tokens
 from worker.engine.lora.adapter_files import AdapterFile, locate, read
 from worker.engine.lora.embedding_files import read_embedding
@@ -113,7 +114,7 @@ class AdapterLoader:
         model.adapters.trim(self._budget_bytes if keep_unused else 0, in_use)
 
     def close(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        thread_pools.end(self._reader)
 
     def _load(self, model: LoadedModel, key: AdapterKey) -> None:
         started, uploaded = time.monotonic(), self._requested[id(model), key]

@@ -17,6 +17,7 @@ from shared.config.catalog import Catalog
 from shared.config.model_spec import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError, LoadPostponed, ModelUnavailable
+from worker.engine import thread_pools
 from worker.engine.models.adapter_loader import AdapterLoader, Post
 from worker.engine.models.cpu_memory import KeptModel, KeptModels
 from worker.engine.models.residency import ModelInMemory, next_evicted
@@ -303,7 +304,7 @@ class ModelCache:
             model.spec = catalog.find(model.spec.id) or model.spec
 
     def close(self) -> None:
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        thread_pools.end(self._loader)
         for model in self.loaded.values():
             model.close()
         self.adapters.close()

@@ -10,6 +10,7 @@ import structlog
 
 from shared.errors import InferenceFailed, InputRejected, JobError, UnexpectedError
 from shared.inputs.validation import inspect
+from worker.engine import thread_pools
 from worker.engine.pipelines.input_images import InputImages, decode_inputs
 from worker.engine.protocol import EngineRequest, InputFiles
 
@@ -62,8 +63,7 @@ class InputDecoder:
             self._small.submit(lambda: self._done([self._decode(*item) for item in small]))
 
     def close(self) -> None:
-        for executor in (self._small, self._large):
-            executor.shutdown(wait=False, cancel_futures=True)
+        thread_pools.end(self._small, self._large)
 
     def _decode_next(self) -> None:
         """Decode the images of one request, of the tenant with the next turn."""

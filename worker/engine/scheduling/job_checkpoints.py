@@ -11,6 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.job import Job
+from worker.engine import thread_pools
 from worker.engine.checkpoints.checkpoint import Checkpoint, Identity
 from worker.engine.checkpoints.file_format import of_dropped, write
 from worker.engine.checkpoints.identity import identity_of
@@ -50,7 +51,7 @@ class JobCheckpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
 
     def close(self) -> None:
-        self._writer.shutdown(wait=False, cancel_futures=True)
+        thread_pools.end(self._writer)
 
     def take(self, engine_job: EngineJob) -> None:
         """Take the checkpoints of a job's images, and report them once they are written."""
