@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.client_options import Exit, Json, Key, Url, connected, name_option
+from cli.client_options import Json, Key, Url, connected, name_option
 from cli.jobs import Limit
 from cli.matching import print_changes
-from cli.messages import counted, print_error
+from cli.messages import counted
 from fusequeue import Changes, Client, Group, JobState
 
 groups = typer.Typer(invoke_without_command=True)
@@ -51,35 +52,33 @@ def show(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = No
 @groups.command()
 def pause(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Pause all jobs of a group, also running ones, until `resume`; jobs that are submitted later run."""
-    _change(name, "paused", lambda client: client.matching.pause(group=name, tenant=tenant), (url, api_key, as_json))
+    _change(name, tenant, "paused", (url, api_key, as_json), lambda client: client.matching.pause)
 
 
 @groups.command()
 def resume(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """End the pauses of all jobs of a group."""
-    _change(name, "resumed", lambda client: client.matching.resume(group=name, tenant=tenant), (url, api_key, as_json))
+    _change(name, tenant, "resumed", (url, api_key, as_json), lambda client: client.matching.resume)
 
 
 @groups.command()
 def cancel(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Cancel all jobs of a group: queued ones at once, running ones at their next step."""
-    _change(name, "canceled", lambda client: client.matching.cancel(group=name, tenant=tenant), (url, api_key, as_json))
+    _change(name, tenant, "canceled", (url, api_key, as_json), lambda client: client.matching.cancel)
 
 
 @groups.command()
 def retry(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Queue the failed and expired jobs of a group again, as new jobs of it; each once, also by a repetition."""
-
-    def change(client: Client) -> Changes:
-        return client.matching.retry(group=name, status=RETRIED, tenant=tenant)
-
-    _change(name, "retried", change, (url, api_key, as_json))
+    _change(
+        name, tenant, "retried", (url, api_key, as_json), lambda client: partial(client.matching.retry, status=RETRIED)
+    )
 
 
 @groups.command()
 def delete(name: Name, tenant: OfTenant = None, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Delete the ended jobs of a group and their images; the group ends with its last job."""
-    _change(name, "deleted", lambda client: client.matching.delete(group=name, tenant=tenant), (url, api_key, as_json))
+    _change(name, tenant, "deleted", (url, api_key, as_json), lambda client: client.matching.delete)
 
 
 @groups.command()
@@ -99,14 +98,17 @@ def download(
 
 
 def _change(
-    name: str, done: str, change: Callable[[Client], Changes], service: tuple[str | None, str | None, bool]
+    name: str,
+    tenant: str | None,
+    done: str,
+    service: tuple[str | None, str | None, bool],
+    change_of: Callable[[Client], Callable[..., Changes]],
 ) -> None:
     """Change the jobs of a group that exists, and print how many."""
     with connected(*service) as (client, console):
-        changes = change(client)
+        changes = change_of(client)(group=name, tenant=tenant)
         if not changes.ids and not changes.skipped:
-            print_error(f"there is no job of a group {name}")
-            raise typer.Exit(Exit.NOT_FOUND)
+            client.group(name, tenant=tenant)  # an error if there is none
         print_changes(console, changes, done, "jobs")
 
 

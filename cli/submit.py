@@ -209,8 +209,11 @@ def _wait(client: Client, console: CommandConsole, job: Job | str, timeout_s: fl
 def print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
     """Print a job and where its results are."""
     lines: list[tuple[str, object]] = [("job", job.id), ("status", job.status), ("seed", job.seed)]
-    if job.queue is not None:
-        lines += [("position", job.queue.position), ("reason", job.queue.reason), ("seconds left", job.queue.eta_s)]
+    if job.status in ("queued", "running") and job.progress.step:
+        lines.append(("steps", f"{job.progress.step} of {job.progress.total}"))
+    if (queue := job.queue) is not None:
+        known = (("position", queue.position), ("reason", queue.reason), ("seconds left", queue.eta_s))
+        lines += [(name, value) for name, value in known if value is not None]
     if job.error is not None:
         lines.append(("error", f"{job.error.message} ({job.error.code})"))
     lines += [("warning", warning.message) for warning in job.warnings]

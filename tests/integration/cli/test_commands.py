@@ -411,6 +411,7 @@ async def test_groups_are_shown_changed_and_downloaded(run: Run, queue: Queue, t
     assert {name: count for name, count in shown["jobs"].items() if count} == {"paused": 2, "succeeded": 2}
     assert "2 of 4" in (await run("groups")).stdout
     assert [group["name"] for group in lines(await run("groups", "list", "--json"))] == ["nightly"]
+    assert (await run("groups", "retry", "nightly")).stdout == "retried  0 jobs\n", "none has failed"
     assert await changed("resume") == waiting
     one = await next_claim(queue)
     assert await queue.claims.settle(WORKER, one.job.id, one.epoch, Outcome(state=State.FAILED))
