@@ -128,6 +128,7 @@ def test_candidates_are_checked_sent_and_kept_in_a_duplicate(open_page: Any, wai
     expect(group).to_contain_text("8 images begin; 4 after 10%, 2 after 50% of the steps go on.")
     job = generate(page, "the best circles")
     assert (job["best_of"], job["n"]) == ({"candidates": 8, "keep": 2, "at": [0.1, 0.5]}, 2)
+    page.locator("textarea[name=prompt]").fill("another text, until the job is read")
     page.goto(f"{waiting.url}/#/playground?from={job['id']}")
     expect(page.locator("textarea[name=prompt]")).to_have_value("the best circles")
     page.locator("textarea[name=prompt]").fill("an edited prompt")
