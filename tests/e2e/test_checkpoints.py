@@ -74,7 +74,7 @@ def stack(make_shared_stack: Callable[..., Any], tmp_path_factory: pytest.TempPa
     registry.save_tiny("sd", folder / "sd")
     save_scorer(folder / "scorer")
     (folder / "models.toml").write_text(MODELS)
-    settings = {"drain_timeout_s": "0.1", "lease_ms": "4000", "log_level": "debug"}
+    settings = {"drain_timeout_s": "0.1", "lease_ms": "4000", "log_level": "DEBUG"}
     return make_shared_stack(models=str(folder / "models.toml"), **settings).start()
 
 
