@@ -138,8 +138,6 @@ class Engine(_Base):
         """
         items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         results: list[Result | None] = [None] * len(items)
-        self._session.check_usable()  # as `stream` does, but before the bar is drawn
-        self._check(fields)
         with items_bar(shown=progress) as bar:
             shown = bar.add_task("items", total=len(items))
             for result in self.stream(items, **fields):
@@ -214,8 +212,6 @@ class AsyncEngine(_Base):
         """Return the images or videos of one prompt or several, in order; bar and errors as in `Engine.generate`."""
         items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         results: list[Result | None] = [None] * len(items)
-        self._session.check_usable()
-        await asyncio.to_thread(self._check, fields)
         with items_bar(shown=progress) as bar:
             shown = bar.add_task("items", total=len(items))
             async for result in self.stream(items, **fields):

@@ -163,6 +163,7 @@ def test_the_reference_sends_requests_with_a_key_and_calls_no_other_service(
     page.on("request", lambda request: note(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.set_default_timeout(90_000)  # drawing all operations takes 10 s on a quiet machine
     page.goto(f"{keyed.url}/proxy/docs#/jobs/list_jobs")
     key = create_key("jobs:read")
     page.get_by_role("button", name="Authorize", exact=True).click()
