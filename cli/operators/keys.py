@@ -6,7 +6,6 @@ Access to the settings of a deployment is enough, so creating the first key need
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.client_options import CommandConsole, Exit
+from cli.client_options import CommandConsole, Exit, Json
 from cli.messages import print_error
 from cli.up import environment
 from shared import auth
@@ -34,7 +33,6 @@ tenants = typer.Typer(invoke_without_command=True)
 TIMEOUT_S = 20.0
 MAX_LIFETIME_S = 100 * 366 * 86_400
 DataDir = Annotated[Path, typer.Option(help="Folder of a running `fusequeue up`; FUSEQUEUE_REDIS_URL overrides it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyName = Annotated[str, typer.Argument(help="Id or prefix of the key, or the key itself.")]
 TenantFilter = Annotated[str | None, typer.Option(help="Only keys of this tenant.")]
 Limit = Annotated[str | None, typer.Option(help="A number, or `default` for that of the settings.")]
@@ -75,8 +73,10 @@ def create(
         return {"key": token, **_key_row(key)}
 
     row = _run(run, data_dir)
-    # Without --json only the key goes to stdout, so that a script can capture it.
-    print(json.dumps(row, indent=2) if as_json else row["key"], flush=True)
+    if as_json:
+        _print(row, as_json)
+    else:
+        print(row["key"], flush=True)  # alone on stdout, so that a script can capture it
     if not (as_json or quiet):
         granted, expiry = ", ".join(row["scopes"]), row["expires_at"] or "never"
         print(f"shown this once; tenant {row['tenant']}, scopes {granted}, expires {expiry}", file=sys.stderr)
@@ -94,7 +94,10 @@ def revoke(key: KeyName, data_dir: DataDir = DATA, as_json: Json = False) -> Non
         return {"id": key_id, "revoked": True}
 
     row = _run(run, data_dir)
-    print(json.dumps(row, indent=2) if as_json else f"{row['id']} is revoked; every API rejects it within two seconds")
+    if as_json:
+        _print(row, as_json)
+    else:
+        print(f"{row['id']} is revoked; every API rejects it within two seconds")
 
 
 @tenants.callback()
@@ -258,13 +261,10 @@ def _iso(at_ms: int | None) -> str | None:
 
 
 def _print(result: Any, as_json: bool) -> None:
-    """Print objects as JSON, or as a table, in which an unset limit or time is a dash."""
+    """Print an object or a list of them: each as a line of JSON, or a table in which what is unset is a dash."""
     rows = result if isinstance(result, list) else [result]
-    if as_json or not rows:
-        print(json.dumps(result, indent=2) if as_json else "none")
-        return
-    heads = [name for name in rows[0] if name != "id"]
-    CommandConsole(as_json=False).rows([heads, *([_cell(row[name]) for name in heads] for row in rows)])
+    heads = [name for name in rows[0] if name != "id"] if rows else []
+    CommandConsole(as_json).table(rows, heads, lambda row: [_cell(row[name]) for name in heads])
 
 
 def _with_values(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from shared.config.adapters import Adapter, AdapterSpec, uploaded_ids
 from shared.config.candidates import Scorer
@@ -80,10 +80,19 @@ class ModelSpec(Table):
     refiner: RefinerSpec | None = None
     scorer: Scorer = None
     defaults: Defaults = Defaults()
-    limits: Limits = Limits()
+    limits: Annotated[Limits, Field(validate_default=True)] = Limits()
     references: References = References()
     step_cache: StepCaching = StepCaching()
     _facts: ModelFacts = PrivateAttr(ModelFacts())
+
+    @field_validator("limits")
+    @classmethod
+    def _no_more_images_than_rows(cls, limits: Limits, info: ValidationInfo) -> Limits:
+        """Lower a limit of images that the file does not set to the rows of a batch."""
+        most = info.data.get("max_batch", limits.max_images)
+        if "max_images" in limits.model_fields_set or limits.max_images <= most:
+            return limits
+        return limits.model_copy(update={"max_images": most})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ModelSpec:

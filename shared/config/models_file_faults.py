@@ -16,9 +16,14 @@ def duplicated(names: list[str]) -> str:
 
 def faults_text(error: ValidationError, document: Mapping[str, Any]) -> str:
     """Return the faults of a file on one line: `model 'a': limits.max_frames: ...`."""
-    # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.
-    faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
-    return "; ".join(_text(fault, document) for fault in faults)
+    faults = error.errors()
+    return "; ".join(_text(fault, document) for fault in faults if not _repeats(fault, faults))
+
+
+def _repeats(fault: ErrorDetails, faults: Sequence[ErrorDetails]) -> bool:
+    """Whether a list is too short only since its invalid items are dropped."""
+    at = fault["loc"]
+    return fault["type"] == "too_short" and any(other["loc"][: len(at)] == at for other in faults if other is not fault)
 
 
 def _text(fault: ErrorDetails, document: Mapping[str, Any]) -> str:

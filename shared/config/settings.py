@@ -35,6 +35,10 @@ def _split(value: Any) -> Any:
     return [item for part in value.split(",") if (item := part.strip())] if isinstance(value, str) else value
 
 
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
 def _output_bucket(value: Any) -> Any:
     return OutputBucket.parse(value) if isinstance(value, str) else value
 
@@ -47,6 +51,9 @@ Networks = Annotated[tuple[IPvAnyNetwork, ...], CommaSeparated]
 Buckets = Annotated[tuple[Annotated[OutputBucket, BeforeValidator(_output_bucket)], ...], CommaSeparated]
 Origins = Annotated[tuple[Origin, ...], CommaSeparated]
 HostPatterns = Annotated[tuple[HostPattern, ...], CommaSeparated]
+
+
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)]
 
 
 def _setting(default: Any, description: str, **limits: Any) -> Any:
@@ -73,7 +80,7 @@ class Settings(BaseSettings):
     umask: str = _setting(
         "077", "Permissions withheld from new files and folders. 027: a group can read them.", pattern=r"^0?[0-7]{3}$"
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting("INFO", "Lowest level that is logged.")
+    log_level: LogLevel = _setting("INFO", "Lowest level that is logged.")
     traces: bool = _setting(False, "Send OpenTelemetry traces (extra `traces`). The OTEL_ variables say where.")
 
     storage_dir: Path = _setting(Path("data/storage"), "Folder for inputs and results if no S3 bucket is set.")

@@ -155,7 +155,8 @@ async def _pause(services: ServicesDep, caller: CallerDep, kind: PauseKind, name
 
 async def _resume(services: ServicesDep, caller: CallerDep, kind: PauseKind, name: str) -> Response:
     if not await services.queue.pauses.end(kind, name):
-        raise NotFound(f"not paused: {_target(kind, name)[:200]}", param="name")
+        what = "the service as a whole" if kind is PauseKind.ALL else _target(kind, name)[:200]
+        raise NotFound(f"{what} is not paused", param="name")
     await services.queue.actions.record(Action("resume", _target(kind, name), caller.key_id or ""))
     return Response(status_code=204)
 

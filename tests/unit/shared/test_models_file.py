@@ -36,6 +36,7 @@ def write(folder: Path, text: str) -> Path:
     [
         ("", "model: Field required"),
         ("model = []", "model: Tuple should have at least 1 item after validation, not 0"),
+        (VALID + "tasks = []\n", "model 'a': tasks: Tuple should have at least 1 item after validation, not 0"),
         (VALID + "expected_image_s = 0\n", "model 'a': expected_image_s: Input should be greater than 0"),
         (VALID + "max_bach = 3\n", "model 'a': max_bach: unknown key"),
         (VALID + "[model.limits]\nmax_step = 3\n", "model 'a': limits.max_step: unknown key"),
@@ -165,7 +166,10 @@ def write(folder: Path, text: str) -> Path:
             VALID + 'checkpoint = "c.safetensors"\ndevices = 2\n',
             "model 'a': devices = 2 excludes check",
         ),
-        (VALID + "max_batch = 4\n", "model 'a': limits.max_images 8 is above max_batch 4: set limits.max_images"),
+        (
+            VALID + "max_batch = 4\nlimits.max_images = 8\n",
+            "model 'a': limits.max_images 8 is above max_batch 4: set limits.max_images",
+        ),
         ("[[model", "Expected "),
     ],
 )
@@ -176,6 +180,14 @@ def test_error_names_file_and_key(tmp_path: Path, text: str, message: str) -> No
         models_file.load(path)
     assert caught.value.message.startswith(f"{path}: {message}")
     assert ";" not in caught.value.message
+
+
+def test_a_small_batch_lowers_the_images_of_a_job(tmp_path: Path) -> None:
+    for batch, images in ((1, 1), (4, 4), (16, 8)):
+        (spec,) = models_file.load(write(tmp_path, VALID + f"max_batch = {batch}\nlimits.multiple_of = 16\n"))
+        assert (spec.limits.max_images, spec.limits.multiple_of) == (images, 16)
+    (spec,) = models_file.load(write(tmp_path, VALID + "max_batch = 2\n"))
+    assert spec.limits.max_images == 2
 
 
 def test_error_for_a_missing_file_names_the_setting(tmp_path: Path) -> None:
