@@ -118,7 +118,8 @@ async def _current_input(
 ) -> InputRef:
     """Return an input of a retry: of a source that is retried with it or was before, the artifact of that retry."""
     if ref.source is None:
-        return await store.resolve(ref.id, name)
+        stored = await store.resolve(ref.id, name)
+        return stored.model_copy(update={"copy_of": ref.copy_of})
     earlier = await _earlier_retry(ref.source.job, store.tenant, services)
     if earlier is None and ref.source.job in new_ids:
         return ref.model_copy(update={"source": _artifact_of(new_ids[ref.source.job], ref.source)})

@@ -124,8 +124,8 @@ class BatchingStats(Resource):
 
 
 class InputImage(Resource):
-    """An image or sound that a job uses: a stored one, or the `artifact` of a `job` that had not ended when it was
-    submitted, which has no id and no bytes and is what that job makes."""
+    """An image or sound that a job uses: a stored one; or the `artifact` of a `job`, of which it is a copy, or, without
+    an id and bytes, what a job that had not ended when it was submitted makes."""
 
     id: str | None
     job: str | None = None

@@ -89,7 +89,7 @@ class InputRef(Frozen):
     which are decoded and not shown; these are omitted without any, so that older programs can read the rest.
 
     An artifact of a job that had not ended has a `source` instead of an id and a key, and no bytes; the rest is what it
-    will be. A worker that claims the job reads it then.
+    will be. A worker that claims the job reads it then. An input that is a copy of an artifact names it in `copy_of`.
     """
 
     id: str
@@ -103,6 +103,7 @@ class InputRef(Frozen):
     hidden_frames: Annotated[int, Field(exclude_if=lambda frames: not frames)] = 0
     duration_s: Annotated[float | None, Field(exclude_if=lambda duration_s: duration_s is None)] = None
     source: Annotated[ArtifactRef | None, Field(exclude_if=lambda source: source is None)] = None
+    copy_of: Annotated[ArtifactRef | None, Field(exclude_if=lambda copy_of: copy_of is None)] = None
 
     @property
     def is_latents(self) -> bool:
@@ -203,6 +204,16 @@ class Job(ServiceFields, CallFields, ChosenFields, PipelineFields, Frozen):
     def parents(self) -> tuple[str, ...]:
         """Ids of the jobs that are to end before this one is queued."""
         return tuple(dict.fromkeys((*self.after, *self.sources)))
+
+    @property
+    def ended_sources(self) -> tuple[str, ...]:
+        """Ids of the jobs that had ended and from copies of whose artifacts this one starts."""
+        return tuple(dict.fromkeys(ref.copy_of.job for ref in self.inputs.values() if ref.copy_of is not None))
+
+    @property
+    def predecessors(self) -> tuple[str, ...]:
+        """Ids of the jobs that come before this one in a graph: it is a child of each."""
+        return tuple(dict.fromkeys((*self.parents, *self.ended_sources)))
 
 
 def matching(name: str) -> Matching:

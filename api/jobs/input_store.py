@@ -131,11 +131,12 @@ class InputStore:
             message = f"{param}: artifact {index} of job {job_id} is not stored here but at {artifact.location}"
             raise InputRejected(f"{message}; upload it, or send a URL of it", param=param)
         try:
-            return await self.put_upload(
+            copy = await self.put_upload(
                 lambda: self.storage.read(artifact.key, 0, artifact.bytes), artifact.bytes, param
             )
         except NotFound:
             raise InputRejected(f"{param}: there is no job {job_id}, or it has been deleted", param=param) from None
+        return copy.model_copy(update={"copy_of": ref})
 
     def _expected(self, ref: ArtifactRef, job: Job, param: str) -> InputRef:
         """Return the input that an artifact of a job that has not ended will be."""

@@ -42,11 +42,11 @@ QUEUE_PAUSED = QueueObject(position=None, eta_s=None, reason=QueueReason.PAUSED)
 
 class ImageObject(BaseModel):
     """An input image, or latents, of which width and height are their own; or a sound. It is stored, or was an artifact
-    of a job that had not ended, and is what that job makes."""
+    of a job that had not ended, and is what that job makes. A copy of an artifact names it too."""
 
     id: str | None = Field(description="Null of an artifact of a job that had not ended.")
-    job: str | None = Field(None, description="The job that had not ended.")
-    artifact: int | None = Field(None, description="The index of its artifact.")
+    job: str | None = Field(None, description="The job whose artifact it is.")
+    artifact: int | None = Field(None, description="The index of that artifact.")
     content_type: str
     bytes: int | None = Field(description="Null of an artifact of a job that had not ended.")
     width: int
@@ -287,8 +287,10 @@ def _video(video: InputRef) -> InputVideoObject:
 
 
 def _input_fields(ref: InputRef) -> dict[str, Any]:
-    fields = ref.model_dump(exclude={"key", "source"})
-    return fields if ref.source is None else fields | {"id": None, "bytes": None} | ref.source.model_dump()
+    fields = ref.model_dump(exclude={"key", "source", "copy_of"})
+    if ref.source is not None:
+        return fields | {"id": None, "bytes": None} | ref.source.model_dump()
+    return fields if ref.copy_of is None else fields | ref.copy_of.model_dump()
 
 
 def _output(output: Destination) -> OutputObject:

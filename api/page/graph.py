@@ -26,7 +26,8 @@ SHOWN = {
 class Graph(BaseModel):
     """Jobs with the fields `SHOWN`, the nearest first; `has_more` if others are connected with them.
 
-    `parents` of each are those that it waits or has waited for; it fails if one of `fails_with` does not succeed.
+    `parents` of each are those that it waits or has waited for, or starts from; it fails if one of `fails_with` does
+    not succeed.
     """
 
     data: list[dict[str, Any]]
@@ -50,6 +51,6 @@ async def _node(record: JobRecord, context: RequestContext) -> dict[str, Any]:
         **node,
         "prompt": job.prompt[:MAX_PROMPT],
         "artifacts": node["artifacts"][:1],
-        "parents": job.parents,
+        "parents": job.predecessors,
         "fails_with": job.sources if job.on_parent_failure is OnParentFailure.RUN else job.parents,
     }

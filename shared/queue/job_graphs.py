@@ -34,11 +34,11 @@ class JobGraphs(QueueComponent):
         return JobGraph(found, has_more)
 
     async def _connected(self, records: Sequence[JobRecord], most: int) -> Sequence[str]:
-        """Return the ids of the parents of jobs, and of their latest children, one more than `most` of each."""
+        """Return the ids of jobs that come before some, and of their latest children, one more than `most` of each."""
         names = [self._keys.child_jobs(one.job.tenant, one.job.id) for one in records]
         children = await self._replies([("ZREVRANGE", name, 0, most) for name in names])
-        parents = [parent for one in records for parent in one.job.parents]
-        return list(dict.fromkeys([*parents, *(str(child) for ids in children for child in ids)]))
+        earlier = [job_id for one in records for job_id in one.job.predecessors]
+        return list(dict.fromkeys([*earlier, *(str(child) for ids in children for child in ids)]))
 
     async def _records(self, tenant: str, ids: Sequence[str]) -> list[JobRecord]:
         """Return the records of the jobs that are still kept."""

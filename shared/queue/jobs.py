@@ -318,6 +318,7 @@ def _written(submission: Submission, process: str) -> SubmitArgs:
         on_parent="" if job.on_parent_failure is OnParentFailure.FAIL else job.on_parent_failure.value,
         batch=job.batch_id or "",
         sources=" ".join(sources),
+        ended_sources=" ".join(job.ended_sources if inputs else ()),
         input=" ".join(sorted({*stored, *uploaded_ids(job.adapters)})),
         idempotency=idempotency,
         webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",

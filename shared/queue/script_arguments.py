@@ -27,6 +27,7 @@ class SubmitArgs(NamedTuple):
     after: str
     on_parent: str
     sources: str
+    ended_sources: str
     batch: str
     input: str
     idempotency: str

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 from harness.queue import claim, end, end_retention, put
 
+from shared.artifact_ref import ArtifactRef
+from shared.job import InputRef
 from shared.job_fields import OnParentFailure
 from shared.queue import Queue, Submission, scripts
+from shared.tasks import Task
 
 Make = Callable[..., Submission]
 
@@ -91,6 +94,35 @@ async def test_the_graph_of_a_job_has_all_that_are_connected_with_it(queue: Queu
     assert await queue.jobs.forget(first)
     ids, _ = await graph_of(queue, second)
     assert set(ids) == everyone - {first}
+
+
+def copy_of(job_id: str) -> InputRef:
+    return InputRef(
+        id=f"in_{job_id}",
+        key=f"inputs/default/in_{job_id}/1.png",
+        content_type="image/png",
+        bytes=1,
+        width=8,
+        height=8,
+        copy_of=ArtifactRef(job=job_id),
+    )
+
+
+async def test_the_graph_of_a_job_has_the_jobs_whose_results_it_has_copied(queue: Queue, make_submission: Make) -> None:
+    """They have ended, and can be deleted; then nothing notes children of them."""
+    source, gone = await put(queue, make_submission(), make_submission())
+    for one in await claim(queue):
+        await end(queue, one)
+    assert await queue.jobs.forget(gone)
+    copies = tuple(copy_of(job_id) for job_id in (source, gone))
+    for copy in copies:
+        await queue.inputs.put("default", copy, 60)
+    (child,) = await put(queue, make_submission(images=copies, task=Task.IMAGE_TO_IMAGE, strength=0.5))
+    assert await children_of(queue, source) == [child]
+    assert await graph_of(queue, source) == ([source, child], False)
+    assert await graph_of(queue, child) == ([child, source], False)
+    assert await queue.client.redis.exists(queue.client.redis_keys.child_jobs("default", gone)) == 0
+    assert [one.job.id for one in await claim(queue)] == [child], "it waits for none of them"
 
 
 async def test_of_many_children_the_graph_has_the_latest(queue: Queue, make_submission: Make) -> None:

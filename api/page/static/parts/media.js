@@ -88,10 +88,14 @@ export function useInputUrl(id) {
 
 /** An input of a job; that of another tenant's is only named, as the service gives it to nobody else. */
 export function InputImage({ image, name, isForeign }) {
-  if (image.job) return html`<figure class="input-image"><figcaption>${name} · ${sizeText(image)} of <a class="mono" href=${jobHref({ id: image.job })}>${image.job}</a></figcaption></figure>`;
+  if (image.id === null) return html`<figure class="input-image"><${InputCaption} image=${image} name=${name} /></figure>`;
   if (isForeign) return html`<figure class="input-image"><figcaption>${name} · ${sizeText(image)} <span class="mono">${image.id}</span></figcaption></figure>`;
   return html`<${OwnInput} image=${image} name=${name} />`;
 }
+
+/** What an input is, and the job whose result it is or will be. */
+const InputCaption = ({ image, name }) =>
+  html`<figcaption>${name} · ${sizeText(image)}${image.job && html` of <a class="mono" href=${jobHref({ id: image.job })}>${image.job}</a>`}</figcaption>`;
 
 function OwnInput({ image, name }) {
   const url = useInputUrl(image.id);
@@ -108,7 +112,7 @@ function OwnInput({ image, name }) {
             ? url && html`<audio controls preload="metadata" src=${url} aria-label="Input: ${name}"></audio>`
             : html`<span class="missing">latents</span>`
       }
-      <figcaption>${name} · ${sizeText(image)}</figcaption>
+      <${InputCaption} image=${image} name=${name} />
     </figure>
   `;
 }

@@ -3,7 +3,8 @@
 -- args     positions, jobs...
 --          `positions`: return what decides those of the jobs, and their deadlines. Of each job `input` is its images and
 --          adapters, as `inputs.find` takes them; `idempotency`: 'digest fingerprint'; `webhook`: '|state|state| url';
---          `sync_call`: 'digest process' of a request that waits for the job; `after`: its parents, among them its `sources`
+--          `sync_call`: 'digest process' of a request that waits for the job; `after`: its parents, among them its `sources`;
+--          `ended_sources`: jobs that had ended, and need not be kept, from copies of whose artifacts it starts
 -- Returns  for each {'ok' | 'replayed' | 'mismatch', job id, as `place.of` | nil, its deadline | nil}, {'full' | 'tenant_full',
 --          limit of queued jobs, ms between the ends of jobs | ''}, {'quota', its name, when it resets (ms) | ''},
 --          {'input', id of one that has been deleted}, or {'parent', place of the one in `after` that it cannot wait for, its
@@ -102,12 +103,17 @@ local function note(index, job)
   table.insert(indexed[index], job.id)
 end
 
+local function note_child(job, parent)
+  local name = key.child_jobs(job.tenant, parent)
+  families[name] = true
+  note(name, job)
+end
+
 -- Note a job among the children of its parents, which can have ended.
-local function note_child(job)
-  for parent in string.gmatch(job.after, '%S+') do
-    local name = key.child_jobs(job.tenant, parent)
-    families[name] = true
-    note(name, job)
+local function note_family(job)
+  for parent in string.gmatch(job.after, '%S+') do note_child(job, parent) end
+  for parent in string.gmatch(job.ended_sources, '%S+') do
+    if redis.call('HGET', key.job(parent), 'tenant') == job.tenant then note_child(job, parent) end
   end
 end
 
@@ -190,7 +196,7 @@ local function enter(job)
   if job.video then note(key.videos(job.tenant), job) end
   if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
   if job.group ~= '' then note_group(job) end
-  note_child(job)
+  note_family(job)
   if job.input ~= '' then inputs.hold(job.tenant, job.input) end
   sources.hold(job.id, job.sources, now)
   total, of_tenant[job.tenant] = total + 1, of_tenant[job.tenant] + 1

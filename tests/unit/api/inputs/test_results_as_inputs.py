@@ -43,6 +43,7 @@ async def test_a_job_id_an_artifact_url_and_a_reference_name_the_same_image(
         assert response.status_code == 202, response.text
         used.append(response.json()["image"])
     assert all(image == used[0] for image in used)
+    assert (used[0]["id"][:3], used[0]["job"], used[0]["artifact"]) == ("in_", job_id, 0)
     assert (used[0]["width"], used[0]["content_type"]) == (64, "image/png")
     repainted = {**BODY, "image": job_id, "mask": url}
     assert (await api.post("/v1/jobs", json=repainted, headers=acme)).json()["mask"] == used[0]
@@ -55,6 +56,23 @@ async def test_the_image_outlives_the_job_that_made_it(
     image = (await api.post("/v1/jobs", json={**BODY, "image": job_id}, headers=acme)).json()["image"]["id"]
     assert (await api.delete(f"/v1/jobs/{job_id}", headers=acme)).status_code == 204
     assert (await api.post("/v1/jobs", json={**BODY, "image": image}, headers=acme)).status_code == 202
+
+
+async def test_a_retry_names_the_result_that_the_job_started_from(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, acme: dict[str, str]
+) -> None:
+    """Also after the job that made it is deleted; the graph is then without that one."""
+    job_id, _ = await finished(api, fake_queue, tmp_path, acme)
+    child = (await api.post("/v1/jobs", json={**BODY, "image": job_id}, headers=acme)).json()
+    await api.post(f"/v1/jobs/{child['id']}/cancel", headers=acme)
+    retry = (await api.post(f"/v1/jobs/{child['id']}/retry", headers=acme)).json()
+    assert retry["image"] == child["image"]
+    graph = (await api.get("/page/graph", params={"job": job_id}, headers=acme)).json()["data"]
+    assert {node["id"]: node["parents"] for node in graph} == {job_id: [], child["id"]: [job_id], retry["id"]: [job_id]}
+    assert (await api.delete(f"/v1/jobs/{job_id}", headers=acme)).status_code == 204
+    await api.post(f"/v1/jobs/{retry['id']}/cancel", headers=acme)
+    last = await api.post(f"/v1/jobs/{retry['id']}/retry", headers=acme)
+    assert (last.status_code, last.json()["image"]) == (202, child["image"])
 
 
 async def test_a_result_of_another_tenant_is_refused_like_one_that_does_not_exist(
