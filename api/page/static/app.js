@@ -158,7 +158,11 @@ function Side({ views, current, open }) {
           html`
           <button type="button" onClick=${() => open("key")}><${Icon} name="key" />
             <span class="nav-name">Change key</span></button>
-          ${hasKey() && html`<${Button} kind="quiet forget" action=${() => useKey(null)}>Forget the key<//>`}
+          ${
+            hasKey() &&
+            html`<button type="button" onClick=${() => useKey(null)}><${Icon} name="leave" />
+            <span class="nav-name">Forget the key</span></button>`
+          }
         `
         }
         ${state === "open" && html`<p class="who hint">${keyed ? `tenant ${tenant}` : "no keys required"}

@@ -407,6 +407,20 @@ def test_now_shows_the_latest_results_while_thousands_are_queued(open_page: Any,
     working.client.post("/v1/jobs:cancel", params={"batch_id": "flood"}).raise_for_status()
 
 
+def test_rows_below_the_pointer_stay_while_newer_jobs_arrive(open_page: Any, working: Any) -> None:
+    working.submit(prompt="a red circle below the pointer", steps=2)
+    page = open_page(working.url, "#/jobs")
+    rows = page.locator("tr[data-job]")
+    expect(rows.first).to_contain_text("below the pointer")
+    rows.first.hover()
+    working.submit(prompt="a newer green square", steps=2)
+    page.get_by_role("button", name="Show 1 newer job").click()
+    expect(rows.first).to_contain_text("a newer green square")
+    page.mouse.move(0, 0)
+    working.submit(prompt="the newest blue circle", steps=2)
+    expect(rows.first).to_contain_text("the newest blue circle")
+
+
 def test_a_group_is_paused_resumed_and_downloaded(open_page: Any, working: Any) -> None:
     """Its progress, its jobs by a link, and the archive of its files with their manifest."""
     working.client.put("/v1/pauses/models/demo", json={"reason": "so that they stay queued"}).raise_for_status()

@@ -230,14 +230,20 @@ function Size({ model, values, set, field }) {
       <${Range} label="Width" ...${field("width")} ...${side} />
       <${Range} label="Height" ...${field("height")} ...${side} />
       <div class="ratios" role="group" aria-label="Ratio">
-        ${RATIOS.map(([name, ratio]) => {
-          const size = sides(ratio, model);
+        ${ratios(model).map(([name, ratio, size]) => {
           const pressed = size.width === values.width && size.height === values.height;
           return html`<button key=${name} type="button" aria-pressed=${pressed} title="${size.width} × ${size.height}" onClick=${() => set(size)}><i style=${{ aspectRatio: String(ratio) }}></i>${name}</button>`;
         })}
       </div>
     </div>
   `;
+}
+
+/** Names, ratios and sizes; of ratios that a model's limits round to one size, the first. */
+function ratios(model) {
+  const sized = RATIOS.map(([name, ratio]) => [name, ratio, sides(ratio, model)]);
+  const isSame = (one, other) => one.width === other.width && one.height === other.height;
+  return sized.filter(([, , size], at) => sized.findIndex(([, , other]) => isSame(size, other)) === at);
 }
 
 /** The image of structure of a model that follows one: it has no scale, and applies to all steps. */

@@ -40,19 +40,21 @@ export function Jobs({ params }) {
     after ? 0 : EVERY_MS,
   );
   useStore(live);
-  const jobs = (data?.data ?? []).map(current);
+  const [selected, setSelected] = useState(new Set());
+  useEffect(() => setSelected(new Set()), [chosen]);
+  const list = useRef(null);
+  const isHeld = () => selected.size > 0 || list.current?.matches(":hover");
+  const { listed, newer, showNewer } = useSteadyRows(data?.data, chosen, isHeld);
+  const jobs = listed.map(current);
   const active = jobs
     .filter((job) => !ended(job.status) && !job.tenant) // the stream has the key's own jobs only
     .map((job) => job.id)
     .slice(0, 32);
   useEffect(() => follow(active), [active.join()]);
-  const [selected, setSelected] = useState(new Set());
-  useEffect(() => setSelected(new Set()), [chosen]);
   const toggle = (id) =>
     setSelected((before) =>
       before.has(id) ? new Set([...before].filter((one) => one !== id)) : new Set([...before, id]),
     );
-  const list = useRef(null);
   useKeys((event) => keyed(event, list.current, toggle, () => change({ view: view === "table" ? "gallery" : "" })));
   const props = { jobs, selected, toggle, setSelected, isOpen: mayChange(tenant) };
   return html`
@@ -63,6 +65,7 @@ export function Jobs({ params }) {
         ["gallery", "Gallery", "gallery"],
       ]} onChange=${(name) => change({ view: name === "table" ? "" : name })} />
       <p class="grow hint" role="status">${data ? shownText(jobs, data, after) : ""}</p>
+      ${newer > 0 && html`<${Button} action=${showNewer}>Show ${plural(newer, "newer job")}<//>`}
       ${mayChange(tenant) && html`<${JobActions} jobs=${jobs} selected=${selected} filters=${filters} reload=${reload} />`}
     </div>
     <${ErrorNote} error=${error} retry=${reload} />
@@ -77,6 +80,35 @@ export function Jobs({ params }) {
       ${data?.has_more && html`<${Button} action=${() => go(withQuery("#/jobs", { ...filters, view: view === "table" ? "" : view, after: data.next_cursor }))}>Older<//>`}
     </nav>
   `;
+}
+
+/**
+ * The jobs to list, and how many newer ones are left out: while `isHeld()` says that rows are in use, those listed
+ * before stay where they are, so that none moves from below the pointer.
+ */
+function useSteadyRows(fresh, chosen, isHeld) {
+  const shown = useRef({ chosen, rows: [] });
+  const [, setShown] = useState(0);
+  const isKnown = fresh && shown.current.chosen === chosen && shown.current.rows.length > 0;
+  const steady = isKnown ? steadyRows(shown.current.rows, fresh) : { rows: fresh ?? [], newer: 0 };
+  const isSteady = steady.newer > 0 && isHeld();
+  shown.current = { chosen, rows: isSteady ? steady.rows : fresh ?? [] };
+  const showNewer = () => {
+    shown.current = { chosen, rows: [] };
+    setShown((before) => before + 1);
+  };
+  return { listed: shown.current.rows, newer: isSteady ? steady.newer : 0, showNewer };
+}
+
+/** The rows of before without deleted ones, and with those that moved up from the next page. */
+function steadyRows(rows, fresh) {
+  const before = new Set(rows.map(({ id }) => id));
+  const now = new Map(fresh.map((job) => [job.id, job]));
+  const known = fresh.findIndex(({ id }) => before.has(id));
+  const newer = known < 0 ? fresh.length : known;
+  const kept = rows.filter(({ id }, at) => now.has(id) || at >= rows.length - newer); // the last ones left the page
+  const added = fresh.slice(newer).filter(({ id }) => !before.has(id));
+  return { rows: [...kept.map((job) => now.get(job.id) ?? job), ...added], newer };
 }
 
 const shownText = (jobs, data, after) =>

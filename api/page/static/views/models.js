@@ -98,12 +98,10 @@ function Orders({ model, workers }) {
   </p>`;
 }
 
-/** Why a worker cannot load the model, and whether that passes. */
+/** Why a worker cannot load the model, whether that passes, and when it tries again. */
 const Trouble = ({ trouble }) =>
   trouble &&
-  html`<p class="fault">${trouble.reason.replace(/\.$/, "")}; ${
-    trouble.permanent ? "correct the model's files, then restart the worker." : `next try in ${duration(1_000 * trouble.retry_in_s)}.`
-  }</p>`;
+  html`<p class="fault">${trouble.reason.replace(/\.$/, "")}; ${trouble.permanent ? "correct its entry, which is tried at once, or its files: " : ""}next try in ${duration(1_000 * trouble.retry_in_s)}.</p>`;
 
 function Holders({ model, workers, waiting }) {
   const serving = workers.filter((worker) => worker.models.includes(model.id));
