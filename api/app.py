@@ -149,7 +149,12 @@ def create_app(
     app.state.methods = _methods(protocols)
     app.state.error_forms = tuple(protocol.error_form for protocol in protocols)
     openapi.install(app, partial(_document, protocols))
-    # The last one added is the outermost: it receives all requests and errors.
+    _add_middleware(app, settings, caps, protocols)
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings, caps: BodyCaps, protocols: tuple[ServedProtocol, ...]) -> None:
+    """Add what handles a request before its route; the last one added is the outermost, and receives all of them."""
     direct = (*jobs.DIRECT, *(route for protocol in protocols for route in protocol.direct_routes))
     app.add_middleware(DirectRoutes, routes=direct)
     app.add_middleware(
@@ -165,7 +170,6 @@ def create_app(
     app.add_middleware(RequestLog)
     if tracing.enabled():
         app.add_middleware(RequestTraces)
-    return app
 
 
 @functools.cache

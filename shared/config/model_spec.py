@@ -9,23 +9,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from shared.config.adapters import Adapter, AdapterSpec, uploaded_ids
+from shared.config.adapters import AdapterSpec
 from shared.config.candidates import Scorer
-from shared.config.controls import ControlSpec, controls_fault
+from shared.config.controls import ControlSpec
 from shared.config.model_facts import ModelFacts
-from shared.config.models_file_faults import duplicated
+from shared.config.model_spec_faults import faults_of
 from shared.config.noise_schedulers import OwnScheduler, misfit, own_scheduler
 from shared.config.partial_denoising import takes_part
-from shared.config.refiners import TASKS, RefinerSpec, refiner_fault
+from shared.config.refiners import TASKS, RefinerSpec
 from shared.config.request_limits import Defaults, Limits, References, Table
 from shared.config.scheduler_choices import choice_of, named_choice
 from shared.config.size_steps import XL_SCALE, upscale_factors, vae_scale
 from shared.config.step_schedules import StepCaching
 from shared.config.upscaling import rounded_side, upscaled_side
-from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
-from shared.job_fields import MAX_DURATION_S
+from shared.config.weight_formats import Quantization, StorageDtype
 from shared.signature import Mixable
-from shared.tasks import Medium, Task
+from shared.tasks import Task
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 PromptSyntax = Literal["plain", "weights"]
@@ -96,60 +95,8 @@ class ModelSpec(Table):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ModelSpec:
-        limits, frames, layers = self.limits, self.usual_frames, self.defaults.layers
-        if not self.source and self.checkpoint is None:
-            raise ValueError("source is missing: set it to a folder or a hub id")
-        if self.quantization is not None and self.checkpoint is not None:
-            raise ValueError("quantization excludes checkpoint: it quantizes the weights of source only")
-        if limits.max_images > self.max_batch:
-            wrong = f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}"
-            raise ValueError(f"{wrong}: set limits.max_images to at most that")
-        if self.slice_s and not self.checkpoint_s:
-            raise ValueError("slice_s needs checkpoint_s: jobs without checkpoints are not put aside")
-        if self.makes_meshes and (fault := self._mesh_fault):
+        if fault := next(faults_of(self), None):
             raise ValueError(fault)
-        if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
-            raise ValueError("a video model needs limits.max_frames")
-        if limits.max_duration_s is None and any(task.makes_audio for task in self.tasks):
-            raise ValueError("a model of sounds needs limits.max_duration_s")
-        if not limits.min_duration_s <= self.usual_duration_s <= (limits.max_duration_s or MAX_DURATION_S):
-            raise ValueError(
-                f"defaults.duration_s {self.usual_duration_s:g} is not limits.min_duration_s {limits.min_duration_s:g} "
-                f"to limits.max_duration_s {limits.max_duration_s}"
-            )
-        if not limits.allows_frames(frames):
-            raise ValueError(
-                f"defaults.frames {frames} is not a multiple of limits.frames_multiple {limits.frames_multiple} "
-                f"plus one, from limits.min_frames {limits.min_frames} to limits.max_frames {limits.max_frames}"
-            )
-        if unlisted := self.defaults.extra.keys() - set(self.extra):
-            raise ValueError(f"defaults.extra has inputs that extra does not list: {', '.join(sorted(unlisted))}")
-        if layers > limits.max_layers or (limits.max_layers and not layers):
-            raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {limits.max_layers}")
-        if self.compile and self.offload != "none":
-            raise ValueError('compile needs offload = "none": offloading changes the compiled forward')
-        if self.compile is True and self.adapter:
-            raise ValueError('compile = true needs no adapters, which change the compiled forward; use "blocks"')
-        if self.compile is True and self.prompt_syntax == "weights":
-            raise ValueError(
-                'compile = true needs prompt_syntax = "plain", as new lengths would be compiled: use "blocks"'
-            )
-        if self.quantization is not None and (self.offload != "none" or self.compile):
-            raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
-        if self.layerwise_casting and (fault := casting_fault(self.quantization, self.offload, self.compile)):
-            raise ValueError(f"layerwise_casting {fault}")
-        if self.devices > 1 and (excluding := self._keys_without_devices):
-            raise ValueError(f"devices = {self.devices} excludes {', '.join(excluding)}: remove it, or set devices = 1")
-        if duplicates := duplicated([adapter.id for adapter in self.adapter]):
-            raise ValueError(f"duplicate adapter ids: {duplicates}")
-        if alike := uploaded_ids([Adapter(id=adapter.id) for adapter in self.adapter]):
-            raise ValueError(f"adapter ids like those of uploaded adapters: {', '.join(alike)}; use others")
-        if fault := controls_fault(self.control, as_loaded=not self.compile and self.quantization is None):
-            raise ValueError(fault)
-        if self.refiner is not None and (fault := refiner_fault(self)):
-            raise ValueError(fault)
-        if self.scorer is not None and not any(task.medium is Medium.IMAGE for task in self.tasks):
-            raise ValueError("scorer: none of its tasks makes images; remove it")
         return self
 
     @property
@@ -160,40 +107,6 @@ class ModelSpec(Table):
     def upscales(self) -> bool:
         """Whether it is an upscaler, whose pipelines do nothing else."""
         return any(task.upscales for task in self.tasks)
-
-    @property
-    def _mesh_fault(self) -> str | None:
-        """What a model of meshes, which is no diffusers folder, cannot have."""
-        if len(self.tasks) > 1:
-            return "tasks: a model of meshes does image_to_mesh only"
-        used = {
-            "checkpoint": self.checkpoint is not None,
-            "vae": self.vae is not None,
-            "quantization": self.quantization is not None,
-            "layerwise_casting": self.layerwise_casting is not None,
-            "offload": self.offload != "none",
-            "devices": self.devices > 1,
-            "control": bool(self.control),
-            "adapter": bool(self.adapter),
-            "schedulers": bool(self.schedulers),
-            "defaults.scheduler": self.defaults.scheduler is not None,
-            "prompt_syntax": self.prompt_syntax != "plain",
-        }
-        return next((f"{key}: a model of meshes takes none" for key, is_used in used.items() if is_used), None)
-
-    @property
-    def _keys_without_devices(self) -> list[str]:
-        """The keys in use that exclude several devices: they change weights or forwards in one process only."""
-        used = {
-            "adapter": bool(self.adapter),
-            "control": bool(self.control),
-            "compile": bool(self.compile),
-            "quantization": self.quantization is not None,
-            "layerwise_casting": self.layerwise_casting is not None,
-            "offload": self.offload != "none",
-            "checkpoint": self.checkpoint is not None,
-        }
-        return [key for key, is_used in used.items() if is_used]
 
     @property
     def adapters_refused(self) -> str | None:

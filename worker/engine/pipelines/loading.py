@@ -148,6 +148,15 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         if isinstance(error, _LOAD_ERRORS):
             raise load_error(spec, error) from None
         raise
+    _warn_of_unused(spec, model)
+    model.load_started_s = started
+    model.facts = facts_of(folder, model.templates.values(), model.schedulers.unusable)
+    log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
+    return model
+
+
+def _warn_of_unused(spec: ModelSpec, model: LoadedModel) -> None:
+    """Log the keys of a model's entry that have no effect on what was loaded."""
     if "size" in spec.mixed_fields and not all(denoiser.mixes_shapes for denoiser in model.denoisers):
         log.warning("sizes_do_not_mix", model=spec.id, remedy="remove size from its mixed_fields in the models file")
     per_row = all(denoiser.adapters.per_row for denoiser in model.denoisers)
@@ -156,10 +165,6 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     unknown = set(spec.extra) - {one.name for one in describe_inputs(model.templates)}
     if unknown:
         log.warning("extra_inputs_unknown", model=spec.id, inputs=sorted(unknown), remedy="remove them from its extra")
-    model.load_started_s = started
-    model.facts = facts_of(folder, model.templates.values(), model.schedulers.unusable)
-    log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
-    return model
 
 
 def _load_pipeline(
