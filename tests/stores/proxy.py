@@ -131,9 +131,11 @@ def _nginx(nginx: str, api: int, folder: Path) -> Iterator[str]:
     port, config = free_port(), folder / "nginx.conf"
     config.write_text(CONFIG.format(folder=folder, api=api, port=port, prefix=PREFIX), "utf-8")
     command = (nginx, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(config))
-    with _process(command, folder / "nginx.log"):
+    with _process(command, folder / "nginx.log") as process:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: _responds(f"{url}/healthz"), "nginx is ready")
+        wait_until(lambda: process.poll() is not None or _responds(f"{url}/healthz"), "nginx is ready")
+        if process.poll() is not None:
+            raise RuntimeError(f"nginx has ended: {(folder / 'error.log').read_text('utf-8')[-2000:]}")
         yield url
 
 
@@ -145,11 +147,11 @@ def _responds(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _process(command: tuple[str, ...], log: Path) -> Iterator[None]:
+def _process(command: tuple[str, ...], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait(60)
