@@ -63,6 +63,7 @@ WORK = {
 }
 TINY_SIZES = (Size(64, 64, 3, (1, 2), 1),)
 STEP_CHANGES = (-2, 0, 2)  # of jobs of mixed steps
+FEWEST_STEPS = 2  # of Qwen-Image, whose schedule is stretched to a last value
 WORDS = (4, 60, 12, 30)  # of prompts of different lengths
 
 
@@ -214,8 +215,8 @@ class SizeTurns:
         self._alike: dict[int, float] = {}
 
     def warm_up(self, _figures: Figures, rows: int) -> None:
-        self._shape.plain(*self._side, 1, rows)
-        self._shape.engine(*self._side, [1] * rows)
+        self._shape.plain(*self._side, FEWEST_STEPS, rows)
+        self._shape.engine(*self._side, [FEWEST_STEPS] * rows)
 
     def plain(self, figures: Figures, rows: int) -> None:
         figures |= timed(self._shape, rows, lambda: self._shape.plain(*self._side, self._size.steps, rows))
@@ -231,7 +232,7 @@ class SizeTurns:
         figures["of_one_length"] = _relative(figures["images_s"], self._alike.get(rows))
 
     def mixed(self, figures: Figures, rows: int) -> None:
-        steps = [max(1, self._size.steps + change) for _ in range(rows // 2 + 1) for change in STEP_CHANGES]
+        steps = [max(FEWEST_STEPS, self._size.steps + change) for _ in range(rows // 2 + 1) for change in STEP_CHANGES]
         figures |= self._timed_engine(steps)
         # As if all had the steps of the other turns.
         rate = figures["images_s"] * sum(steps) / len(steps) / self._size.steps

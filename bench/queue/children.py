@@ -138,6 +138,7 @@ class ParentsQueue:
         for _ in range(rounds):
             await self._cost("read", lambda: self._queue.jobs.position(ids[-1]))
         await self._queue.changes.cancel(ids[1:])
+        await self._queue.maintenance.queue_due()  # tells the chain: else `cancel_parents` would count it
         return vars(Spread.of(self.costs["read"]))
 
     async def cancel_parents(self) -> dict[str, Any]:

@@ -139,11 +139,6 @@ def _open(prompts: Path, out: Path, common: dict[str, Any], group: str | None, c
     ledger = Ledger(out)
     try:
         changed = ledger.begin(read(prompts, common), group, prefix=group_prefix(prompts, out))
-        if ledger.group is not None:
-            console.err.print(
-                f"group {ledger.group}; its progress, also without this command: fusequeue groups show {ledger.group}",
-                markup=False,
-            )
         if changed is not None:
             counts = f"{changed.kept} lines are as before, {changed.added} are new, {changed.removed} are gone"
             console.err.print(f"the file or the options changed: {counts}", markup=False)
@@ -198,7 +193,8 @@ async def _run(
         async with AsyncClient(url, api_key=key) as client:
             showing = asyncio.create_task(keep_showing())
             try:
-                await Backfill(client, ledger, options, _refusal_printer(console)).run()
+                printers = _refusal_printer(console), _group_printer(console, ledger.group)
+                await Backfill(client, ledger, options, *printers).run()
             finally:
                 await cancel_and_wait((showing,))
         show()  # the last counts
@@ -222,6 +218,19 @@ def _refusal_printer(console: CommandConsole) -> Callable[[Refusal], None]:
             console.err.print(one_line(f"waiting: {refusal.message} ({refusal.code})"), markup=False)
 
     return print_refusal
+
+
+def _group_printer(console: CommandConsole, group: str | None) -> Callable[[], None]:
+    """Return a function that prints once how to follow the group of the jobs."""
+    unprinted = [] if group is None else [group]
+
+    def print_group() -> None:
+        if unprinted:
+            name = unprinted.pop()
+            text = f"group {name}; its progress, also without this command: fusequeue groups show {name}"
+            console.err.print(text, markup=False)
+
+    return print_group
 
 
 class _Speed(progress.ProgressColumn):

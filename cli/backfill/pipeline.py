@@ -54,8 +54,8 @@ class Backfill:
 
     One task submits, one lists the jobs that have ended, and `DOWNLOADS` save their results. At most `in_flight` jobs
     are queued or running, and at most as many have ended and wait to be saved: with more, listing pauses, and so does
-    submitting. Calls `on_refusal` for each line, and each request, that the service refuses for now. Raises
-    `EveryLineRefused` before any line is recorded if no line can be submitted.
+    submitting. Calls `on_refusal` for each line, and each request, that the service refuses for now, and `on_jobs` when
+    there are jobs. Raises `EveryLineRefused` before any line is recorded if no line can be submitted.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class Backfill:
         ledger: Ledger,
         options: BackfillOptions,
         on_refusal: Callable[[Refusal], None],
+        on_jobs: Callable[[], None],
     ) -> None:
         self._client = client
         self._ledger = ledger
         self._options = options
         self._on_refusal = on_refusal
+        self._on_jobs = on_jobs
         self._uploads = Uploads(client, options.files)
         self._in_flight: dict[str, Entry] = {}  # by job
         self._ended: asyncio.Queue[tuple[Entry, Job | None]] = asyncio.Queue(options.in_flight)
@@ -79,6 +81,8 @@ class Backfill:
     async def run(self) -> None:
         """Run until every line is done or failed."""
         self._in_flight = {entry.job: entry for entry in self._ledger.entries(EntryState.SUBMITTED) if entry.job}
+        if self._in_flight:
+            self._on_jobs()
         self._check_finished()
         parts = (
             self._finished.wait(),
@@ -146,6 +150,8 @@ class Backfill:
         self._ledger.submitted([*jobs, *((number, None, error) for number, error in refused)])
         self._ledger.failed(failed)
         self._in_flight |= accepted
+        if accepted:
+            self._on_jobs()
         self._has_submitted.set()
         self._check_finished()
         return len(accepted) + len(refused) + len(failed)

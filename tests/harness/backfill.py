@@ -112,7 +112,7 @@ async def resume(service: FakeService, ledger: Ledger, folder: Path, **options: 
     refusals: list[Any] = []
     client = AsyncClient("http://api.test", retries=0, transport=httpx.MockTransport(service))
     async with asyncio.timeout(30), client:
-        await Backfill(client, ledger, BackfillOptions(folder, **options), refusals.append).run()
+        await Backfill(client, ledger, BackfillOptions(folder, **options), refusals.append, on_jobs=lambda: None).run()
     return refusals
 
 

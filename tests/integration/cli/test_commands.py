@@ -287,6 +287,7 @@ async def test_an_invalid_group_of_a_backfill_is_refused_before_its_lines(run: R
     refused = await run("backfill", "prompts.txt", "--out", "out", "--group", "a b")
     assert (refused.exit_code, "group: " in refused.stderr) == (2, True), refused.stderr
     assert "nothing was submitted" in refused.stderr
+    assert "groups show" not in refused.stderr, "there is no such group"
 
 
 async def test_models_queues_and_workers_are_listed(run: Run) -> None:
@@ -334,12 +335,16 @@ async def test_work_is_paused_and_resumed(run: Run, queue: Queue) -> None:
     assert (await run("resume", "--all")).exit_code == 4
 
 
+async def lose(queue: Queue, job_id: str) -> None:
+    """Claim a queued job for a worker that is lost then."""
+    claim = await claimed(queue, job_id)
+    assert await queue.claims.lose(WORKER, {job_id: claim.epoch}, "killed") == 1
+
+
 async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue) -> None:
     (job,) = lines(await run("submit", PROMPT, "--no-wait", "--json"))
     for _ in range(2):
-        await claimed(queue, job["id"])
-        await queue.client.redis.zadd(queue.client.redis_keys.leases, {job["id"]: 1}, xx=True)
-        await queue.maintenance.reclaim()
+        await lose(queue, job["id"])
     (letter,) = lines(await run("dead", "--json"))
     assert (letter["id"], letter["reason"]) == (job["id"], "worker_lost")
     assert PROMPT in (await run("dead", "show", job["id"])).stdout
@@ -349,12 +354,8 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
         assert len(lines(await run("dead", "list", "--reason", reason, "--json"))) == count
     assert lines(await run("dead", "redrive", job["id"], "--json")) == [{"id": job["id"], "redriven": True}]
     assert [one["status"] for one in lines(await run("jobs", "--json"))] == ["queued"]
-    await claimed(queue, job["id"])
-    for _ in range(2):
-        await queue.client.redis.zadd(queue.client.redis_keys.leases, {job["id"]: 1}, xx=True)
-        await queue.maintenance.reclaim()
-        if not lines(await run("dead", "--json")):
-            await claimed(queue, job["id"])
+    while not lines(await run("dead", "--json")):
+        await lose(queue, job["id"])
     assert (await run("dead", "purge", "--model", "demo")).stdout == "deleted  1 dead letter\n"
     assert lines(await run("jobs", "--json")) == []
 
