@@ -36,7 +36,9 @@ class JobFilters(BaseModel):
     batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     group: str | None = Field(None, pattern=GROUP_NAME)
     parent: JobId | None = Field(
-        None, description="A job that they wait or waited for; at most the 10,000 last ones, while that job is kept."
+        None,
+        description="A job that they wait or waited for, or whose result they start from; at most the 10,000 last "
+        "ones, while that job is kept.",
     )
     prompt: str | None = Field(None, min_length=1, max_length=200, description="A part of the prompt, in any case.")
     created_after: datetime | None = Field(
@@ -134,7 +136,7 @@ class Selection:
             and self.filters.model in (None, job.model)
             and self.filters.batch_id in (None, job.batch_id)
             and self.filters.group in (None, job.group)
-            and self.filters.parent in (None, *job.parents)
+            and self.filters.parent in (None, *job.predecessors)
             and (self.filters.prompt or "").casefold() in job.prompt.casefold()
             and self.metadata.items() <= job.metadata.items()
         )

@@ -28,7 +28,7 @@ class JobFilters(TypedDict, total=False):
     batch_id: str | None
     group: str | None
     parent: str | None
-    """The id of a job that they wait or waited for."""
+    """The id of a job that they wait or waited for, or whose result they start from."""
     prompt: str | None
     """A part of the prompt, in any case."""
     created_after: Time

@@ -69,6 +69,9 @@ async def test_a_retry_names_the_result_that_the_job_started_from(
     assert retry["image"] == child["image"]
     graph = (await api.get("/page/graph", params={"job": job_id}, headers=acme)).json()["data"]
     assert {node["id"]: node["parents"] for node in graph} == {job_id: [], child["id"]: [job_id], retry["id"]: [job_id]}
+    for filters in ({"parent": job_id}, {"parent": job_id, "model": "demo"}):
+        children = (await api.get("/v1/jobs", params=filters, headers=acme)).json()["data"]
+        assert [one["id"] for one in children] == [retry["id"], child["id"]]
     assert (await api.delete(f"/v1/jobs/{job_id}", headers=acme)).status_code == 204
     await api.post(f"/v1/jobs/{retry['id']}/cancel", headers=acme)
     last = await api.post(f"/v1/jobs/{retry['id']}/retry", headers=acme)
