@@ -66,6 +66,7 @@ def test_a_page_without_its_key_asks_for_nothing(open_page: Any, keyed: Any, cre
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     with page.expect_event("requestfailed", lambda request: "/page/live" in request.url):
+        page.set_viewport_size({"width": 1024, "height": 800})
         page.get_by_role("button", name="Forget the key").click()
     expect(page.get_by_label("API key")).to_be_visible()
     page.wait_for_load_state("networkidle")

@@ -37,6 +37,7 @@ def write(folder: Path, text: str) -> Path:
         ("", "model: Field required"),
         ("model = []", "model: Tuple should have at least 1 item after validation, not 0"),
         (VALID + "tasks = []\n", "model 'a': tasks: Tuple should have at least 1 item after validation, not 0"),
+        (VALID + 'tasks = ["nothing"]\n', "model 'a': tasks.0: Input should be 'text_to_image'"),
         (VALID + "expected_image_s = 0\n", "model 'a': expected_image_s: Input should be greater than 0"),
         (VALID + "max_bach = 3\n", "model 'a': max_bach: unknown key"),
         (VALID + "[model.limits]\nmax_step = 3\n", "model 'a': limits.max_step: unknown key"),

@@ -140,6 +140,11 @@ def test_valid_addresses_and_names_are_kept(monkeypatch: pytest.MonkeyPatch, nam
     assert getattr(settings.load(), name.lower()) == value
 
 
+def test_a_level_of_the_log_can_be_in_small_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEQUEUE_LOG_LEVEL", "warning")
+    assert settings.load().log_level == "WARNING"
+
+
 def test_origins_are_kept_as_browsers_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ("https://shop.example", "http://[fd00::1]:8000", "http://localhost:3000")
     monkeypatch.setenv("FUSEQUEUE_CORS_ORIGINS", ", ".join(listed))
